@@ -13,7 +13,7 @@ before it ends, and its time begins there: the sum may exceed the step.
 
 `--multiprocessors 30` holds the process to so many of the GPU's (a green context), as many as small cards
 have; tiles are chosen as for a card with so many, and the bandwidth is what so many reach. It prints how long
-a product takes, launched and from a CUDA graph, on the whole GPU and held, so that one sees that it is.
+a product takes on the whole GPU and held, so that one sees that it is.
 
 On a card of 448 GB/s (RTX 5060) two figures bound what to expect: the same fraction of the bandwidth as here
 (low: short kernels waste less of a slower memory), and the floor plus as many milliseconds as here lie above
@@ -23,8 +23,8 @@ it (high: those of a smaller chip are no fewer).
 import argparse
 import re
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -74,38 +74,37 @@ def read_bandwidth(device: torch.device) -> float:
     return best
 
 
-def held_to(units: int, device: torch.device) -> tuple[dict[str, float], AbstractContextManager[None]]:
-    """Hold this thread to so many multiprocessors; how long a product takes, and what chooses tiles for them.
+@contextmanager
+def held_to(units: int, device: torch.device, figures: dict[str, Any]) -> Iterator[None]:
+    """Hold this thread to so many multiprocessors while the block runs; tiles are chosen as for so many.
 
-    Of some GPUs it is held to a few more, as they come in groups.
+    Of some GPUs it is held to a few more, as they come in groups. Before any stream is made: torch makes
+    several at once, and each stays in the context that it was made in.
     """
     from torch.cuda.green_contexts import GreenContext
 
-    product = {"whole, launched": product_s(device), "whole, graph": product_s(device, graph=True)}
+    product = {"whole": product_s(device)}
     context: Any = GreenContext.create(num_sms=units, device_id=device.index or 0)
     context.set_context()
-    product |= {"held, launched": product_s(device), "held, graph": product_s(device, graph=True)}
-    for name, seconds in product.items():
-        print(f"a product, {name}: {seconds * 1e3:.3f} ms")
-    return product, described(replace(hardware_of(device), units=units))
+    try:
+        product["held"] = product_s(device)
+        for name, seconds in product.items():
+            print(f"a product, {name}: {seconds * 1e3:.3f} ms")
+        figures |= {"multiprocessors": units, "product_s": product}
+        with described(replace(hardware_of(device), units=units)):
+            yield
+    finally:
+        context.pop_context()
 
 
-def product_s(device: torch.device, *, graph: bool = False) -> float:
+def product_s(device: torch.device) -> float:
     """Seconds of a product that takes as long as there are few multiprocessors, the least of a few."""
     left = torch.ones(4096, 4096, dtype=torch.bfloat16, device=device)
-    out = torch.empty_like(left)
-    torch.mm(left, left, out=out)
-    run: Callable[[], object] = lambda: torch.mm(left, left, out=out)  # noqa: E731
-    if graph:
-        recording = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recording):
-            run()
-        run = recording.replay
-    times = []
-    for _ in range(5):
+    out, times = torch.empty_like(left), []
+    for _ in range(6):
         _wait(device)
         start = time.perf_counter()
-        run()
+        torch.mm(left, left, out=out)
         _wait(device)
         times.append(time.perf_counter() - start)
     return min(times)
@@ -234,9 +233,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     with ExitStack() as held:
         if arguments.multiprocessors:
-            figures["multiprocessors"] = arguments.multiprocessors
-            figures["product_s"], tiles = held_to(arguments.multiprocessors, device)
-            held.enter_context(tiles)
+            held.enter_context(held_to(arguments.multiprocessors, device, figures))
         figures |= compare(arguments, device, dtype)
     machine.save("bandwidth", figures, arguments.out)
 

@@ -1,10 +1,11 @@
 """Our engine against transformers on the exact architecture of a real checkpoint, on a GPU.
 
-Preprocessing, logits and up to 64 greedy tokens, for prompts with 0, 1 and 3 images. In float32 both must
-agree; in bfloat16 each is compared with the float32 logits of transformers, so that ours has the oracle's own
-rounding as its yardstick. Where tokens differ, the oracle's own logits of that step say how clearly it chose:
-the difference between its token and ours (`margin`), beside the error of its bfloat16 logits at the prompt's
-tokens (`noise`, root of the mean square). Random weights leave many such ties; a trained model few.
+Preprocessing, logits and up to 64 greedy tokens, for prompts with 0, 1 and 3 images and a video. In float32
+both must agree; in bfloat16 each is compared with the float32 logits of transformers, so that ours has the
+oracle's own rounding as its yardstick. Where tokens differ, the oracle's own logits of that step say how
+clearly it chose: the difference between its token and ours (`margin`), beside the error of its bfloat16
+logits at the prompt's tokens (`noise`, root of the mean square). Random weights leave many such ties; a
+trained model few.
 
 Then the same tokens once more by recordings, and with guesses of which most are right (`--speculation`).
 
@@ -29,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 import machine
 from snugvl.checkpoint.families import read_config
 from snugvl.core.config import EngineConfig, KVFormat
-from snugvl.core.messages import user
+from snugvl.core.messages import Video, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
 from snugvl.engine.drafts import NgramIndex
@@ -89,7 +90,7 @@ def questions(folder: Path, count: int) -> list[Case]:
     for index in range(count):
         question = QUESTIONS[index % len(QUESTIONS)]
         ours = processor.prepare([user(drawn(index), question)])
-        cases.append(Case(f"{index}: {question}", ours, as_tensors(ours, config.placeholders[:1])))
+        cases.append(Case(f"{index}: {question}", ours, as_tensors(ours, config.placeholders)))
     return cases
 
 
@@ -109,7 +110,7 @@ def prepare(folder: Path) -> list[Case]:
             continue
         images, text = pictures(sizes), f"Describe what you see: {name}."
         ours = processor.prepare([user(*images, text)])
-        theirs = as_tensors(ours, config.placeholders[:1])
+        theirs = as_tensors(ours, config.placeholders)
         if oracle is not None:
             content = [{"type": "image", "image": image} for image in images] + [
                 {"type": "text", "text": text}
@@ -119,18 +120,29 @@ def prepare(folder: Path) -> list[Case]:
             )
             theirs = dict(oracle(text=[rendered], images=images or None, return_tensors="pt"))
         cases.append(Case(name, ours, theirs))
+    if config.vision is not None:
+        video = Video(tuple(pictures([(192, 128)] * 8)), tuple(index / 2 for index in range(8)))
+        ours = processor.prepare([user(video, "Describe what happens: a video.")])
+        if ours.vision[0].time_step is None:  # else transformers wants seconds, too
+            cases.append(Case("a video", ours, as_tensors(ours, config.placeholders)))
     return cases
 
 
-def as_tensors(prompt: PreparedPrompt, image_tokens: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Our prompt in the form of transformers' processors."""
+def as_tensors(prompt: PreparedPrompt, placeholders: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Our prompt in the form of transformers' processors. `placeholders`: of images, and of videos."""
     ids = torch.tensor([prompt.prompt_ids])
     inputs = {"input_ids": ids}
-    if image_tokens:
-        inputs["mm_token_type_ids"] = (ids == image_tokens[0]).long()
+    if placeholders:
+        kinds = torch.zeros_like(ids)
+        for kind, token in enumerate(placeholders, 1):
+            kinds[ids == token] = kind
+        inputs["mm_token_type_ids"] = kinds
     if prompt.vision:
-        inputs["pixel_values"] = torch.cat([item.values() for item in prompt.vision])
-        inputs["image_grid_thw"] = torch.tensor([item.grid_thw for item in prompt.vision])
+        video = inputs["mm_token_type_ids"].max() > 1
+        values = torch.cat([item.values() for item in prompt.vision])
+        inputs["pixel_values_videos" if video else "pixel_values"] = values
+        grids = torch.tensor([item.grid_thw for item in prompt.vision])
+        inputs["video_grid_thw" if video else "image_grid_thw"] = grids
     return inputs
 
 
@@ -140,7 +152,7 @@ def compare_inputs(cases: list[Case]) -> list[dict[str, Any]]:
     for case in cases:
         same = list(case.ours.prompt_ids) == case.theirs["input_ids"][0].tolist()
         worst = 0.0
-        if case.ours.vision:
+        if case.ours.vision and "pixel_values" in case.theirs:
             ours = torch.cat([item.values() for item in case.ours.vision])
             worst = (ours - case.theirs["pixel_values"].float()).abs().max().item()
         tokens = len(case.ours.prompt_ids)

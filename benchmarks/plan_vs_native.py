@@ -132,7 +132,8 @@ def fill(model: Any, requests: int, tokens_of: Callable[[int, int], int]) -> Non
     pictures = [Image.effect_noise((side, side), 80).convert("RGB")] if can.images else []
     taken = tokens_of(side, can.max_pixels) if can.images else 0
     room = max(can.context_tokens - taken - 256, 1)
-    words = "word " * room
+    each = -(-len(model.backend.tokenize("word " * 64).ids) // 64)  # tokens of a word
+    words = "word " * (room // max(each, 1))
     model.chat(snugvl.user(*pictures, words), snugvl.SamplingParams(max_tokens=32, ignore_eos=True))
     greedy = snugvl.SamplingParams(max_tokens=96, ignore_eos=True)
     drawn = snugvl.SamplingParams(max_tokens=96, ignore_eos=True, temperature=1.0, top_p=0.9, seed=1)

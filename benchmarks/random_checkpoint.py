@@ -129,7 +129,7 @@ def main() -> None:
     # A GPU draws them in a hundredth of the time.
     generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(0)
     weight_map: dict[str, str] = {}
-    parts = list(shards(network.tensors))
+    parts = list(shards((*network.tensors, *network.unloaded)))  # a multi-token predictor, too
     for index, shard in enumerate(parts, 1):
         file = f"model-{index:05}-of-{len(parts):05}.safetensors"
         drawn = {t.name: values(t, generator, network.family == "qwen3_5").cpu() for t in shard}

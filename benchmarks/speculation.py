@@ -2,7 +2,8 @@
 
     python benchmarks/speculation.py [MODEL] [--device cuda] [--out FILE]
     python benchmarks/speculation.py smollm2 --dtype bfloat16
-    python benchmarks/speculation.py CHECKPOINT --forced          # also of random weights
+    python benchmarks/speculation.py CHECKPOINT --forced          # 2.5 tokens a step, of any weights
+    python benchmarks/speculation.py CHECKPOINT --forced --method mtp --step-graphs
 
 Kinds of answers: JSON about pictures (pocket was trained on it), free and typed by the grammar of `scene`; of
 other models texts that quote a prompt (a record word for word, the same as JSON, code with a name changed),
@@ -11,17 +12,23 @@ times after one that isn't counted, at several numbers of clients; medians of to
 ratios within a round. Where others use the processor, too, the ratio of processor time says more. Greedy
 answers must be equal, but for ties of rounding: how many differ is printed. `smollm2` is the one real
 language model that a package index has (`training/smollm2.py`).
+
+`--method mtp`: the checkpoint's multi-token predictor guesses instead of n-grams. Forced, it computes its
+drafts, and others are checked: of random weights it is never right, and takes as long. One that is right is
+`training/predictor.py`'s, which has a measurement of its own.
 """
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 from PIL import Image
@@ -32,12 +39,13 @@ from masks import PICTURES, Answers, show, timed
 from snugvl.core.messages import Grammar, Picture, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
-from snugvl.engine.drafts import NgramIndex
+from snugvl.engine.drafts import NgramIndex, PredictorProposer
+from snugvl.engine.engine import Engine
+from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.speculation import Speculation
 from snugvl.tasks import grammar
 from snugvl.tasks.prompts import SCENE
 
-MODES = ("off", "ngram", "auto")
 RECORD = (
     "name: {0} Miller; born: 19{1}; town: Port {0}; profession: engineer; "
     "employer: {0} & Sons Engineering Works; phone: +44 20 7946 0{1}"
@@ -94,15 +102,23 @@ def questions(kind: str, count: int, tokens: int) -> list[Request]:
     return [Request((user(f"{FREE[i % len(FREE)]} ({i})"),), sampling) for i in range(count)]
 
 
-def level(model: Any, kind: str, clients: int, count: int, tokens: int, rounds: int) -> dict[str, Any]:
+def guesser_of(engine: Engine, mode: Any) -> Speculation:
+    """What guesses in a mode."""
+    return Speculation(replace(engine.config, speculation=mode), engine._runner.drafter)
+
+
+def level(
+    model: Any, kind: str, method: str, clients: int, count: int, tokens: int, rounds: int
+) -> dict[str, Any]:
     """Tokens a second of so many clients in each mode, and what came of their guesses."""
     engine, asked = model.backend._engine, questions(kind, count, tokens)
-    speeds: dict[str, list[float]] = {mode: [] for mode in MODES}
-    guessers = {mode: Speculation(replace(engine.config, speculation=mode)) for mode in MODES}
+    modes = ("off", method, "auto")
+    speeds: dict[str, list[float]] = {mode: [] for mode in modes}
+    guessers = {mode: guesser_of(engine, mode) for mode in modes}
     said: dict[str, Answers] = {}
-    steps, seconds = dict.fromkeys(MODES, 0), dict.fromkeys(MODES, 0.0)
+    steps, seconds = dict.fromkeys(modes, 0), dict.fromkeys(modes, 0.0)
     for round_ in range(1 + rounds):
-        for mode in MODES:
+        for mode in modes:
             engine._speculation = guessers[mode]
             before, begun = engine.stats.steps, time.process_time()
             said[mode], speed = timed(model, asked, clients)
@@ -110,10 +126,10 @@ def level(model: Any, kind: str, clients: int, count: int, tokens: int, rounds: 
                 speeds[mode].append(speed)
                 steps[mode] += engine.stats.steps - before
                 seconds[mode] += time.process_time() - begun
-    row: dict[str, Any] = {"kind": kind, "clients": clients, "requests": count}
+    row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {"tokens": sum(n for _, n in said["off"])}
-    row |= {f"{mode}, tokens/s": median(speeds[mode]) for mode in MODES}
-    for mode in MODES[1:]:
+    row |= {f"{mode}, tokens/s": median(speeds[mode]) for mode in modes}
+    for mode in modes[1:]:
         ratios = [mine / off for mine, off in zip(speeds[mode], speeds["off"], strict=True)]
         drafted, accepted = guessers[mode].drafted, guessers[mode].accepted
         row[f"{mode} / off"] = median(ratios)
@@ -126,61 +142,68 @@ def level(model: Any, kind: str, clients: int, count: int, tokens: int, rounds: 
     return row
 
 
-class Recorder:
-    """Guesses nothing, and keeps each answer by its prompt."""
-
-    said: ClassVar[dict[tuple[int, ...], list[int]]] = {}
+class Blind:
+    """Guesses what it likes: whether that is right is decided elsewhere."""
 
     def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
-        self.said[tuple(prompt.tokens)] = generated
-
-    def propose(self, most: int) -> list[int]:
-        """None."""
-        return []
-
-
-class Told:
-    """Guesses what was said before, so that steps bring two and three tokens in turn."""
-
-    def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
-        self.line, self.generated = list(Recorder.said[tuple(prompt.tokens)]), generated
+        """As n-grams."""
 
     def propose(self, most: int) -> list[int]:
         """Three at most, as a head that predicts some tokens would."""
-        start = len(self.generated)
-        places = range(start, min(start + min(most, 3), len(self.line)))
-        return [
-            self.line[place] + (-1 if self.line[place] else 1) * (place % 5 in (1, 4)) for place in places
-        ]
+        return [100, 101, 102][:most]
 
 
-def forced(model: Any, clients: int, count: int, tokens: int, rounds: int) -> dict[str, Any]:
+class BlindPredictor(PredictorProposer):
+    """Waits for what the predictor guesses, and says something else."""
+
+    def propose(self, most: int) -> list[int]:
+        """As many as the predictor has."""
+        return [100, 101, 102][: len(super().propose(most))]
+
+
+def decided(take: Callable[..., Any]) -> Callable[..., Any]:
+    """`Engine._take`, for whom one guess and two are right in turn, whatever the network chose."""
+    right = cycle((1, 2))
+
+    def decides(engine: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled]) -> Any:
+        chosen = list(results)
+        if drafts:
+            count = min(next(right), len(drafts))
+            chosen[:count] = map(Sampled, drafts[:count])
+            if count < len(drafts) and chosen[count].token_id == drafts[count]:
+                chosen[count] = Sampled(drafts[count] + 1)
+        return take(engine, sequence, drafts, chosen)
+
+    return decides
+
+
+def forced(
+    model: Any, kind: str, method: Any, clients: int, count: int, tokens: int, rounds: int
+) -> dict[str, Any]:
     """What two and a half tokens a step bring, whoever guessed them: off and forced in turn."""
     engine, asked = model.backend._engine, questions("free", count, tokens)
     asked = [replace(each, sampling=replace(each.sampling, ignore_eos=True)) for each in asked]
-    guesser = Speculation(replace(engine.config, speculation="ngram"))
-    engine._speculation = guesser
-    with patch.object(speculation, "NgramProposer", Recorder):
-        said, _ = timed(model, asked, 1)
+    guesser = guesser_of(engine, method)
     speeds: dict[str, list[float]] = {"off": [], "forced": []}
-    steps, differ = dict.fromkeys(speeds, 0), 0
+    steps = dict.fromkeys(speeds, 0)
     for round_ in range(1 + rounds):
         for name in speeds:
-            off = Speculation(replace(engine.config, speculation="off"))
-            engine._speculation = guesser if name == "forced" else off
+            engine._speculation = guesser if name == "forced" else guesser_of(engine, "off")
             before = engine.stats.steps
-            with patch.object(speculation, "NgramProposer", Told):
-                found, speed = timed(model, asked, clients)
+            with (
+                patch.object(speculation, "NgramProposer", Blind),
+                patch.object(speculation, "PredictorProposer", BlindPredictor),
+                patch.object(Engine, "_take", decided(Engine._take)),
+            ):
+                _, speed = timed(model, asked, clients)
             if round_:
                 speeds[name].append(speed)
                 steps[name] += engine.stats.steps - before
-                differ = sum(a != b for a, b in zip(said, found, strict=True))
     ratios = [mine / off for mine, off in zip(speeds["forced"], speeds["off"], strict=True)]
-    row: dict[str, Any] = {"kind": "forced", "clients": clients, "requests": count}
+    row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {f"{name}, tokens/s": median(values) for name, values in speeds.items()}
     row |= {"forced / off": median(ratios), "forced: steps / steps off": steps["forced"] / steps["off"]}
-    row["forced: right of the guessed"] = guesser.accepted / max(guesser.drafted, 1)
-    return row | {"answers that differ": differ}
+    return row | {"forced: right of the guessed": guesser.accepted / max(guesser.drafted, 1)}
 
 
 def main() -> None:
@@ -192,6 +215,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--levels", default="1:6,8:16,32:32", help="clients and their requests")
+    parser.add_argument("--method", choices=("ngram", "mtp"), default="ngram")
     parser.add_argument("--forced", action="store_true", help="2.5 tokens a step, whoever guessed them")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=3)
@@ -211,7 +235,7 @@ def main() -> None:
         concurrency=options.concurrency,
         context=options.context,
         step_graphs=options.step_graphs,
-        speculation="ngram",
+        speculation=options.method,
     )
     figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
     figures |= {"sequences": model.backend._engine.config.max_num_seqs, "levels": []}
@@ -221,8 +245,8 @@ def main() -> None:
     for kind in ["forced"] if options.forced else kinds:
         for pair in options.levels.split(","):
             clients, count = map(int, pair.split(":"))
-            sizes = (clients, count, options.tokens, options.rounds)
-            row = forced(model, *sizes) if options.forced else level(model, kind, *sizes)
+            measure = forced if options.forced else level
+            row = measure(model, kind, options.method, clients, count, options.tokens, options.rounds)
             figures["levels"].append(row)
             show(row)
     machine.save("speculation", figures, options.out)

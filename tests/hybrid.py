@@ -12,6 +12,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from tests.checkpoints import END, FP8, IMAGE, LINEARS, START, VIDEO, VISION, VOCAB, quantised
 
+PREDICTOR_NORMS = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
 TEXT = {
     "model_type": "qwen3_5_text",
     "vocab_size": VOCAB,
@@ -46,7 +47,7 @@ class Options:
     """How the checkpoint differs from the plain one."""
 
     tied: bool = True
-    predictor: bool = False  # the mtp.* tensors that published files carry
+    predictor: bool = False  # the mtp.* tensors that published files carry, drawn like the others
     vocab: int = VOCAB
     placeholders: tuple[int, int, int, int] = (IMAGE, VIDEO, START, END)
     hidden: int = 64
@@ -72,6 +73,7 @@ def config(options: Options = Options()) -> dict[str, Any]:
             "vocab_size": options.vocab,
             "hidden_size": options.hidden,
             "linear_num_value_heads": options.value_heads,
+            **({"mtp_num_hidden_layers": 1} if options.predictor else {}),
         },
         "vision_config": vision | {"model_type": "qwen3_5_vision", "out_hidden_size": options.hidden},
     }
@@ -87,15 +89,23 @@ def write(folder: Path, options: Options = Options()) -> Path:
     if options.tied:
         state.pop("lm_head.weight")
     values = config(options)
+    if options.predictor:
+        state |= predictor_of(state, options.hidden)
     if options.fp8:
         values["quantization_config"] = FP8
         state = quantised(state, (*LINEARS, "in_proj_qkv", "in_proj_z", "out_proj"))
-    if options.predictor:
-        state["mtp.fc.weight"] = torch.zeros(64, 128)
-        state["mtp.layers.0.input_layernorm.weight"] = torch.zeros(64)
     (folder / "config.json").write_text(json.dumps(values))
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
     return folder
+
+
+def predictor_of(state: dict[str, torch.Tensor], hidden: int) -> dict[str, torch.Tensor]:
+    """A random predictor: its layer has the shapes of the decoder's layer with full attention."""
+    full = "model.language_model.layers.3."
+    shapes = {f"mtp.layers.0.{n.removeprefix(full)}": t for n, t in state.items() if n.startswith(full)}
+    shapes |= {f"mtp.{name}.weight": torch.empty(hidden) for name in PREDICTOR_NORMS}
+    shapes["mtp.fc.weight"] = torch.empty(hidden, 2 * hidden)
+    return {name: _random(name, tensor) for name, tensor in shapes.items()}
 
 
 def _random(name: str, tensor: torch.Tensor) -> torch.Tensor:

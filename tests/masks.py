@@ -1,5 +1,7 @@
 """Masks of grammars in tests, made here and now."""
 
+import time
+
 import torch
 
 from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskPace, MaskThreads
@@ -16,3 +18,10 @@ def allowed_by(state: GrammarState, vocab: int) -> torch.Tensor:
     bits = torch.zeros((vocab + 31) // 32, dtype=torch.int32)
     state.fill(bits)
     return unpacked(bits[None], vocab)[0]
+
+
+def spend(seconds: float) -> None:
+    """So much of this thread's processor time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass

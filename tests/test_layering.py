@@ -22,6 +22,10 @@ ALLOWED = {
     "inputs": {"engine", "models", "checkpoint"},
     "backends": {"engine", "models", "layers", "inputs", "checkpoint", "diagnose", "hardware", "planner"},
     "tasks": {"inputs", "checkpoint.resize"},
+    "fidelity": {
+        "backends.native", "backends.place", "tasks", "inputs", "engine", "models", "layers", "checkpoint",
+        "planner",
+    },
     "server": {
         "tasks", "inputs.image", "inputs.frames", "inputs.tools", "inputs.trials", "checkpoint",
         "planner.plan",
@@ -29,7 +33,8 @@ ALLOWED = {
     "client": {"tasks", "inputs.image"},
     "bench": {"client", "hardware"},
     "cli": {
-        "server", "bench", "client", "tasks", "inputs", "checkpoint", "hardware", "planner", "diagnose",
+        "server", "bench", "client", "fidelity", "tasks", "inputs", "checkpoint", "hardware", "planner",
+        "diagnose",
         "backends.child", "backends.llamacpp", "backends.process", "backends.vllm", "loading", "model",
     },
 }  # fmt: skip

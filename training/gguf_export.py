@@ -34,7 +34,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
 }
-AS_STORED = (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3)
+AS_STORED = (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.LLAMA)
+ALTERNATING = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}  # rows of heads in "llama"
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_K_M": 15}
 BLOCKS = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
 MERGERS = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
@@ -65,6 +66,8 @@ def export(
     Of a model of the catalogue: `tokenizer` is a folder with the vocabulary, `fill` what its tensors hold.
     """
     config, tensors, folder = _read(source)
+    if config["architectures"] == ["LlamaForCausalLM"]:
+        tensors = [_alternating(each, config) for each in tensors]
     (name,) = config["architectures"]
     text = config.get("text_config", config)
     arch = ARCHITECTURES[name]
@@ -103,6 +106,51 @@ def _read(source: str) -> tuple[dict[str, Any], list[Tensor], Path | None]:
     config = dict(found[0].config)
     network = network_of(config, found[0].images, source)
     return config, [Tensor(each.name, each.shape, None) for each in network.tensors], None
+
+
+def _alternating(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """The rows of queries and keys as llama.cpp turns them: a head's two halves alternate."""
+    key, value = ALTERNATING.get(tensor.name.split(".")[-2] if "." in tensor.name else ""), tensor.value
+    if key is None or value is None:
+        return tensor
+
+    def turned() -> torch.Tensor:
+        rows = value().view(config[key], 2, -1, tensor.shape[1])
+        return rows.transpose(1, 2).reshape(tensor.shape)
+
+    return tensor._replace(value=turned)
+
+
+def rewrite(
+    source: Path,
+    out: Path,
+    change: Callable[[Any], tuple[np.ndarray[Any, Any], Any]],
+    split: int = 0,
+    more: Mapping[str, np.ndarray[Any, Any]] | None = None,
+) -> None:
+    """The same file with other tensors, and `more`.
+
+    `change`: from one of `gguf.GGUFReader`'s to its values, or its bytes `[rows, bytes]` and their type.
+    `split`: tensors of a part, or 0.
+    """
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(out, architecture, split_max_tensors=split)
+    left = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+    for name, field in reader.fields.items():
+        if not name.startswith(left):
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    for tensor in reader.tensors:
+        values, kind = change(tensor)
+        writer.add_tensor(tensor.name, values, raw_dtype=kind)
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping[str, Any]) -> None:

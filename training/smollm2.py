@@ -73,26 +73,13 @@ def exact() -> Path:
         subprocess.CalledProcessError: the package can't be downloaded.
     """
     import gguf
+    from training.gguf_export import rewrite
 
     made = CACHE / "gguf" / "SmolLM2-135M-Instruct.F32.gguf"
-    if made.exists():
-        return made
-    reader = gguf.GGUFReader(file())
-    part = made.with_suffix(".part")
-    writer = gguf.GGUFWriter(part, reader.fields["general.architecture"].contents())
-    left = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
-    for name, field in reader.fields.items():
-        if not name.startswith(left):
-            inner = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], inner)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    part.rename(made)
+    if not made.exists():
+        part = made.with_suffix(".part")
+        rewrite(file(), part, lambda each: (gguf.quants.dequantize(each.data, each.tensor_type), None))
+        part.rename(made)
     return made
 
 

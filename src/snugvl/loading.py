@@ -69,7 +69,7 @@ def load(
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
         backend: auto takes our own engine where it runs the model, llama.cpp for a GGUF file (in a process of
-            its own), else transformers.
+            its own; "native" reads many of them, too), else transformers.
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
             first token then tells whether somebody asked like that before. Transformers never does it.
@@ -83,8 +83,10 @@ def load(
             leaves it to the chat template, but for pictures where the vendor's scores speak against it.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
-        speculation: guess tokens from prompt and answer ("ngram"), and compute several in a step (our own
-            engine alone). The answers are the same. Auto does where it is seen to pay.
+        speculation: guess tokens from prompt and answer ("ngram"), or by the multi-token predictor that the
+            checkpoint carries ("mtp": Qwen3.5), and compute several in a step (our own engine alone). The
+            answers are the same. Auto does where it is seen to pay, by the predictor where there is one and
+            a GPU has plenty of free memory for it.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
         images: images of one request that are planned for, and that it may have at most; by default one is
@@ -136,7 +138,7 @@ def refuse_ours(options: LoadOptions) -> None:
         "embedding": options.embedding == "cpu",
         "kv_cache": options.kv_cache == "fp8",
         "step_graphs": options.step_graphs is not None,
-        "speculation": options.speculation == "ngram",
+        "speculation": options.speculation in ("ngram", "mtp"),
     }
     for name, said in ours.items():
         if said:
@@ -158,9 +160,11 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llam
     gguf = gguf_files(options.model) is not None
     if gguf and options.backend in ("auto", "llamacpp"):
         return "llamacpp"
+    if gguf and options.backend == "native":
+        return "native"
     if gguf or options.backend == "llamacpp":
         raise RequestError(
-            f"backend {options.backend!r} reads no GGUF file; use auto or llamacpp"
+            f"backend {options.backend!r} reads no GGUF file; use auto, native or llamacpp"
             if gguf
             else f"backend 'llamacpp' reads GGUF files, and {options.model} is none; leave it out",
             field="backend",

@@ -280,7 +280,7 @@ def test_what_is_not_installed_is_passed_over(
         (["--attach", "http://h:1", "--step-graphs"], "--step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--no-step-graphs"], "--no-step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
-        (["--backend", "vllm", "--speculation", "ngram"], "--speculation ngram is our own engine's alone"),
+        (["--backend", "vllm", "--speculation", "mtp"], "--speculation mtp is our own engine's alone"),
         (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is our own engine's alone"),
         (["--attach", "http://h:1", "--embedding", "cpu"], "--embedding can't be chosen for a vLLM"),
     ],
@@ -394,6 +394,13 @@ def test_a_failed_start_is_planned_again_with_less(served: Served, on: Any, kind
         names = ("--max-model-len", "--max-num-batched-tokens", "--max-num-seqs")
         assert [int(new[name]) for name in names] <= [int(old[name]) for name in names]
     assert {row.name for row in after.planned} >= {"KV cache", "weights: decoder"}
+    assert after.facts.plan != before.facts.plan
+    assert after.facts.plan.settings.context == int(new["--max-model-len"])
+
+
+def told(choice: Any) -> int:
+    """Bytes of the plan that `/memory` will show."""
+    return int(choice.facts.plan.footprint.total_bytes)
 
 
 def test_what_is_not_memory_gets_the_diagnosis_own_changes(served: Served, on: Any) -> None:
@@ -477,7 +484,7 @@ def test_a_gguf_goes_to_llama_cpp_with_the_plans_flags(
     assert {("-c", "2048"), ("-np", "2"), ("-dev", "none"), ("-fit", "off")} <= set(pairwise(words))
     assert words[2] == "--mmproj"
     assert not service.choice.retry
-    assert sum(row.planned_bytes or 0 for row in service.choice.planned) > 20_000_000
+    assert sum(row.planned_bytes or 0 for row in service.choice.planned) == told(service.choice) > 20_000_000
     assert gguf.rpartition("/")[0] not in served.settings[-1].names[0]
 
 

@@ -143,8 +143,11 @@ def test_a_server_without_an_engine_yet() -> None:
 
 def test_what_other_programs_need_and_what_was_found_encoded() -> None:
     load = replace(LOAD, planned_blocks=50, encoder_queries=8, encoder_hits=6, shortages=1)
+    load = replace(load, draft_method="mtp", drafted_tokens=8, accepted_tokens=5)
     text = " ".join(" ".join(lines_of(view_of(replace(MEMORY, load=load)))).split())
-    assert "KV lent to other programs 20% pictures found encoded 75% out of memory 1" in text
+    assert (
+        "KV lent to other programs 20% pictures found encoded 75% guesses right (mtp) 62% out of memory 1"
+    ) in text
     assert "lent" not in "".join(lines_of(view_of(MEMORY)))
 
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence as Rows
 
 import torch
 
-from snugvl.core.config import EngineConfig
+from snugvl.core.config import RECENT, EngineConfig
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.models.batch import ForwardBatch
+from snugvl.models.batch import ForwardBatch, PredictorBatch
 from tests.engine.toy import Toy
 
 
@@ -72,7 +72,11 @@ class EagerGraphs(DecodeGraphs):
             state_slots=self.state_slots,
         )
         positions = torch.tensor([p + d for p, d in zip(places, self.deltas, strict=True)]).expand(3, -1)
-        batch = ForwardBatch(self.ids, positions, metadata, torch.arange(len(places)))
+        left = None
+        if self._cache.recent is not None:
+            rows = [int(s) * RECENT + p % RECENT for s, p in zip(self.state_slots, places, strict=True)]
+            left = PredictorBatch(torch.tensor(rows))
+        batch = ForwardBatch(self.ids, positions, metadata, torch.arange(len(places)), predictor=left)
         logits = self._model.forward(batch, self._cache)
         self.ids = logits.argmax(-1)
         self.lengths = [length + 1 for length in self.lengths]

@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,7 +24,7 @@ from snugvl.engine.sampling.grammar import (
     MaskPace,
     TokenGrammar,
 )
-from snugvl.engine.scheduler import Schedule
+from snugvl.engine.schedule import Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.layers.kv_cache import KVCache
@@ -34,7 +33,7 @@ from tests.engine.eager import EagerGraphs, engine_with, finish, request
 from tests.engine.test_grammar import END, Rule, phrases
 from tests.engine.test_prefill_graphs import recorded
 from tests.engine.toy import HIDDEN, HybridToy, Toy
-from tests.masks import mask_of
+from tests.masks import mask_of, spend
 from tests.patience import PATIENCE_S
 
 POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"
@@ -244,7 +243,7 @@ class Late(GrammarState):
         if self.seen == self.at:
             self.reached.set()
             assert self.go.wait(60)
-            time.sleep(2 * WAIT_S)
+            spend(2 * WAIT_S)
         bits.fill_(-1)
 
     def accept(self, token: int) -> None:

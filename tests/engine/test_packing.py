@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from snugvl.engine.admission import check_prompt
 from snugvl.engine.packing import Numbers, Shape, numbers_of, pack, shape_of
-from snugvl.engine.scheduler import Chunk
+from snugvl.engine.schedule import Chunk
 from snugvl.engine.sequence import Sequence
 from tests.engine.toy import CONFIG, IMAGE, picture, request
 

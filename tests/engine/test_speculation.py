@@ -11,7 +11,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine import checkpoints, speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.scheduler import Chunk, Schedule
+from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.speculation import AGAIN, FEW, FIRST, MOST, Payoff, Speculation
 from snugvl.errors import RequestError
 from tests.engine import test_interleaving
@@ -460,8 +460,8 @@ def test_a_step_with_a_prompt_has_no_drafts() -> None:
 
 
 def test_a_mode_that_is_none_is_refused() -> None:
-    with pytest.raises(RequestError, match="speculation 'mtp' is unknown; use auto, off, ngram"):
-        EngineConfig(num_blocks=8, speculation="mtp")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="speculation 'eagle' is unknown; use auto, off, ngram, mtp"):
+        EngineConfig(num_blocks=8, speculation="eagle")  # type: ignore[arg-type]
 
 
 def decide(payoff: Payoff, steps: int, plain_s: float, drafted_s: float, tokens: int) -> list[bool]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from snugvl.core.folders import cache_folder
 from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import EngineError
 from snugvl.hardware import calibration, context_cost
@@ -17,7 +18,6 @@ from snugvl.hardware.calibration import (
     Measurement,
     Place,
     add,
-    cache_folder,
     calibration_file,
     load,
     place_of,

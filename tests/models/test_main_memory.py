@@ -68,14 +68,14 @@ def test_memory_that_the_system_does_not_give_is_said(folder: Path, monkeypatch:
     monkeypatch.setattr(main_memory, "page_locked", none)
     with pytest.raises(NoPageLockedMemory):
         load_model(folder, dtype=torch.bfloat16, device=CPU, storage=Storage(embedding="cpu"))
-    monkeypatch.setattr(loading, "_storage", lambda *_: Storage(embedding="cpu"))
+    monkeypatch.setattr(loading, "storage_of", lambda *_: Storage(embedding="cpu"))
     with pytest.raises(DoesNotFit, match=r"page-locked main memory.*--embedding gpu"):
         snugvl.load(folder, device="cpu")
 
 
 def test_a_plan_is_stored_as_it_says() -> None:
-    assert loading._storage(Settings("native", "int4", "int8", embedding="cpu"), "linux").embedding == "cpu"
-    assert loading._storage(Settings("native", "int4", "int8"), "linux").embedding == "gpu"
+    assert loading.storage_of(Settings("native", "int4", "int8", embedding="cpu"), "linux").embedding == "cpu"
+    assert loading.storage_of(Settings("native", "int4", "int8"), "linux").embedding == "gpu"
 
 
 @needs_gpu

@@ -75,7 +75,9 @@ def test_weights_logits_and_bytes_are_those_of_the_float32_model(
     for name, module in packed.named_modules():
         if isinstance(module, Linear):
             assert module.format == ("int4" if "layers" in name else "bf16")
-            assert torch.equal(module.weights.wide(torch.float32), twins[name].weight)
+            meant = twins[name].weight if module.order is None else twins[name].weight[:, module.order[0]]
+            assert torch.equal(module.weights.wide(torch.float32), meant)
+            assert (module.order is not None) == (ready_made.FORMS[form].ordered and "layers" in name)
             seen += module.format == "int4"
     assert seen == 4 * TEXT.config["num_hidden_layers"]
     theirs = AutoModelForCausalLM.from_pretrained(pair.wide, dtype=torch.float32)
@@ -234,6 +236,24 @@ PROBLEMS: dict[str, tuple[str, Change, type[SnugvlError], str]] = {
         UnsupportedModel,
         r"q_proj\.g_idx' has columns in the order of activations.*--weights int4",
     ),
+    "columns of one part in another order": (
+        "gptq, desc_act",
+        lambda s: s.update({f"{Q}.g_idx": s[f"{Q}.g_idx"].flip(0)}),
+        UnsupportedModel,
+        r"self_attn\.q_proj\.weight' has its columns in another order than what our engine.*--weights int4",
+    ),
+    "a group of other columns": (
+        "compressed, actorder",
+        lambda s: s.update({f"{Q}.weight_g_idx": torch.zeros(128, dtype=torch.int32)}),
+        UnsupportedModel,
+        r"weight_g_idx' has groups that aren't of 32 columns.*--weights int4",
+    ),
+    "no order where there is one": (
+        "gptq, desc_act",
+        lambda s: s.pop(f"{Q}.g_idx"),
+        CheckpointError,
+        r"q_proj\.qweight' has no g_idx beside it",
+    ),
     "an order of another length": (
         "gptq",
         lambda s: s.update({f"{Q}.g_idx": torch.zeros(64, dtype=torch.int32)}),
@@ -303,7 +323,6 @@ def scheme(weights: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ("awq", {"version": "GEMV"}, "version 'gemv'"),
         ("gptq", {"bits": 8}, "'gptq' with bits 8"),
         ("gptq", {"group_size": -1}, "group_size -1"),
-        ("gptq", {"desc_act": True}, "desc_act True, .* without desc_act"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ("gptq", {"dynamic": {"-:.*down.*": {}}}, r"dynamic \{'-:\.\*down"),
         ("compressed", {"format": "marlin-24"}, "'compressed-tensors' with format 'marlin-24'"),
@@ -312,7 +331,6 @@ def scheme(weights: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ("compressed", scheme({"num_bits": 8}), "num_bits 8"),
         ("compressed", scheme({"strategy": "channel"}), "strategy 'channel'"),
         ("compressed", scheme({"group_size": 256}), "group_size 256"),
-        ("compressed", scheme({"actorder": "group"}), "actorder 'group'"),
         ("compressed", scheme({}, input_activations={"num_bits": 8}), "input_activations {'num_bits': 8}"),
     ],
 )

@@ -144,7 +144,7 @@ def test_biases_that_the_configuration_does_not_name_are_refused(tmp_path: Path)
 
 
 def test_two_names_of_one_tensor_are_refused(folders: Any) -> None:
-    tensors = loader.read_tensors(folders("qwen3"))
+    tensors = loader.read_weights(folders("qwen3"))
     entry = tensors["model.norm.weight"]
     both = {"old.norm.weight": entry, "model.norm.weight": entry}
     renamed = loader._renamed({"old.norm.weight": entry}, (("old.", "model."),))

@@ -1,14 +1,16 @@
 """What llama.cpp takes of a GGUF, beside its logs; what the plan makes of that; how fast people find it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training.gguf_export import export
 
+from snugvl.checkpoint.gguf_network import BLOCKS
 from snugvl.checkpoint.locate import POCKET
 from snugvl.checkpoint.read import facts_of
 from snugvl.cli.serve_plan import on_device
@@ -144,12 +146,40 @@ def plan(model: Inventory, gpu: str, **wishes: Any) -> Choice:
     return require(solve([Candidate(model.facts)], machine, Wishes(**wishes)))
 
 
-def test_a_gguf_is_llama_cpps_alone(load: Load) -> None:
+def test_a_gguf_is_llama_cpps_or_ours(load: Load) -> None:
     model = load("Qwen/Qwen3-VL-2B-Instruct")
     found, refused = options(model, Device(0), "linux", Wishes())
-    assert [option.engine for option in found] == ["llamacpp"]
-    assert {refusal.engine for refusal in refused} == {"native", "transformers", "vllm"}
+    assert {option.engine for option in found} == {"llamacpp", "native"}
+    assert {refusal.engine for refusal in refused} == {"transformers", "vllm"}
     assert all("GGUF" in refusal.reason for refusal in refused)
+    found, refused = options(load("Qwen/Qwen3-VL-30B-A3B-Instruct"), Device(0), "linux", Wishes())
+    assert {option.engine for option in found} == {"llamacpp"}
+    (ours,) = (refusal.reason for refusal in refused if refusal.engine == "native")
+    assert "qwen3vlmoe" in ours
+    assert "--backend llamacpp" in ours
+
+
+def test_our_engine_takes_a_gguf_by_wish_or_where_there_is_no_llama_cpp(load: Load) -> None:
+    facts = load("Qwen/Qwen3-VL-2B-Instruct").facts
+    candidate, gpu = [Candidate(facts)], describe("RTX 5060", ram="32GiB")
+    missing = {"llamacpp": "it is not installed"}
+
+    def engine(machine: Machine, missing: Mapping[str, str], **wishes: Any) -> str | None:
+        choice = solve(candidate, machine, Wishes(**wishes), missing).choice
+        return choice and choice.option.engine
+
+    assert engine(gpu, {}) == "llamacpp"
+    assert engine(gpu, missing) == "native"
+    assert engine(gpu, {}, backend="native") == "native"
+    assert engine(replace(gpu, gpus=()), missing) is None, "on a processor it would be slow"
+    assert engine(replace(gpu, gpus=()), {}, backend="native") == "native"
+    plan = solve(candidate, gpu, Wishes(backend="native"))
+    settings = require(plan).settings
+    stored = sum(tensor.nbytes for tensor in facts.tensors if tensor.dtype in BLOCKS)
+    wide = sum(2 * prod(tensor.shape) for tensor in facts.tensors if tensor.dtype not in BLOCKS)
+    weights = sum(part.nbytes for part in require(plan).footprint.components if "weights: " in part.name)
+    assert settings.vision_weights == settings.head == "bf16"
+    assert weights == stored + wide
 
 
 def test_a_plan_is_a_command(load: Load) -> None:

@@ -85,11 +85,16 @@ def test_engine_memory_and_state() -> None:
 def test_a_cache_that_was_lent_and_pictures_found_encoded() -> None:
     load = Load(num_blocks=6, planned_blocks=8, encoder_queries=5, encoder_hits=3, shortages=2)
     load = replace(load, kernel_compilations=4, graph_captures=7, drafted_tokens=9, accepted_tokens=6)
+    load = replace(load, forced_tokens=5)
+    load = replace(load, draft_method="mtp")
+    labels = {metric.name: metric.samples[0].labels for metric in metrics._load(load)}
+    assert labels["snugvl_accepted_tokens"] == {"method": "mtp"}
     found = {metric.name: metric.samples[0].value for metric in metrics._load(load)}
     assert (found["snugvl_kv_blocks"], found["snugvl_kv_blocks_planned"]) == (6, 8)
     assert (found["snugvl_encoder_queries"], found["snugvl_encoder_hits"]) == (5, 3)
     assert found["snugvl_engine_shortages"] == 2
     assert (found["snugvl_drafted_tokens"], found["snugvl_accepted_tokens"]) == (9, 6)
+    assert found["snugvl_forced_tokens"] == 5
     assert (found["snugvl_kernel_compilations"], found["snugvl_graph_captures"]) == (4, 7)
 
 

@@ -151,8 +151,8 @@ Part = tuple[dict[str, Tally], list[Any]]
 
 def stored_as(tower: str) -> Any:
     """Make `snugvl.load` keep the vision tower in this format, which only a plan chooses otherwise."""
-    plain = loading._storage
-    return patch.object(loading, "_storage", lambda *given: replace(plain(*given), tower=tower))
+    plain = loading.storage_of
+    return patch.object(loading, "storage_of", lambda *given: replace(plain(*given), tower=tower))
 
 
 def measure(

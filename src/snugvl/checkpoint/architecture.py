@@ -5,8 +5,10 @@ view, of models that other engines run, is `checkpoint/facts.py`.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from snugvl.errors import RequestError
 
 LayerKind = Literal["full", "sliding", "linear"]
 """How a decoder layer looks back: at everything, at a window, or through a recurrent state."""
@@ -117,6 +119,8 @@ class TextConfig:
         linear: of the "linear" layers; None without such.
         gated: whether the query matrix also makes a gate for what attention gives.
         norm_offset: added to the weights of the norms; 1 where they are stored as their distance from 1.
+        predictors: layers of the multi-token predictor that is loaded (`models/predictor.py`), each with keys
+            and values of its own behind those of the decoder.
     """
 
     hidden_size: int
@@ -138,6 +142,7 @@ class TextConfig:
     linear: LinearAttention | None = None
     gated: bool = False
     norm_offset: float = 0.0
+    predictors: int = 0
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None for all."""
@@ -150,8 +155,13 @@ class TextConfig:
 
     @property
     def kv_layers(self) -> int:
-        """Layers that keep keys and values."""
-        return sum(kind != "linear" for kind in self.kinds)
+        """Layers that keep keys and values, those of the predictor included."""
+        return sum(kind != "linear" for kind in self.kinds) + self.predictors
+
+    @property
+    def linear_layers(self) -> int:
+        """Layers with a recurrent state."""
+        return self.kinds.count("linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +227,15 @@ class PackedInt4:
     """Ready-made 4-bit weights: `group` columns of a row share a scale and a zero point.
 
     Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
-    zero points, code 8 means 0. `offset`: what is added to stored zero points.
+    zero points, code 8 means 0. `offset`: what is added to stored zero points. `ordered`: a group's columns
+    don't stand together; files say of each column which group it is of.
     """
 
     method: Literal["awq", "gptq", "compressed-tensors"]
     group: int
     symmetric: bool = False
     offset: int = 0
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +243,8 @@ class ModelConfig:
     """Everything the network needs to be built, as the checkpoint says it.
 
     `vision` and `vision_tokens` are both None for a model that only reads text. One that sees, but is served
-    without its tower (`--language-only`), keeps its tokens: no prompt may hold them.
+    without its tower (`--language-only`), keeps its tokens: no prompt may hold them. `predictor`: it says
+    that there is a multi-token predictor, which is loaded for who asks (`with_predictor`).
     """
 
     architecture: str
@@ -241,9 +254,29 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: str
     quantization: Fp8Blocks | PackedInt4 | None = None
+    predictor: bool = False
+
+    def with_predictor(self) -> "ModelConfig":
+        """With its multi-token predictor loaded.
+
+        Raises:
+            RequestError: it has none that our engine runs.
+        """
+        if not self.predictor:
+            raise no_predictor(self.architecture)
+        return replace(self, text=replace(self.text, predictors=1))
 
     @property
     def placeholders(self) -> tuple[int, ...]:
         """Ids of the tokens whose embeddings come from the vision tower."""
         tokens = self.vision_tokens
         return () if tokens is None else (tokens.image, tokens.video)
+
+
+def no_predictor(model: str) -> RequestError:
+    """Why a model can't guess by its own predictor."""
+    return RequestError(
+        f"{model} has no multi-token predictor (tensors mtp.*, one layer) that speculation 'mtp' needs; "
+        "use 'ngram', which needs nothing, or 'off'",
+        field="speculation",
+    )

@@ -9,7 +9,8 @@ from typing import Any
 from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
 from snugvl.checkpoint.families import describe, parse_config
 from snugvl.checkpoint.families.network import Network
-from snugvl.checkpoint.gguf_facts import ARCHITECTURE, gguf_facts
+from snugvl.checkpoint.gguf_facts import gguf_facts
+from snugvl.checkpoint.gguf_network import ARCHITECTURE
 from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
 from snugvl.checkpoint.safetensors import read_tensors
@@ -46,6 +47,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
     packing = read_packing(Section(material.config, f"{material.where}: config.json"))
     positions = _native_positions(material)
     limited = positions is not None and positions < network.text.max_position_embeddings
+    tensors, predicts = _classified(network, packing, material)
     return ModelFacts(
         name=name,
         revision=material.revision,
@@ -54,17 +56,23 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         family=network.family,
         text=network.text,
         vision=network.vision,
-        tensors=_classified(network, packing, material),
+        tensors=tensors,
         tied=network.tied,
         quantization=packing.kind if packing else None,
         download_bytes=material.download_bytes,
         native=positions is not None,
         native_positions=positions if limited else None,
+        ordered=packing is not None and packing.ordered,
+        predictor=network.predictor if predicts else None,
     )
 
 
-def _classified(network: Network, packing: Packing | None, material: Material) -> tuple[TensorFact, ...]:
+def _classified(
+    network: Network, packing: Packing | None, material: Material
+) -> tuple[tuple[TensorFact, ...], bool]:
+    """The stored tensors, and whether all that no engine loads unasked is among them."""
     expected = {tensor.name: tensor for tensor in network.tensors}
+    beside = {tensor.name: tensor for tensor in network.unloaded}
     held: dict[str, int] = defaultdict(int)
     facts = []
     for tensor in material.tensors:
@@ -74,13 +82,13 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
             facts.append(TensorFact(tensor.name, plain.role, tensor.dtype, tensor.shape, tensor.nbytes))
             continue
         spot = place(network.canonical(tensor.name))
-        known = expected.get(spot.of)
+        known = expected.get(spot.of) or beside.get(spot.of)
         role: Role = known.role if known else "lm_head" if spot.of == "lm_head.weight" else "other"
         if spot.part == "scale":
             role = "scale"
         elif known:
             held[known.name] += elements(math.prod(tensor.shape), tensor.nbytes, spot.part, packing)
-        loaded = known is not None or role == "lm_head"
+        loaded = spot.of in expected or role == "lm_head"
         name = known.name if known and packing is None else tensor.name  # older files have other prefixes
         facts.append(TensorFact(name, role, tensor.dtype, tensor.shape, tensor.nbytes, loaded))
     missing = [name for name in expected if name not in held]
@@ -90,9 +98,9 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
             "config.json asks for are missing); finish the download, or the files are not of this model"
         )
     for name, count in held.items():
-        shape = expected[name].shape
+        shape = (expected.get(name) or beside[name]).shape
         check_whole(name, count, shape, math.prod(shape), material.where)
-    return tuple(facts)
+    return tuple(facts), beside.keys() <= held.keys()
 
 
 def _native_positions(material: Material) -> int | None:

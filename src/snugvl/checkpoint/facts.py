@@ -4,20 +4,22 @@ Read from `config.json`, the preprocessor's configuration and safetensors header
 The native engine's own, stricter view of what it runs is `architecture.ModelConfig`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 Role = Literal[
     "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"
 ]  # fmt: skip
 FactSource = Literal["folder", "hub cache", "hub", "catalogue", "file"]
+PREDICTOR: Final = "mtp."  # what names of a multi-token predictor's tensors begin with
 
 
 class TensorFact(NamedTuple):
     """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales.
 
-    `loaded` False: stored, but no network has it (Qwen3.5's mtp.*, old rotary tables): it costs disk only.
+    `loaded` False: stored, but no network has it (old rotary tables), or none unasked (Qwen3.5's mtp.*): it
+    costs disk only.
     """
 
     name: str
@@ -112,6 +114,8 @@ class GgufFacts:
         experts_used: of a token; 0 without experts.
         deepstack: embeddings of a picture's token beyond the first, one for each of the first layers.
         file, projector: the first part and the mmproj on this machine, or "".
+        levels: blocks of the tower after which a deepstack merger stands.
+        why_not: why our own engine doesn't run it, or "".
     """
 
     file_type: str
@@ -119,6 +123,8 @@ class GgufFacts:
     deepstack: int = 0
     file: str = ""
     projector: str = ""
+    levels: tuple[int, ...] = ()
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +139,12 @@ class ModelFacts:
         quantization: "fp8", "int4", "int8" as stored, or None for plain weights.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
+        ordered: of a ready-made 4-bit checkpoint, whose groups' columns don't stand together.
         gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
             checkpoint allows (LongRoPE beyond its original context).
+        predictor: keys and values of the multi-token predictor that the files carry, all of it; or None.
+        predicts: it is loaded, too.
     """
 
     name: str
@@ -151,7 +160,21 @@ class ModelFacts:
     download_bytes: int
     native: bool
     native_positions: int | None = None
+    ordered: bool = False
     gguf: GgufFacts | None = None
+    predictor: KVLayer | None = None
+    predicts: bool = False
+
+    def with_predictor(self) -> "ModelFacts":
+        """With its multi-token predictor loaded, if it has one."""
+        if self.predictor is None or self.predicts:
+            return self
+        tensors = tuple(
+            tensor._replace(loaded=True) if tensor.name.startswith(PREDICTOR) else tensor
+            for tensor in self.tensors
+        )
+        text = replace(self.text, kv_layers=(*self.text.kv_layers, self.predictor))
+        return replace(self, text=text, tensors=tensors, predicts=True)
 
     @property
     def elements(self) -> int:

@@ -64,11 +64,13 @@ class GgufHeader:
     Attributes:
         values: metadata by key; of a long array, such as the vocabulary, only its length (`Items`).
         tensors: in the file's order, rows first as elsewhere; dtypes as ggml calls them.
+        offsets: where the data of each begins, from the start of the file.
     """
 
     where: str
     values: Mapping[str, Any]
     tensors: tuple[Stored, ...]
+    offsets: tuple[int, ...] = ()
 
 
 class Items(int):
@@ -135,11 +137,12 @@ class _Parser:
         if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
             raise CheckpointError(f"{self.where} has general.alignment {shown(alignment)}; a power of two is")
         placed = [self.tensor() for _ in range(tensors)]
-        self.check_places(placed, -(-self.at // alignment) * alignment)
+        start = -(-self.at // alignment) * alignment
+        self.check_places(placed, start)
         found = tuple(tensor for tensor, _ in placed)
         if len({tensor.name for tensor in found}) != len(found):
             raise CheckpointError(f"{self.where} has a tensor twice")
-        return GgufHeader(self.where, values, found)
+        return GgufHeader(self.where, values, found, tuple(start + offset for _, offset in placed))
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""

@@ -9,12 +9,13 @@ from math import prod
 from typing import Any, Final
 
 from snugvl.checkpoint.facts import GgufFacts, KVLayer, ModelFacts, Role, TensorFact, TextFacts, VisionFacts
+from snugvl.checkpoint.gguf_network import ARCHITECTURE, levels_of, parsed
+from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
 from snugvl.checkpoint.material import Material
 from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
 from snugvl.errors import CheckpointError, UnsupportedModel
 
-ARCHITECTURE: Final = "general.architecture"
 FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
 MMPROJ: Final = "clip"  # the architecture of a vision tower's own file
 FAMILIES: Final = {
@@ -58,6 +59,7 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     if "token_embd.weight" not in names:
         raise CheckpointError(f"{material.where} has no token_embd.weight; a part of it is missing")
     vision = None if material.images is None else _vision(material.images, material.where)
+    why = _why_not(material)
     return ModelFacts(
         name=name,
         revision=material.revision,
@@ -70,15 +72,27 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
         tied="output.weight" not in names,
         quantization=_coarseness(tensors),
         download_bytes=material.download_bytes,
-        native=False,
+        native=not why,
         gguf=GgufFacts(
             FILE_TYPES.get(values.get("general.file_type", -1)) or _commonest(tensors),
             section.values.get("expert_used_count") or 0,
             section.values.get("n_deepstack_layers") or 0,
             values.get(FILE, ""),
             (material.images or {}).get(FILE, ""),
+            tuple(levels_of(material.images)),
+            why,
         ),
     )
+
+
+def _why_not(material: Material) -> str:
+    """Why our own engine doesn't run it, or ""."""
+    try:
+        parsed(material.config, material.images, material.tensors, material.where)
+        cut_of(Section(material.config, material.where))
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def _of(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

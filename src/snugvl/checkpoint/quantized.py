@@ -13,7 +13,7 @@ Sources: AutoAWQ, `awq/models/_config.py` (MIT); compressed-tensors, `quantizati
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
@@ -36,10 +36,14 @@ _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the quantised matrices of a checkpoint are stored: each element in `bits`."""
+    """How the quantised matrices of a checkpoint are stored: each element in `bits`.
+
+    `ordered`: a group's columns don't stand together (GPTQ's desc_act, compressed-tensors' actorder).
+    """
 
     kind: Kind
     bits: int
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ def read_packing(root: Section) -> Packing | None:
         case "compressed-tensors":
             return _compressed_packing(section)
         case method:
-            return _integers(section.count("bits"), method, section.where)
+            packing = _integers(section.count("bits"), method, section.where)
+            return replace(packing, ordered=method == "gptq" and bool(section.values.get("desc_act")))
 
 
 def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
@@ -132,7 +137,8 @@ def _compressed_packing(section: Section) -> Packing:
         if (number, bits) == ("float", 8):
             found.add(Packing("fp8", 8))
         elif number == "int":
-            found.add(_integers(bits, "compressed-tensors", weights.where))
+            packing = _integers(bits, "compressed-tensors", weights.where)
+            found.add(replace(packing, ordered=weights.values.get("actorder") == "group"))
         else:
             raise UnsupportedModel(
                 f"{weights.where} has {bits}-bit {plain(number)} weights; int 4, int 8, float 8 can be read"
@@ -170,20 +176,19 @@ def _gptq(section: Section) -> PackedInt4:
     found = {
         "bits": values.get("bits"),
         "group_size": values.get("group_size"),
-        "desc_act": bool(values.get("desc_act")),
         "checkpoint_format": values.get("checkpoint_format") or "gptq",
         "dynamic": values.get("dynamic") or None,  # other settings for some modules
     }
     known = (
         found["bits"] == 4
         and found["group_size"] in GROUPS
-        and not found["desc_act"]
         and found["checkpoint_format"] in ("gptq", "gptq_v2")
         and found["dynamic"] is None
     )
     if not known:
-        _refuse(section, "gptq", found, f"4 bits in groups of {_GROUPS} without desc_act or dynamic")
-    return PackedInt4("gptq", values["group_size"], offset=int(found["checkpoint_format"] == "gptq"))
+        _refuse(section, "gptq", found, f"4 bits in groups of {_GROUPS} without dynamic")
+    offset = int(found["checkpoint_format"] == "gptq")
+    return PackedInt4("gptq", values["group_size"], offset=offset, ordered=bool(values.get("desc_act")))
 
 
 def _compressed_layout(section: Section) -> PackedInt4:
@@ -218,13 +223,14 @@ def _packed(section: Section, scheme: Section, weights: Mapping[str, Any]) -> Pa
         found["format"] == "pack-quantized"
         and (found["num_bits"], found["type"], found["strategy"]) == (4, "int", "group")
         and found["group_size"] in GROUPS
-        and found["actorder"] in (None, "static", "weight")  # "group" would mix the columns of groups
+        and found["actorder"] in (None, "static", "weight", "group")
         and not (found["input_activations"] or found["output_activations"])
     )
     if not known:
         wanted = f"pack-quantized weights of 4-bit int in groups of {_GROUPS}, activations left alone"
         _refuse(scheme, "compressed-tensors", found, wanted)
-    return PackedInt4("compressed-tensors", weights["group_size"], bool(weights.get("symmetric", True)))
+    symmetric, ordered = bool(weights.get("symmetric", True)), found["actorder"] == "group"
+    return PackedInt4("compressed-tensors", weights["group_size"], symmetric, ordered=ordered)
 
 
 def _refuse(section: Section, method: str, found: dict[str, Any], known: str) -> NoReturn:

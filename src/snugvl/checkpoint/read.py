@@ -7,7 +7,6 @@ What was read from the Hub is kept by commit, so that a plan works offline after
 """
 
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,22 +21,17 @@ from snugvl.checkpoint.listing import is_commit, of_quant
 from snugvl.checkpoint.locate import POCKET, complete, is_hub_cached, looks_like_hub_id, near
 from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.store import write_whole
+from snugvl.core.folders import cache_folder
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 FRESH_SECONDS = 24 * 3600  # a branch may move: after a day the Hub is asked again, if there is a network
-
-
-def default_cache() -> Path:
-    """`$XDG_CACHE_HOME/snugvl/headers`, `%LOCALAPPDATA%` on Windows, else below `~/.cache`."""
-    chosen = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return Path(chosen or "~/.cache").expanduser() / "snugvl" / "headers"
 
 
 class HeaderCache:
     """What was read of repositories. A broken file counts as none; one that can't be written is left out."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = default_cache() if folder is None else folder
+        self.folder = cache_folder() / "headers" if folder is None else folder
 
     def get(self, repo: str, revision: str | None, *, stale: bool) -> Material | None:
         """What is known of `revision`. `stale`: also if its branch was last asked for more than a day ago."""

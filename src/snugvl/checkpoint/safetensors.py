@@ -34,7 +34,12 @@ MAX_NUMBER = 2**62  # in shapes and offsets
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor is. `offset` counts bytes from the start of `file`."""
+    """Where a tensor is. `offset` counts bytes from the start of `file`.
+
+    Attributes:
+        heads: of a GGUF, whose rows of each head's two halves alternate; 0 where they follow one another.
+        frames: of a GGUF, tensors that are its third dimension, one after the other.
+    """
 
     name: str
     dtype: str
@@ -42,6 +47,8 @@ class TensorEntry:
     file: Path
     offset: int
     nbytes: int
+    heads: int = 0
+    frames: "tuple[TensorEntry, ...]" = ()
 
     @property
     def numel(self) -> int:

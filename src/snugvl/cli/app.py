@@ -19,6 +19,7 @@ from snugvl.cli import (
     bench,
     caption,
     chat,
+    compare,
     config,
     detect,
     doctor,
@@ -61,6 +62,7 @@ app.command("rm")(models.rm)
 app.command("serve")(serve.serve)
 app.command("ps")(ps.ps)
 app.command("bench")(bench.bench)
+app.command("compare")(compare.compare)
 app.add_typer(config.app, name="config")
 
 

@@ -186,8 +186,8 @@ Speculation = Annotated[
     SpeculationName,
     typer.Option(
         "--speculation",
-        help="Guess what an answer quotes of prompt and answer, and compute it at once: answers are the "
-        "same. auto: where it is seen to pay.",
+        help="Guess tokens and compute them at once; answers are the same. ngram: what was said before, mtp: "
+        "by Qwen3.5's own predictor, auto: where it is seen to pay.",
     ),
 ]
 MaxQueue = Annotated[

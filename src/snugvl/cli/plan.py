@@ -87,6 +87,7 @@ def plan(
     kv_cache: options.KVCache = "auto",
     memory: options.Memory = None,
     concurrency: Concurrency = 1,
+    speculation: options.Speculation = "off",
     gpu: machine_options.Gpu = None,
     os: machine_options.Os = None,
     held: machine_options.Held = None,
@@ -112,7 +113,7 @@ def plan(
         weights=None if weights == "auto" else weights,
         memory_bytes=None if memory is None else parse_size(memory, "--memory"),
         language_only=language_only, tower=tower, kv_cache=None if kv_cache == "auto" else kv_cache,
-        embedding=embedding, purpose=purpose,
+        embedding=embedding, purpose=purpose, speculation=speculation,
     )  # fmt: skip
     choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     candidates = _candidates(model, offline, wishes.images > 0)

@@ -48,7 +48,7 @@ class Running:
 
 def folder() -> Path:
     """Where servers write down that they run."""
-    from snugvl.hardware.calibration import cache_folder
+    from snugvl.core.folders import cache_folder
 
     return cache_folder(os.environ) / "servers"
 

@@ -163,6 +163,7 @@ def _facts(planned: Planned, load: LoadOptions) -> Facts:
     """What the files tell, with what the plan knows of the device, and how it was asked to think."""
     from snugvl.backends.vllm.facts import read_facts
     from snugvl.diagnose.facts import Card
+    from snugvl.planner.plan import allocation_of
 
     choice, model = planned.choice, planned.choice.option.model
     facts = read_facts(planned.name)
@@ -176,6 +177,7 @@ def _facts(planned: Planned, load: LoadOptions) -> Facts:
         parameters=model.parameters,
         gpu_uuids=tuple(gpu.uuid for gpu in choice.gpus if gpu.uuid is not None),
         card=Card(choice.budget.total_bytes, choice.budget.free_bytes),
+        plan=allocation_of(choice),
     )
 
 
@@ -184,6 +186,7 @@ def _replanned(planned: Planned, load: LoadOptions) -> Replan:
 
     def replan(diagnosis: Diagnosis, before: VllmChoice) -> VllmChoice | None:
         from snugvl.backends.child import flags
+        from snugvl.planner.plan import allocation_of
 
         kinds = [cause.kind for cause in diagnosis.causes]
         kind = next((kind for kind in kinds if kind in SAME_SHARE or kind in LESS_SHARE), None)
@@ -194,7 +197,9 @@ def _replanned(planned: Planned, load: LoadOptions) -> Replan:
         smaller = less(planned, kind)
         if smaller is None:
             return None
-        return replace(before, arguments=arguments_of(smaller, load), planned=planned_rows(smaller))
+        facts = None if before.facts is None else replace(before.facts, plan=allocation_of(smaller))
+        arguments = arguments_of(smaller, load)
+        return replace(before, arguments=arguments, planned=planned_rows(smaller), facts=facts)
 
     return replan
 

@@ -101,6 +101,9 @@ def plan_for(
         return _unplanned(load, error)
     wishes = wishes_of(load, sees=any(candidate.facts.vision for candidate in candidates))
     missing = _missing(load, child)
+    ours = machine.gpus and all(each.facts.gguf and each.facts.native for each in candidates)
+    if load.backend == "auto" and ours and not _finds_llamacpp(child):
+        missing["llamacpp"] = f"it is not installed: {LLAMACPP}"
     plan = solve(candidates, machine, wishes, missing)
     if kept is not None:
         plan = held_to(plan, candidates[0], machine, kept.settings)

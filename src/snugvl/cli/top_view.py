@@ -154,6 +154,9 @@ def _work(view: View) -> Text:
         facts.append(("KV lent to other programs", f"{1 - load.num_blocks / load.planned_blocks:.0%}"))
     if load.encoder_queries:
         facts.append(("pictures found encoded", f"{load.encoder_hits / load.encoder_queries:.0%}"))
+    if load.drafted_tokens:
+        right = load.accepted_tokens / load.drafted_tokens
+        facts.append((f"guesses right ({load.draft_method})", f"{right:.0%}"))
     if load.shortages:
         facts.append(("out of memory", f"{load.shortages}"))
     if load.faults:

@@ -6,9 +6,10 @@ from typing import Literal, get_args
 from snugvl.errors import RequestError
 
 KVFormat = Literal["bf16", "fp8"]
-SpeculationName = Literal["auto", "off", "ngram"]
+SpeculationName = Literal["auto", "off", "ngram", "mtp"]
 
 DEFAULT_BLOCK_SIZE = 16
+RECENT = 96  # tokens of each sequence whose hidden states are kept for its predictor (`engine.predictor`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,9 @@ class EngineConfig:
             stays free, and `benchmarks/engine_speed.py --step-graphs` says what they bring.
         skip_forced: whether tokens that a grammar forces are appended at once, without a step for each. The
             answers are the same; `benchmarks/masks.py` says what it brings.
-        speculation: whether tokens are guessed from prompt and answer and computed beside the newest one
-            (see `engine.speculation`); "auto" where it is seen to pay.
+        speculation: whether tokens are guessed, from prompt and answer ("ngram") or by the model's own
+            multi-token predictor ("mtp"), and computed beside the newest one (see `engine.speculation`);
+            "auto": where it is seen to pay, by the predictor if that is loaded.
     """
 
     num_blocks: int

@@ -1,6 +1,5 @@
-"""Where downloads are kept, as huggingface_hub's documented variables say, without importing it.
-
-That import takes longer than a plan.
+"""Where downloads are kept, as huggingface_hub's documented variables say, without importing it: that import
+takes longer than a plan. And where we keep what we have found out.
 """
 
 import os
@@ -17,3 +16,9 @@ def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
     if not home:
         home = str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     return Path(os.path.expandvars(home)).expanduser() / "hub"
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CACHE_HOME/snugvl`, `%LOCALAPPDATA%\\snugvl` on Windows, else `~/.cache/snugvl`."""
+    chosen = environ.get("XDG_CACHE_HOME") or (environ.get("LOCALAPPDATA") if os.name == "nt" else None)
+    return (Path(chosen) if chosen else Path("~/.cache").expanduser()) / "snugvl"

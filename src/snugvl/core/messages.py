@@ -290,7 +290,7 @@ class Capabilities:
         tool_form: how it writes calls of them.
         language_only: whether the model could see, and was loaded without its vision tower.
         most_images: pictures and videos that a request may have, where whoever started it said so.
-        plan: what was allocated, where our own engine runs it.
+        plan: what the engine was started with, where it was planned.
     """
 
     model: str

@@ -46,7 +46,9 @@ class Load:
         num_blocks: of the KV cache now. Fewer than `planned_blocks` while other programs need the memory;
             `planned_blocks` is 0 where the engine's cache never changes.
         encoder_queries: pictures that prompts needed; `encoder_hits` of them were encoded already.
+        draft_method: what guesses tokens, "ngram" or "mtp"; empty where nothing does.
         drafted_tokens: that were guessed and computed; `accepted_tokens`: those of them that were right.
+        forced_tokens: that a grammar left no choice of, and that took no step of their own.
         shortages: steps that ran out of memory and were tried again in parts.
         kernel_compilations: kernels that requests waited for; `graph_captures`: CUDA graphs, likewise.
         recorded: CUDA graphs of steps with prompts and of pictures that there are now.
@@ -66,8 +68,10 @@ class Load:
     encoder_hits: int = 0
     prefix_hit_tokens: int = 0
     prefix_query_tokens: int = 0
+    draft_method: str = ""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    forced_tokens: int = 0
     faults: int = 0
     shortages: int = 0
     kernel_compilations: int = 0

@@ -1,6 +1,6 @@
 """What a choice may say next, guessed; `speculation.py` computes it beside the newest token.
 
-The proposer that there is looks up what was said before: the longest end that stood somewhere earlier.
+One proposer looks up what was said before: the longest end that stood somewhere earlier.
 
     prompt   { "name" : "Ada" , "born" : 1815 } … Repeat it with another year.
     answer   { "name" : "Ada" , "bo
@@ -10,6 +10,9 @@ It costs no memory of the device, and pays where an answer quotes: OCR, JSON, co
 knows where each pair of tokens stood last, and for each place where the same pair stood before that: the hash
 chains of deflate (RFC 1951, section 4). So a token is added in constant time, and a look-up follows a few
 places of a chain, however long the context is. It takes about 100 bytes of main memory a token.
+
+The other one asks the model's own multi-token predictor (`predictor.py`), which runs on the device while the
+host is busy with other things.
 
 Source: prompt lookup decoding, Saxena 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -59,6 +62,37 @@ class Drafts:
         self.width = max(self.width, 2 * drafted) if accepted == drafted else accepted + 1
         if self.misses > 1:
             self.rest = length + min(1 << self.misses, REST)
+
+
+class PredictedTokens(Protocol):
+    """Drafts that may still be computed: `predictor.PendingDrafts`."""
+
+    def of(self, row: int) -> list[int]:
+        """Those of a row, waiting for them."""
+        ...
+
+
+class PredictorProposer:
+    """Of one choice: what the predictor found for it, until it has another token."""
+
+    def __init__(self, generated: list[int]) -> None:
+        """`generated`: its answer, which grows."""
+        self._generated = generated
+        self._found: PredictedTokens | None = None
+        self._row = self._length = 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether the predictor was asked what follows its newest token."""
+        return self._found is not None and self._length == len(self._generated)
+
+    def expect(self, found: PredictedTokens, row: int) -> None:
+        """The predictor is asked."""
+        self._found, self._row, self._length = found, row, len(self._generated)
+
+    def propose(self, most: int) -> list[int]:
+        """See `Proposer`."""
+        return self._found.of(self._row)[:most] if self._found is not None and self.asked else []
 
 
 class NgramIndex:

@@ -30,7 +30,8 @@ from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import Choice, Sampled, begin, results_of
-from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
+from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State, choices_of, no_token
 from snugvl.engine.speculation import Speculation, choices_with
 from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed
@@ -61,7 +62,7 @@ class Engine:
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests = LiveRequests(self._scheduler, self._keep_encodings)
         self._arrivals = count()
-        self._speculation = Speculation(config)
+        self._speculation = Speculation(config, self._runner.drafter)
         self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
         self._steps = self._computed = self._generated = self._forced = self._faults = self._shortages = 0
 
@@ -88,6 +89,7 @@ class Engine:
             computed_tokens=self._computed,
             generated_tokens=self._generated,
             forced_tokens=self._forced,
+            draft_method=self._speculation.method,
             drafted_tokens=self._speculation.drafted,
             accepted_tokens=self._speculation.accepted,
             items_encoded=self._encoder.items_encoded,
@@ -249,8 +251,7 @@ class Engine:
         On a GPU, which has work then while the host reads and says the step's tokens.
         """
         self._keep_encodings()
-        ahead = self._runner.has_graphs and not step.later
-        if ahead and (upcoming := self._scheduler.upcoming()) is not None:
+        if self._runner.has_graphs and not step.later and (upcoming := self._scheduler.upcoming()):
             self._encode(upcoming, outputs)
 
     def _recover(self, error: Exception) -> list[TokenOutput]:
@@ -316,8 +317,7 @@ class Engine:
             self._keep_encodings()
 
     def _count(self, step: Schedule) -> None:
-        for chunk in step.chunks:
-            chunk.sequence.computed = chunk.end - chunk.unsure
+        step.settle()
         self._steps += 1
         self._computed += step.tokens
 
@@ -341,6 +341,7 @@ class Engine:
         results = iter(results_of(begun))
         for sequence, drafts in takers:
             outputs += self._take(sequence, drafts, islice(results, 1 + len(drafts)))
+        self._speculation.ask_ahead(self._scheduler)
         self._keep_encodings()
 
     def _take(
@@ -363,8 +364,8 @@ class Engine:
             if draft is None or draft != result.token_id:
                 break
             right += 1
-            if sequence.state is State.RUNNING and self._runner.can_recompute:  # no state has to follow
-                sequence.computed += 1
+            if sequence.state is State.RUNNING:
+                sequence.confirm(state_follows=not self._runner.can_recompute)
                 self._scheduler.publish(sequence)
         if drafts:
             self._speculation.count(sequence, len(drafts), right, outputs)
@@ -391,10 +392,9 @@ class Engine:
         return outputs
 
     def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
-        request = sequence.request
         if result.token_id is None:
             self._scheduler.withdraw(sequence)
-            return self._requests.fail(request.request_id, no_token(sequence))
+            return self._requests.fail(sequence.request.request_id, no_token(sequence))
         self._generated += 1
         output = sequence.take(result)
         return [self._requests.end(sequence, output) if output.finish else output]

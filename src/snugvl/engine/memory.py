@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import torch
 
-from snugvl.core.config import EngineConfig
+from snugvl.checkpoint.architecture import no_predictor
+from snugvl.core.config import RECENT, EngineConfig
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import SMALL_BYTES
 from snugvl.engine.oom import pooled_bytes, release
@@ -33,7 +34,13 @@ STATES_SMALL_BYTES = 16 << 20
 
 
 def config_for(model: Network, config: EngineConfig) -> EngineConfig:
-    """The configuration as a model can use it: with recurrent states no prefix cache without checkpoints."""
+    """The configuration as a model can use it: with recurrent states no prefix cache without checkpoints.
+
+    Raises:
+        RequestError: it is to guess by a predictor that isn't there.
+    """
+    if config.speculation == "mtp" and not model.config.text.predictors:
+        raise no_predictor(model.config.architecture)
     checkpoints = config.state_checkpoints if config.prefix_cache and model.config.text.linear else 0
     cached = config.prefix_cache and (model.config.text.linear is None or checkpoints > 0)
     return replace(config, prefix_cache=cached, state_checkpoints=checkpoints)
@@ -51,7 +58,16 @@ def allocate(model: Network, config: EngineConfig) -> KVCache:
         dtype=E4M3 if config.kv_cache == "fp8" else model.dtype,
         device=model.device,
         states=_states(model, config),
+        recent=_recent(model, config),
     )
+
+
+def _recent(model: Network, config: EngineConfig) -> torch.Tensor | None:
+    text = model.config.text
+    if not text.predictors:
+        return None
+    rows = config.max_num_seqs * RECENT + 1  # the last one is nobody's
+    return torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=model.device)
 
 
 def _states(model: Network, config: EngineConfig) -> StateCache | None:
@@ -59,7 +75,7 @@ def _states(model: Network, config: EngineConfig) -> StateCache | None:
     if linear is None:
         return None
     return StateCache(
-        num_layers=text.num_layers - text.kv_layers,
+        num_layers=text.linear_layers,
         slots=config.max_num_seqs,
         checkpoints=config.checkpoints_beside(config.max_num_seqs),
         heads=(linear.value_heads, linear.key_dim, linear.value_dim),

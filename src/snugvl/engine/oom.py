@@ -14,7 +14,7 @@ import re
 import torch
 
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.scheduler import Chunk
+from snugvl.engine.schedule import Chunk
 from snugvl.errors import OutOfMemory
 
 _SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")

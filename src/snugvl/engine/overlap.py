@@ -33,7 +33,8 @@ from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.packing import Unread
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler, begin_likeliest, plain
-from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
+from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
 
 # Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a

@@ -1,7 +1,7 @@
 """The numbers of a step in one tensor: what the host writes with numpy, and one copy brings to the device.
 
     ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables
-        │ state_slots │ landings │ unsure │ starts │ lengths
+        │ state_slots │ landings │ unsure │ recent rows │ following │ starts │ lengths
 
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from snugvl.engine.scheduler import Chunk
+from snugvl.core.config import RECENT
+from snugvl.engine.schedule import Chunk
+from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
 from snugvl.layers.upload import upload
+from snugvl.models.batch import PredictorBatch
 
 T = TypeVar("T")
 Array = NDArray[Any]
@@ -37,6 +40,7 @@ class Shape:
         blocks: of a block table.
         logits: rows whose logits are wanted.
         pictured: placeholders.
+        recent: rows of `KVCache.recent`, for a predictor, the last of which is nobody's; 0 without one.
     """
 
     tokens: int
@@ -44,6 +48,7 @@ class Shape:
     blocks: int
     logits: int
     pictured: int
+    recent: int = 0
 
     @property
     def size(self) -> int:
@@ -70,6 +75,8 @@ class Shape:
             lines,
             lines,
             lines,
+            self.tokens if self.recent else 0,
+            self.tokens if self.recent else 0,
             *ends,
         )
 
@@ -88,6 +95,9 @@ class Numbers(NamedTuple, Generic[T]):
         state_slots: `[sequences]`.
         landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
         unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
+        recent: `[tokens]`, where its hidden state goes (`PredictorBatch.rows`); or `[0]`.
+        following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. Where nobody knows
+            it yet it is 0, and what is made of it is made again.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
         lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
@@ -101,6 +111,8 @@ class Numbers(NamedTuple, Generic[T]):
     state_slots: T
     landings: T
     unsure: T
+    recent: T
+    following: T
     starts: T
     lengths: T
 
@@ -124,14 +136,15 @@ class Unread:
         numbers.ids.index_copy_(0, numbers.logit_rows.index_select(0, rows), ids)
 
 
-def shape_of(chunks: Sequence[Chunk]) -> Shape:
-    """Exactly what chunks need."""
+def shape_of(chunks: Sequence[Chunk], recent: int = 0) -> Shape:
+    """Exactly what chunks need; `recent`: see `Shape`."""
     return Shape(
         tokens=sum(chunk.end - chunk.start for chunk in chunks),
         sequences=len(chunks),
         blocks=table_width(max(len(chunk.sequence.table) for chunk in chunks)),
         logits=sum(chunk.logits for chunk in chunks),
         pictured=sum(len(chunk.sequence.prompt.placeholders_in(chunk.start, chunk.end)) for chunk in chunks),
+        recent=recent,
     )
 
 
@@ -143,7 +156,7 @@ def table_width(blocks: int) -> int:
 def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
     """The parts of `flat` `[shape.size]` int64."""
     ids, positions, slots, logit_rows, pictured, tables, *rest = shape.split(flat)
-    state_slots, landings, unsure, starts, lengths = rest
+    state_slots, landings, unsure, recent, following, starts, lengths = rest
     lines = shape.sequences
     return Numbers(
         ids,
@@ -155,15 +168,22 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
         state_slots,
         landings,
         unsure,
+        recent,
+        following,
         starts.view(torch.int32)[: lines + 1],
         lengths.view(torch.int32)[:lines],
     )
 
 
+def left_by(numbers: Numbers[torch.Tensor]) -> PredictorBatch | None:
+    """What a step leaves for a predictor, if there is one."""
+    return PredictorBatch(numbers.recent, numbers.following) if len(numbers.recent) else None
+
+
 def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor:
     """The numbers of `chunks` on the host, `[shape.size]` int64."""
     flat = torch.zeros(shape.size, dtype=torch.int64)
-    _fill(lines_of(flat, shape), chunks, block_size)
+    _fill(lines_of(flat, shape), chunks, shape, block_size)
     return flat
 
 
@@ -195,15 +215,17 @@ class Staging:
         if (turn, shape) not in self._lines:
             self._lines[turn, shape] = lines_of(flat, shape)
         flat.zero_()
-        _fill(self._lines[turn, shape], chunks, block_size)
+        _fill(self._lines[turn, shape], chunks, shape, block_size)
         target.copy_(flat, non_blocking=True)
         if copied is not None:
             copied.record()
 
 
-def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], block_size: int) -> None:
+def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_size: int) -> None:
     """Write the numbers of `chunks`; all are zero."""
     lines.slots[:] = -1
+    lines.recent[:] = shape.recent - 1
+    lines.following[:] = -1
     end = logits = pictured = 0
     for row, chunk in enumerate(chunks):
         sequence, start = chunk.sequence, end
@@ -214,26 +236,36 @@ def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], block_size: int) -> No
         table = np.asarray(sequence.table)
         places = np.arange(chunk.start, chunk.end)
         lines.slots[start:end] = table[places // block_size] * block_size + places % block_size
-        found = sequence.prompt.placeholders_in(chunk.start, chunk.end)
-        lines.pictured[pictured : pictured + len(found)] = found
-        lines.pictured[pictured : pictured + len(found)] += start - chunk.start
-        pictured += len(found)
+        if len(found := sequence.prompt.placeholders_in(chunk.start, chunk.end)):
+            lines.pictured[pictured : pictured + len(found)] = found
+            lines.pictured[pictured : pictured + len(found)] += start - chunk.start
+            pictured += len(found)
         lines.tables[row, : len(table)] = table
         lines.state_slots[row] = slot_of(sequence)
         lines.landings[row] = max(chunk.landing - chunk.start, 0)
         lines.unsure[row] = chunk.unsure
         lines.starts[row] = start
         lines.lengths[row] = chunk.end
+        if shape.recent:
+            known = max(end - RECENT, start)  # the last ones, each of a place of its own
+            lines.recent[known:end] = recent_row(sequence, places[known - start :])
+            lines.following[end - 1] = next(iter(sequence.ids(chunk.end, chunk.end + 1)), 0)
         lines.logit_rows[logits : logits + chunk.logits] = np.arange(end - chunk.logits, end)
         logits += chunk.logits
     lines.starts[len(chunks) :] = end
+
+
+def recent_row(sequence: SequenceState, places: Array) -> Array:
+    """Where the hidden states of a sequence's tokens at `places` are (`KVCache.recent`)."""
+    return slot_of(sequence) * RECENT + places % RECENT
 
 
 def _positions(chunk: Chunk, out: Array) -> None:
     """M-RoPE positions of a chunk to `out` `[3, tokens]`: the prompt's own, then counting on."""
     prompt = chunk.sequence.prompt
     own = max(min(chunk.end, len(prompt)) - chunk.start, 0)
-    out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
+    if own:
+        out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
     out[:, own:] = np.arange(chunk.start + own, chunk.end) + prompt.delta
 
 

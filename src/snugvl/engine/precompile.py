@@ -10,7 +10,7 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -25,11 +25,12 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.ggml import Part
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format
-from snugvl.models.batch import ForwardBatch, GridTHW, encoded
+from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
 from snugvl.models.loader import without_memory
 from snugvl.models.networks import LoadableNetwork
 
@@ -44,12 +45,12 @@ class Outline:
 
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
-        formats: of each linear layer, with the columns that share a scale.
+        formats: of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
     """
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-    formats: Mapping[str, tuple[Format, int]]
+    formats: Mapping[str, tuple[Format, int, tuple[Part, ...]]]
 
 
 def outline_of(network: nn.Module, config: ModelConfig) -> Outline:
@@ -59,7 +60,7 @@ def outline_of(network: nn.Module, config: ModelConfig) -> Outline:
     return Outline(
         config,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
-        {name: (linear.format, linear.group) for name, linear in linears},
+        {name: (linear.format, linear.group, linear.parts) for name, linear in linears},
     )
 
 
@@ -67,10 +68,10 @@ def network_from(outline: Outline) -> LoadableNetwork:
     """The network on "meta", with one decoder layer of each kind in place of all of them."""
     network = without_memory(outline.config)
     network.requires_grad_(False).eval()
-    for name, (kind, group) in outline.formats.items():
+    for name, (kind, group, parts) in outline.formats.items():
         linear = network.get_submodule(name)
         assert isinstance(linear, Linear)
-        linear.format, linear.group = kind, group
+        linear.format, linear.group, linear.parts = kind, group, parts
     for name, (dtype, shape) in outline.tensors.items():
         owner, _, attribute = name.rpartition(".")
         module = network.get_submodule(owner)
@@ -158,9 +159,19 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
     for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
         network.forward(_batch(lengths, cache), cache)
+    for count in decodes if network.config.text.predictors else ():
+        _draft(network, cache, count)
     _around(network, cache)
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
+
+
+def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
+    """What the predictor computes for so many sequences, beyond what it does of prompts."""
+    batch = _batch((1,) * count, cache)
+    hidden = torch.empty(count, network.config.text.hidden_size, dtype=network.dtype, device=network.device)
+    attention = replace(batch.attention, starts=None)
+    network.guess(network.predict(batch.input_ids, hidden, batch.positions, cache, attention))
 
 
 def _around(network: LoadableNetwork, cache: KVCache) -> None:
@@ -212,6 +223,7 @@ def _batch(lengths: tuple[int, ...], cache: KVCache) -> ForwardBatch:
             unsure=None if cache.states is None else numbers(sequences),
         ),
         logit_rows=numbers(sequences),
+        predictor=None if cache.recent is None else PredictorBatch(numbers(tokens), numbers(tokens)),
     )
 
 

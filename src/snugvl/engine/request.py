@@ -118,6 +118,7 @@ class EngineStats:
         num_blocks: of the KV cache now; `planned_blocks`: where no other program is short of memory.
         encoder_queries: images and videos that a prompt needed; `encoder_hits`: found encoded.
         forced_tokens: generated ones that a grammar forced, so that no step chose them.
+        draft_method: what guesses, "ngram" or "mtp"; "" where nothing does.
         drafted_tokens: guessed ones that were computed; `accepted_tokens`: those that were right.
         shortages: steps that ran out of memory.
         kernel_compilations: kernels that were compiled; `graph_captures`: CUDA graphs that were captured.
@@ -137,6 +138,7 @@ class EngineStats:
     computed_tokens: int
     generated_tokens: int
     forced_tokens: int
+    draft_method: str
     drafted_tokens: int
     accepted_tokens: int
     items_encoded: int

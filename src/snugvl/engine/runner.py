@@ -6,9 +6,12 @@ vision_rows         2 3 4 5                                           rows of th
 vision_embeds       rows 10 … 13 of the image's encoding              its rows 0 … 9 came a chunk earlier
 """
 
+from collections.abc import Sequence as Rows
+from typing import cast
+
 import torch
 
-from snugvl.core.config import EngineConfig
+from snugvl.core.config import RECENT, EngineConfig
 from snugvl.engine import overlap
 from snugvl.engine.checkpoints import StateCopy
 from snugvl.engine.encoder import Encoder
@@ -23,15 +26,16 @@ from snugvl.engine.overlap import (
     may_run_ahead,
     rows_of,
 )
-from snugvl.engine.packing import Unread, numbers_of, pack, shape_of
+from snugvl.engine.packing import Unread, left_by, numbers_of, pack, shape_of
+from snugvl.engine.predictor import Drafter
 from snugvl.engine.sampling.sampler import scores_of
-from snugvl.engine.scheduler import Chunk, Schedule
+from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.sequence import CheckedPrompt, Sequence, slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
-from snugvl.models.batch import ForwardBatch, Network, Scoring
+from snugvl.models.batch import ForwardBatch, Network, PredictingNetwork, Scoring
 
 
 class Runner:
@@ -45,6 +49,9 @@ class Runner:
         self.has_graphs = model.device.type == "cuda"
         self.compilations = compilations(model.device)  # those that a step waits for
         self.graph_pool: GraphPool | None = None
+        self.drafter: Drafter | None = None
+        if cache.recent is not None:
+            self.drafter = Drafter(cast(PredictingNetwork, model), cache, config, self.batch_of)
         self._config = config
         self._steps: StepGraphs | None = None
         if self.has_graphs and config.step_graph_bytes:
@@ -54,6 +61,8 @@ class Runner:
     def use_graph_pool(self, graph_pool: GraphPool) -> None:
         """Run steps with parts of prompts, and small pictures, by CUDA graphs from now on."""
         self.graph_pool = graph_pool
+        if self.drafter is not None:
+            self.drafter.graph_pool = graph_pool
         self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool)
         if self.model.tower_is_capturable:
             self.encoder.use_graphs(PictureGraphs(self.model, graph_pool))
@@ -108,7 +117,7 @@ class Runner:
             logits = self._steps.run(step.chunks, embeds)
         if logits is not None:
             return logits
-        return self.model.forward(self._batch(step.chunks, embeds, scoring), self.cache)
+        return self.model.forward(self.batch_of(step.chunks, embeds, scoring), self.cache)
 
     def launch_ahead(self, step: Schedule) -> PendingStep | None:
         """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
@@ -123,7 +132,7 @@ class Runner:
         logits = None if self._steps is None else self._steps.run(chunks, [], unread)
         if logits is not None:
             return logits
-        return self.model.forward(self._batch(chunks, [], unread=unread), self.cache)
+        return self.model.forward(self.batch_of(chunks, unread=unread), self.cache)
 
     @property
     def least_run(self) -> int:
@@ -143,6 +152,8 @@ class Runner:
         for sibling in siblings if states is not None else ():
             assert states is not None
             states.copy(slot_of(sequence), slot_of(sibling))
+        for sibling in siblings if self.cache.recent is not None else ():
+            self.cache.copy_recent(slot_of(sequence), slot_of(sibling), RECENT)
 
     def save_states(self, copies: list[StateCopy]) -> None:
         """Copy states to checkpoints as the steps leave them that were started until now."""
@@ -196,14 +207,20 @@ class Runner:
         device = self.model.device
         return Scoring(to_device(torch.tensor(rows), device), self._config.max_num_seqs, look)
 
-    def _batch(
+    def batch_of(
         self,
         chunks: list[Chunk],
-        embeds: list[torch.Tensor],
+        embeds: Rows[torch.Tensor] = (),
         scoring: Scoring | None = None,
         unread: Unread | None = None,
     ) -> ForwardBatch:
-        model, shape = self.model, shape_of(chunks)
+        """What the network is given of chunks.
+
+        Args:
+            embeds: the encoder rows of all placeholders, in their order, in pieces.
+            unread: tokens that only the device knows.
+        """
+        model, shape = self.model, shape_of(chunks, self.cache.recent_rows)
         numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
         if unread is not None:
             unread.put(numbers)
@@ -227,8 +244,9 @@ class Runner:
             vision_rows=numbers.pictured if embeds else None,
             vision_embeds=_joined(embeds) if embeds else None,
             scoring=scoring,
+            predictor=left_by(numbers),
         )
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _joined(parts: Rows[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -36,83 +36,19 @@ Not thread-safe.
 
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from operator import attrgetter
 
 import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine import prefix
-from snugvl.engine.blocks import BlockCopy, BlockPool
-from snugvl.engine.checkpoints import Checkpoints, StateCopy
+from snugvl.engine.blocks import BlockPool
+from snugvl.engine.checkpoints import Checkpoints
+from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, State, slot_of
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens
 PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the time of a whole chunk
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens `start … end - 1` of a sequence, to be computed in this step; the last may be guessed: `drafts`.
-
-    `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
-    `again`: tokens before the drafts that come again in the next step, for a checkpoint before them.
-    """
-
-    sequence: Sequence
-    start: int
-    end: int
-    landing: int = 0
-    drafts: tuple[int, ...] = ()
-    again: int = 0
-
-    @property
-    def unsure(self) -> int:
-        """Its last tokens, which its recurrent state doesn't take in."""
-        return self.again + len(self.drafts)
-
-    @property
-    def samples(self) -> bool:
-        """Whether its last logits choose the next token: all known tokens are computed then.
-
-        It ends beyond them where the host has not read its last one.
-        """
-        return self.end >= self.sequence.length
-
-    @property
-    def logits(self) -> int:
-        """Its last rows, whose logits are wanted: what follows the newest token, and each draft."""
-        return 1 + len(self.drafts) if self.samples else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One step.
-
-    Attributes:
-        copies: come first, in their order.
-        restores: slots that become copies of checkpoints, before anything is computed.
-        later: the chunk that was left out, if there is one, because its images aren't encoded.
-        alone: whether it must run with as little memory as can be (see `oom.py`).
-    """
-
-    chunks: list[Chunk] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    restores: list[StateCopy] = field(default_factory=list)
-    later: list[Chunk] = field(default_factory=list)
-    alone: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in the step."""
-        return sum(chunk.end - chunk.start for chunk in self.chunks)
-
-    @property
-    def sees_on(self) -> bool:
-        """Whether a prompt goes on with a picture after the step: its encoding is held until then."""
-        return any(
-            chunk.sequence.prompt.placeholders_in(chunk.end, chunk.sequence.length) for chunk in self.chunks
-        )
 
 
 Ready = Callable[[Chunk], bool]
@@ -234,7 +170,7 @@ class Scheduler:
         """Let a sequence wait, without its blocks and its slot."""
         self._stop(sequence)
         self.pool.release(sequence.table)
-        sequence.computed = sequence.published = 0
+        sequence.rewind()
         self.preemptions += 1
         self.add(sequence)
 
@@ -255,7 +191,7 @@ class Scheduler:
             sibling.started = True
             if len(self.running) < self.slots:
                 sibling.table = self.pool.fork(sequence.table)
-                sibling.computed = sequence.computed
+                sibling.computed, sibling.foreseen = sequence.computed, sequence.foreseen
                 sibling.keys = list(sequence.keys)
                 sibling.published = sequence.published
                 sibling.kept = sequence.kept
@@ -278,7 +214,7 @@ class Scheduler:
         self._empty(self.pool.num_blocks)
         for sequence in self.running:
             sequence.table, sequence.slot = [], None
-            sequence.computed = sequence.published = 0
+            sequence.rewind()
             self.add(sequence)
         self.running.clear()
 
@@ -337,8 +273,7 @@ class Scheduler:
             return None
         sequence = self.waiting.pop(0)
         sequence.table = self.pool.share(self._cached(sequence))
-        sequence.published = len(sequence.table)
-        sequence.computed = sequence.published * self.config.block_size
+        sequence.rewind(len(sequence.table), self.config.block_size)
         sequence.goal = sequence.length
         self.pool.extend(sequence.table, sequence.computed, sequence.length)
         if self.config.prefix_cache and not sequence.started:

@@ -102,6 +102,9 @@ class Sequence:
         order: arrival of the request and number of the choice; a higher one is younger.
         max_tokens: new tokens at most, resolved.
         computed: tokens whose keys and values are in the cache, and that its recurrent state has taken in.
+        lag: tokens behind those that the network has read, but its recurrent state hasn't taken in: drafts
+            that were right (`speculation.py`).
+        foreseen: its first tokens, of each of which the predictor has keys and values (`predictor.py`).
         goal: tokens that were known when it was admitted; until they are computed it prefills.
         slot: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
@@ -130,6 +133,8 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)
     table: list[int] = field(default_factory=list)
     computed: int = 0
+    lag: int = 0
+    foreseen: int = 0
     goal: int = 0
     slot: int | None = None
     keys: list[Key] = field(default_factory=list)
@@ -162,6 +167,11 @@ class Sequence:
         return self.length - self.computed
 
     @property
+    def read(self) -> int:
+        """Tokens that the network has read."""
+        return self.computed + self.lag
+
+    @property
     def decodes(self) -> bool:
         """Whether everything that was known when it was admitted is computed."""
         return self.computed >= self.goal
@@ -191,6 +201,19 @@ class Sequence:
         """Token ids `start … end - 1`."""
         prompt = len(self.prompt)
         return [*self.prompt.ids[start:end], *self.generated[max(0, start - prompt) : max(0, end - prompt)]]
+
+    def rewind(self, blocks: int = 0, block_size: int = 0) -> None:
+        """Go on behind its first blocks, which somebody has computed, and published."""
+        self.published, self.lag = blocks, 0
+        self.computed = self.foreseen = blocks * block_size
+
+    def confirm(self, *, state_follows: bool) -> None:
+        """The first draft behind what the network has read was right; `state_follows`: later, if at all."""
+        self.foreseen += self.foreseen == self.read - 1  # its entry was made on the way
+        if state_follows:
+            self.lag += 1
+        else:
+            self.computed += 1
 
     @property
     def ends(self) -> frozenset[int]:

@@ -25,6 +25,9 @@ state for each draft (48 MiB in Qwen3.5-4B) nor the inputs of each layer, from w
 again. A step reads all weights for one row or for 15. Nothing else knows of it: a checkpoint, a preemption, a
 block's key go by `computed`, where the state is.
 
+What guesses is n-grams of prompt and answer (`drafts.py`), or the model's own predictor (`predictor.py`): it
+is asked as soon as the tokens of a step are taken, and drafts are there when the next one is put together.
+
 A draft takes the row of logits of a sequence that doesn't run: a step has never more than `max_num_seqs`, for
 which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
 lose. Nor has a step drafts in which prompts are computed, or that runs alone after a lack of memory.
@@ -47,12 +50,14 @@ from typing import Final
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer
+from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer, PredictorProposer
 from snugvl.engine.overlap import choice_of
+from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
 from snugvl.engine.sampling.grammar import Foreseen, Mask
 from snugvl.engine.sampling.sampler import Choice
-from snugvl.engine.scheduler import Chunk, Schedule
+from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.sequence import Sequence
 from snugvl.layers.delta_rule import CHUNK
 
@@ -72,22 +77,39 @@ class Speculation:
         drafted: tokens that were guessed and computed; `accepted`: those of them that were right.
     """
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        drafter: Drafter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`drafter`: of a model whose predictor is loaded, which guesses then, unless n-grams are wished."""
         self.drafted = self.accepted = 0
         self._config = config
+        self._drafter = None if config.speculation in ("off", "ngram") else drafter
         self._clock = clock
         self._payoffs: dict[int, Payoff] = {}  # by streams, in powers of two
         self._told: float | None = None  # when tokens were told, if what comes next is measured from there
         self._guessing = False  # whether that has drafts, or computes some again, or has waited for some
         self._waits = False  # whether the next step waited, because it is decided that it has drafts
 
+    @property
+    def method(self) -> str:
+        """What guesses: "ngram" or "mtp"; "" where nothing does."""
+        if self._config.speculation == "off":
+            return ""
+        return "ngram" if self._drafter is None else "mtp"
+
     def prepare(self, choices: list[Sequence]) -> None:
         """Let the choices of a new request have drafts, if they can."""
         if self._config.speculation == "off":
             return
-        index = NgramIndex(choices[0].prompt.ids)
+        index = NgramIndex(choices[0].prompt.ids) if self._drafter is None else None
         for each in choices:
-            each.drafts = Drafts(NgramProposer(index, each.generated))
+            proposer = (
+                PredictorProposer(each.generated) if index is None else NgramProposer(index, each.generated)
+            )
+            each.drafts = Drafts(proposer)
 
     def extend(self, step: Schedule, pool: BlockPool) -> None:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
@@ -99,6 +121,7 @@ class Speculation:
         self._guessing = again or waited
         if not (waited or self._pays(len(step.chunks))):
             return
+        self._ask([chunk.sequence for chunk in step.chunks], pool)
         found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
         for row, drafts in found.items():
             chunk = step.chunks[row]
@@ -109,6 +132,14 @@ class Speculation:
                 self._guessing = True
                 step.copies.extend(pool.extend(table, place, place + len(drafts)))
                 step.chunks[row] = replace(chunk, end=place + len(drafts), drafts=tuple(drafts))
+
+    def ask_ahead(self, scheduler: Scheduler) -> None:
+        """Ask the predictor for drafts of the next step, if that has no prompts: the host is busy now."""
+        running = scheduler.running
+        if self._drafter is None or scheduler.could_admit or any(each.prefills for each in running):
+            return
+        if self._pays(len(running)):
+            self._ask(running, scheduler.pool)
 
     def learn(self, streams: int, kept: int) -> None:
         """The tokens of a step of so many streams are told: so many."""
@@ -134,12 +165,37 @@ class Speculation:
         if self._config.speculation == "off" or len(running) >= self._config.max_num_seqs:
             return False
         self._waits = self._pays(len(running)) and any(
-            each.drafts is not None
-            and (each.grammar is None or each.grammar.seconds < MASKS_S)
-            and each.drafts.guess(each.length, 1)
-            for each in running
+            _quick(each) and self._may_guess(each, each.drafts) for each in running if each.drafts is not None
         )
         return self._waits
+
+    def _may_guess(self, sequence: Sequence, drafts: Drafts) -> bool:
+        """Whether there may be drafts behind tokens of a sequence of which some are under way."""
+        if self._drafter is None:
+            return bool(drafts.guess(sequence.length, 1))
+        return sequence.length >= drafts.rest and self._drafter.keeps_up(sequence)
+
+    def _ask(self, sequences: list[Sequence], pool: BlockPool) -> None:
+        """Let the predictor guess what comes after those of the sequences of which it wasn't asked yet."""
+        room = self._config.max_num_seqs - len(sequences)
+        if self._drafter is None or room <= 0:
+            return
+        asked, width = list[Sequence](), 0
+        for each in sequences:
+            drafts = each.drafts
+            if (
+                drafts is None
+                or each.length < drafts.rest
+                or each.read != each.length - 1
+                or len(each.generated) + 1 >= each.max_tokens
+                or (isinstance(drafts.proposer, PredictorProposer) and drafts.proposer.asked)
+            ):
+                continue
+            if _quick(each) and self._drafter.keeps_up(each):
+                asked.append(each)
+                width = max(width, drafts.width)
+        if asked:
+            self._drafter.ask(asked, min(width, MOST_DRAFTS, -(-room // len(sequences))), pool)
 
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
@@ -181,6 +237,11 @@ def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) 
     if not found:  # they were wrong, and cost nothing
         own.learn(sequence.length, len(drafts), 0)
     return drafts[: found if found * each_s <= most_s else int(most_s / each_s)]
+
+
+def _quick(sequence: Sequence) -> bool:
+    """Whether masks behind drafts would come in time."""
+    return sequence.grammar is None or sequence.grammar.seconds < MASKS_S
 
 
 def _may_draft(step: Schedule) -> bool:

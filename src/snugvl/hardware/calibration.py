@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from snugvl.core.folders import cache_folder
 from snugvl.hardware.machine import Gpu
 from snugvl.hardware.software import torch_build
 from snugvl.version import __version__
@@ -89,12 +90,6 @@ def place_of(gpu: Gpu, *, torch: str | None = None, snugvl: str = __version__) -
         build = torch_build()
         torch = build.version if build else ""
     return Place(gpu.name, gpu.driver, torch, snugvl)
-
-
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_CACHE_HOME/snugvl`, `%LOCALAPPDATA%\\snugvl` on Windows, else `~/.cache/snugvl`."""
-    chosen = environ.get("XDG_CACHE_HOME") or (environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(chosen) if chosen else Path("~/.cache").expanduser()) / "snugvl"
 
 
 def calibration_file(environ: Mapping[str, str] = os.environ) -> Path:

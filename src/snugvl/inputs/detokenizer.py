@@ -91,7 +91,7 @@ class Detokenizer:
         """Take new text through the stop strings; returns what can be handed out."""
         self._decoded += len(text)
         pending = self._held + text
-        for position, character in enumerate(text, start=len(self._held) + 1):
+        for position, character in enumerate(text if self._stops else "", start=len(self._held) + 1):
             # The longest stop string is the largest of those complete at the same character.
             complete = [m.stop for m in self._stops if m.advance(character)]
             if complete:

@@ -245,17 +245,19 @@ class _State(GrammarState):
                 raise
             super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
             return
-        for state, row in zip(states, bits, strict=True):
+        for row, state in enumerate(states):
             if state._matcher.is_error():
-                state.fill(row)
+                state.fill(bits[row])
 
     def accept(self, token: int) -> None:
         self._first = None
-        with self._guarded():
+        try:  # not `_guarded`, which would take as long again: this is once a token
             if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
                 self._tokens.append(token)
                 self._matcher.consume_token(token)
                 self._goes_on()
+        except BaseException as error:
+            self._note(error)
 
     def _goes_on(self) -> bool:
         """Whether an answer that couldn't go on now can, in automata of its own."""
@@ -281,6 +283,10 @@ class _State(GrammarState):
         try:
             yield
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-                raise
-            self._panic = f"{type(error).__name__}: {one_line(str(error))}"
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        """Keep what Rust panicked at; what is no error passes through."""
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise error
+        self._panic = f"{type(error).__name__}: {one_line(str(error))}"

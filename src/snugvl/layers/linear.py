@@ -6,10 +6,13 @@ On a GPU the kernels read the stored form; elsewhere plain torch widens it, a pi
 the same.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn.functional import linear, silu
 
+from snugvl.layers.ggml import GgmlType, Part, parts_of, sort_bytes, wide_planes
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import GROUP, Format, Weights, to_int4, to_int8
 
@@ -27,12 +30,15 @@ class Linear(nn.Module):
         self.rows, self.columns, self.quantises = rows, columns, quantises
         self.format: Format = "bf16"
         self.group = GROUP
+        self.parts: tuple[Part, ...] = ()
         self.weight = nn.Parameter(torch.empty(rows, columns), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None
         self.scale: torch.Tensor | None
         self.zero: torch.Tensor | None
         self.register_buffer("scale", None)
         self.register_buffer("zero", None)
+        self.order: torch.Tensor | None
+        self.register_buffer("order", None)
 
     def store_as(self, kind: Format, group: int = GROUP) -> None:
         """Give the weights the shapes of a format, before they are given memory.
@@ -59,6 +65,25 @@ class Linear(nn.Module):
         if kind == "int4":
             self.zero = torch.empty_like(self.scale)
 
+    def store_blocks(self, rows: Sequence[tuple[GgmlType, int]]) -> None:
+        """Give the weights the size of a GGUF's blocks: `rows` of each type, in order.
+
+        Raises:
+            ValueError: the columns don't divide into blocks.
+        """
+        self.format, self.parts = "ggml", parts_of(rows, self.columns)
+        nbytes = sum(part.nbytes(self.columns) for part in self.parts)
+        made = torch.empty(nbytes, dtype=torch.uint8, device=self.weight.device)
+        self.weight = nn.Parameter(made, requires_grad=False)
+
+    def put_bytes(self, start: int, raw: torch.Tensor) -> None:
+        """Store rows `[n, bytes]` of a GGUF, all of one type, as rows `start …`."""
+        part = next(part for part in self.parts if part.start <= start < part.start + part.rows)
+        first = start - part.start
+        planes = zip(part.planes(self.weight, self.columns), sort_bytes(raw, part.type), strict=True)
+        for plane, values in planes:
+            plane[first : first + len(raw)].copy_(values)
+
     def put(self, start: int, values: torch.Tensor) -> None:
         """Store `values` `[n, columns]`, of any float type, as rows `start …`, quantised if need be."""
         end = start + len(values)
@@ -81,10 +106,27 @@ class Linear(nn.Module):
     @property
     def weights(self) -> Weights:
         """The stored form."""
-        return Weights(self.format, self.rows, self.columns, self.weight, self.scale, self.zero, self.group)
+        return Weights(
+            self.format, self.rows, self.columns, self.weight, self.scale, self.zero, self.group, self.parts
+        )
+
+    def first(self, rows: int) -> "Linear":
+        """A layer of the first rows alone, on the same memory; itself where it has no more."""
+        if rows >= self.rows:
+            return self
+        with torch.device("meta"):
+            part = Linear(self.columns, rows)
+        part.format, part.group = self.format, self.group
+        part.weight = nn.Parameter(self.weight[:rows], requires_grad=False)
+        assert self.bias is None
+        assert self.format != "fp8", "its blocks span rows"
+        part.scale, part.zero = (None if each is None else each[:rows] for each in (self.scale, self.zero))
+        return part
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows `ids` `[n]`, as an embedding: `[n, columns]`."""
+        if self.format == "ggml":
+            return self._lookup_blocks(ids, dtype)
         if ids.is_cuda:
             from snugvl.layers.kernels.rows import lookup  # needs triton, which only GPUs bring
 
@@ -98,6 +140,15 @@ class Linear(nn.Module):
         scale = self.scale[ids].float()[..., None]
         return (rows.view(len(ids), -1, self.group).float() * scale).flatten(1).to(dtype)
 
+    def _lookup_blocks(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        (part,) = self.parts
+        if ids.is_cuda:
+            from snugvl.layers.kernels.products.ggml import lookup  # needs triton, which only GPUs bring
+
+            return lookup(ids, self.weights, dtype)
+        planes = [plane[ids] for plane in part.planes(self.weight, self.columns)]
+        return wide_planes(planes, part.type).to(dtype)
+
     def forward(
         self,
         x: torch.Tensor,
@@ -109,8 +160,11 @@ class Linear(nn.Module):
     ) -> torch.Tensor:
         """`x` `[tokens, columns]` → `[tokens, rows]`, or half of the rows with `swiglu`.
 
-        `residual` `[tokens, rows]` is added, and may be written over.
+        `residual` `[tokens, rows]` is added, and may be written over. With an `order` `[parts, columns]` the
+        weights' columns are those of `x` in that order.
         """
+        if self.order is not None:
+            x, norm = (x if norm is None else norm(x)).index_select(1, self.order[0]), None
         # The library is quicker for bf16 rows, and takes columns that don't divide into groups.
         if x.is_cuda and (self.format != "bf16" or (x.shape[0] == 1 and self.columns % GROUP == 0)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
@@ -159,7 +213,11 @@ class Linear(nn.Module):
 
     def _widen(self, first: int, out: torch.Tensor) -> None:
         """Rows `first …` as they are meant, to `out` `[n, columns]`."""
-        if out.is_cuda and self.format == "int8":
+        if out.is_cuda and self.format == "ggml":
+            from snugvl.layers.kernels.products.ggml import widen  # needs triton, which only GPUs bring
+
+            widen(self.weights, first, out)
+        elif out.is_cuda and self.format == "int8":
             from snugvl.layers.kernels.products.widen import widen_int8  # needs triton, which only GPUs bring
 
             widen_int8(self.weights, first, out)

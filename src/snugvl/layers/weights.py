@@ -1,4 +1,4 @@
-"""A matrix of weights as it is stored: bf16, the checkpoint's own FP8 blocks, int8 or int4.
+"""A matrix of weights as it is stored: bf16, the checkpoint's own FP8 blocks, int8, int4 or a GGUF's blocks.
 
 The torch functions here are the definition; `kernels/` computes the same without ever writing the wide
 form to memory.
@@ -9,8 +9,11 @@ from typing import Literal
 
 import torch
 
-Format = Literal["bf16", "fp8", "int8", "int4"]
-FORMATS: tuple[Format, ...] = ("bf16", "fp8", "int8", "int4")
+from snugvl.layers import ggml
+from snugvl.layers.ggml import Part
+
+Format = Literal["bf16", "fp8", "int8", "int4", "ggml"]
+FORMATS: tuple[Format, ...] = ("bf16", "fp8", "int8", "int4")  # "ggml" is read, never made
 GROUP = 128  # columns that share a scale (int4 may have 64, int8 a whole row)
 
 
@@ -20,9 +23,10 @@ class Weights:
 
     Attributes:
         data: bf16 (or any float) `[rows, columns]`; fp8 the same in float8_e4m3fn; int8 the same; int4 int32
-            `[rows, columns / 8]`, eight neighbours a word, the first in its lowest bits.
+            `[rows, columns / 8]`, eight neighbours a word, the first in its lowest bits; ggml uint8 `[n]`.
         scale: fp8 float32 `[rows / 128, columns / 128]`, rounded up; int8, int4 `[rows, columns / group]`.
         zero: int4 only, `[rows, columns / group]`: the code that means 0, not a whole number.
+        parts: ggml only, its rows by type (`layers/ggml.py`).
     """
 
     format: Format
@@ -32,6 +36,7 @@ class Weights:
     scale: torch.Tensor | None = None
     zero: torch.Tensor | None = None
     group: int = GROUP
+    parts: tuple[Part, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -41,6 +46,8 @@ class Weights:
     def wide(self, dtype: torch.dtype, start: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows `start … end` as they are meant, `[end − start, columns]`."""
         end = self.rows if end is None else end
+        if self.format == "ggml":
+            return self._wide_parts(start, end).to(dtype)
         data = self.data[start:end]
         if self.format == "bf16":
             return data.to(dtype)
@@ -55,6 +62,14 @@ class Weights:
         shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=data.device)
         codes = ((data[..., None] >> shifts) & 15).view(end - start, -1, self.group).float()
         return ((codes - self.zero[start:end, :, None].float()) * scale).flatten(1).to(dtype)
+
+    def _wide_parts(self, start: int, end: int) -> torch.Tensor:
+        pieces = [
+            ggml.wide(self.data, part, self.columns, first, last)
+            for part in self.parts
+            if (first := max(start - part.start, 0)) < (last := min(end - part.start, part.rows))
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def to_int8(values: torch.Tensor, group: int = GROUP) -> Weights:

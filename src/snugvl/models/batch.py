@@ -44,6 +44,20 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictorBatch:
+    """What a step leaves for the multi-token predictor (`models/predictor.py`).
+
+    Attributes:
+        rows: `[tokens]` int64, where the hidden state of each token goes in `KVCache.recent`.
+        following: `[tokens]` int64, the token after each; below 0 that of the next row, picture or text.
+            None: no keys and values are made of them now.
+    """
+
+    rows: torch.Tensor
+    following: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step over several sequences, flattened token by token.
 
@@ -57,6 +71,7 @@ class ForwardBatch:
         vision_embeds: `[k, (1 + deepstack levels) · hidden]`, their embeddings, or None; beside bools
             `[tokens, …]`, zeros for a row that holds none.
         scoring: rows whose logits are looked at besides; None: no others.
+        predictor: what is left for the predictor; None without one.
     """
 
     input_ids: torch.Tensor
@@ -66,6 +81,7 @@ class ForwardBatch:
     vision_rows: torch.Tensor | None = None
     vision_embeds: torch.Tensor | None = None
     scoring: Scoring | None = None
+    predictor: PredictorBatch | None = None
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         """Those of `hidden` `[tokens, size]` whose logits are wanted, `[n, size]`."""
@@ -97,6 +113,25 @@ class Network(Protocol):
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Run one step, writing keys and values into the cache. Logits `[n, vocab]` in float32."""
+        ...
+
+
+class PredictingNetwork(Network, Protocol):
+    """A network with its multi-token predictor."""
+
+    def predict(
+        self,
+        ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """See `models.predictor.Predictor.forward`; `ids` `[tokens]` int64 are the tokens that follow."""
+        ...
+
+    def guess(self, predicted: torch.Tensor) -> torch.Tensor:
+        """The likeliest tokens `[tokens]` int64 after what was predicted `[tokens, hidden]`."""
         ...
 
 

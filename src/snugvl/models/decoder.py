@@ -154,15 +154,23 @@ class Decoder(nn.Module):
         `vision_levels[0]` `[k, hidden]` replaces the embeddings of `vision_rows` `[k]`; level `i > 0` is
         added to them after layer `i - 1`. `vision_rows` may be `[tokens]` bool: see `ForwardBatch`.
         """
-        x = self.embed_tokens.lookup(input_ids, self.norm.weight.dtype)
-        if vision_rows is not None:
-            x = _replaced(x, vision_rows, vision_levels[0].to(x.dtype))
+        x = self.embed(input_ids, vision_rows, vision_levels)
         rotation = rotation_of(positions, self.config.rope, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, metadata)
             if vision_rows is not None and index + 1 < len(vision_levels):
                 x = _added(x, vision_rows, vision_levels[index + 1].to(x.dtype))
         return x
+
+    def embed(
+        self,
+        input_ids: torch.Tensor,
+        vision_rows: torch.Tensor | None = None,
+        vision_levels: tuple[torch.Tensor, ...] = (),
+    ) -> torch.Tensor:
+        """Embeddings `[tokens, hidden]` of tokens and pictures; see `forward`."""
+        x = self.embed_tokens.lookup(input_ids, self.norm.weight.dtype)
+        return x if vision_rows is None else _replaced(x, vision_rows, vision_levels[0].to(x.dtype))
 
 
 def _replaced(x: torch.Tensor, rows: torch.Tensor, level: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -28,7 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
-from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
+from snugvl.checkpoint.gguf_folder import read_weights
+from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
@@ -36,9 +37,10 @@ from snugvl.models import ready_made
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, TensorPiece, dequantise
+from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, TensorPiece, check_dtype, dequantise
 
 GPU_READERS = 4
+WIDE = ("BF16", "F16", "F32")  # dtypes of what isn't quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,93 +66,8 @@ class Storage:
     embedding: Literal["gpu", "cpu"] = "gpu"
 
 
-def load_model(
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    storage: Storage | None = None,
-    readers: int = GPU_READERS,
-    progress: Callable[[int, int], None] | None = None,
-    language_only: bool = False,
-) -> LoadableNetwork:
-    """Build the network that `folder` describes and fill it.
-
-    Args:
-        dtype: of activations, and of all weights that `storage` leaves wide ("bf16").
-        readers: threads that fill a GPU, each with a piece of its own there.
-        progress: called after every tensor with the bytes of weights read, and those of all.
-        language_only: leave the vision tower out.
-
-    Raises:
-        CheckpointError: names the file and tensor to blame.
-        UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
-        NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
-    """
-    config = read_config(folder)
-    if language_only:
-        config = replace(config, vision=None)
-    model = without_memory(config)
-    tensors = _renamed(read_tensors(folder), model.aliases)
-    model.requires_grad_(False).eval()
-    model.to(dtype)  # still without memory
-    form = config.quantization
-    matrices: dict[str, PackedMatrix] = {}
-    if isinstance(form, PackedInt4):
-        known = {name for name, _ in _targets(model)}
-        tensors, matrices = ready_made.collect(tensors, form, folder, known)
-    check_names(model, config, tensors, folder, matrices)
-    if isinstance(form, PackedInt4):
-        inside = {id(module) for module in model.decoder.layers.modules()}
-        ready_made.store(dict(_targets(model)), matrices, form, inside)
-        storage = storage or Storage("int4")
-    storage = storage or Storage()
-    choose_formats(model, storage, form)
-    if storage.embedding == "cpu":
-        to_main_memory(model.decoder.embed_tokens, device)
-    units = [] if model.tower is None or storage.streamed is None else model.tower.units
-    host = to_host(units, pinned=storage.streamed == "pinned")
-    room_size = room_bytes(units, [len(each) for each in host])
-    _give_memory(model, device, room_size)
-    room = torch.empty(room_size, dtype=torch.uint8, device=device)
-    _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
-    if model.tower is not None and units:
-        model.tower.weights = WeightStream(units, host, room, CopyStream(device))
-    return model
-
-
-def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
-    """Choose the formats, before there is memory. What a format can't hold stays as it is."""
-    blocks = _blocks(form)
-    head = model.decoder.embed_tokens
-    heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
-    for linear in heads:
-        if linear.columns % GROUP == 0:
-            linear.store_as(storage.head)
-    if storage.layers == "fp8" and blocks is None:
-        raise UnsupportedModel(
-            "the weights can't stay FP8: this checkpoint isn't; use bf16, int8 or int4, or its FP8 edition"
-        )
-    if isinstance(form, PackedInt4) and storage.layers != "int4":
-        raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
-    for module in () if isinstance(form, PackedInt4) else model.decoder.layers.modules():
-        if isinstance(module, Linear) and module.quantises and _fits(module, storage, blocks):
-            module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
-    for module in () if model.tower is None else model.tower.modules():
-        if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then
-            module.store_as(storage.tower, module.columns if module.columns % GROUP else GROUP)
-
-
-def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
-    if storage.layers == "fp8":
-        # Packed parts (q, k, v) begin at whole blocks, and the blocks are the kernels' own.
-        square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
-        return square and linear.columns % GROUP == 0 and linear.rows % GROUP == 0
-    return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
-
-
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """What the files hold, by the network's names."""
 
     tensors: Mapping[str, TensorEntry]
@@ -166,9 +83,140 @@ class _Stored:
         return self.matrices[name].words if name in self.matrices else self.tensors[name]
 
 
-def _fill(
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenCheckpoint:
+    """A network without memory, what its files hold, and how it is to be stored."""
+
+    model: LoadableNetwork
+    stored: Stored
+    storage: Storage
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    storage: Storage | None = None,
+    readers: int = GPU_READERS,
+    progress: Callable[[int, int], None] | None = None,
+    language_only: bool = False,
+    predictor: bool = False,
+) -> LoadableNetwork:
+    """Build the network that `folder` describes and fill it.
+
+    Args:
+        dtype: of activations, and of all weights that `storage` leaves wide ("bf16").
+        readers: threads that fill a GPU, each with a piece of its own there.
+        progress: called after every tensor with the bytes of weights read, and those of all.
+        language_only: leave the vision tower out.
+        predictor: load the multi-token predictor, too.
+
+    Raises:
+        RequestError: there is no predictor.
+        CheckpointError: names the file and tensor to blame.
+        UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
+        NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
+    """
+    opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
+    model, storage = opened.model, opened.storage
+    if storage.embedding == "cpu":
+        to_main_memory(model.decoder.embed_tokens, device)
+    units = [] if model.tower is None or storage.streamed is None else model.tower.units
+    host = to_host(units, pinned=storage.streamed == "pinned")
+    room_size = room_bytes(units, [len(each) for each in host])
+    give_memory(model, device, room_size)
+    room = torch.empty(room_size, dtype=torch.uint8, device=device)
+    fill(dict(targets_of(model)), opened.stored, device, readers, progress)
+    ready_made.check_orders(dict(targets_of(model)))
+    if model.tower is not None and units:
+        model.tower.weights = WeightStream(units, host, room, CopyStream(device))
+    return model
+
+
+def open_checkpoint(
+    folder: Path,
+    dtype: torch.dtype,
+    storage: Storage | None = None,
+    *,
+    language_only: bool = False,
+    predictor: bool = False,
+) -> OpenCheckpoint:
+    """The network that `folder` describes, without memory and in its final formats; see `load_model`."""
+    config = read_config(folder)
+    if language_only:
+        config = replace(config, vision=None)
+    if predictor:
+        config = config.with_predictor()
+    model = without_memory(config)
+    tensors = _renamed(read_weights(folder), model.aliases)
+    model.requires_grad_(False).eval()
+    model.to(dtype)  # still without memory
+    form = config.quantization
+    matrices: dict[str, PackedMatrix] = {}
+    if isinstance(form, PackedInt4):
+        known = {name for name, _ in targets_of(model)}
+        tensors, matrices = ready_made.collect(tensors, form, folder, known)
+    check_names(model, config, tensors, folder, matrices)
+    if isinstance(form, PackedInt4):
+        inside = {id(module) for module in model.decoder.layers.modules()}
+        ready_made.store(dict(targets_of(model)), matrices, form, inside)
+        storage = storage or Storage("int4")
+    storage = storage or Storage()
+    ready_made.store_blocks(dict(targets_of(model)), tensors)
+    choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
+    return OpenCheckpoint(model, Stored(tensors, matrices, form), storage)
+
+
+def choose_formats(
+    model: LoadableNetwork,
+    storage: Storage,
+    form: Fp8Blocks | PackedInt4 | None,
+    wide: Collection[str] = (),
+) -> None:
+    """Choose the formats, before there is memory. What a format can't hold stays as it is, and so does all
+    that a GGUF has beside its blocks.
+
+    `wide`: tensors that an FP8 checkpoint stores wide, which don't become FP8.
+    """
+    blocks, config = _blocks(form), model.config
+    head = model.decoder.embed_tokens
+    heads = [head] if config.tie_word_embeddings else [head, model.lm_head]
+    for linear in heads:
+        if linear.columns % GROUP == 0 and linear.format == "bf16":
+            linear.store_as(storage.head)
+    if storage.layers == "fp8" and blocks is None:
+        raise UnsupportedModel(
+            "the weights can't stay FP8: this checkpoint isn't; use bf16, int8 or int4, or its FP8 edition"
+        )
+    if isinstance(form, PackedInt4) and storage.layers != "int4":
+        raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
+    stay = {
+        id(target.linear) for name, target in targets_of(model) if storage.layers == "fp8" and name in wide
+    }
+    layers = chain(model.decoder.layers.modules(), model.mtp.modules() if config.text.predictors else ())
+    gguf = any(isinstance(each, Linear) and each.parts for each in model.decoder.layers.modules())
+    for module in () if gguf or isinstance(form, PackedInt4) else layers:
+        if not isinstance(module, Linear) or not module.quantises or id(module) in stay:
+            continue
+        if _fits(module, storage, blocks):
+            module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
+    for module in () if model.tower is None else model.tower.modules():
+        if isinstance(module, Linear) and module.format == "bf16":  # odd widths have a scale for a row
+            module.store_as(storage.tower, module.columns if module.columns % GROUP else GROUP)
+
+
+def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
+    if storage.layers == "fp8":
+        # Packed parts (q, k, v) begin at whole blocks, and the blocks are the kernels' own.
+        square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
+        return square and linear.columns % GROUP == 0 and linear.rows % GROUP == 0
+    return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
+
+
+def fill(
     targets: Mapping[str, LoadTarget],
-    stored: _Stored,
+    stored: Stored,
     device: torch.device,
     readers: int,
     progress: Callable[[int, int], None] | None,
@@ -181,7 +229,7 @@ def _fill(
     inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; a thread has its own
     files: list[TensorFiles] = []
 
-    def fill(pair: tuple[str, TensorEntry]) -> int:
+    def read(pair: tuple[str, TensorEntry]) -> int:
         name, entry = pair
         if not hasattr(own, "files"):
             own.files = TensorFiles(by_name, stored.blocks, device)
@@ -196,7 +244,7 @@ def _fill(
 
     pool = ThreadPoolExecutor(readers if device.type == "cuda" else 1, thread_name_prefix="snugvl-load")
     try:
-        for nbytes in pool.map(fill, entries):
+        for nbytes in pool.map(read, entries):
             done += nbytes
             if progress is not None:
                 progress(done, total)
@@ -210,6 +258,9 @@ def _place(piece: TensorPiece, target: LoadTarget, blocks: Fp8Blocks | None) -> 
     """Put rows of a checkpoint tensor where they go, in the format they stay in."""
     start, linear = target.start + piece.start, target.linear
     values = piece.values
+    if linear is not None and linear.format == "ggml":
+        linear.put_bytes(start, values)
+        return
     if piece.scale is not None and blocks is not None:
         if linear is not None and linear.format == "fp8":
             linear.put_blocks(start, values, piece.scale)
@@ -265,7 +316,7 @@ def without_memory(config: ModelConfig) -> LoadableNetwork:
         return network_of(config)
 
 
-def _give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
+def give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
     """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
 
     On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
@@ -299,7 +350,7 @@ def check_names(
     matrices: Mapping[str, PackedMatrix],
 ) -> None:
     """Compare names, shapes and dtypes of the checkpoint with the network's, before any memory is taken."""
-    targets = dict(_targets(model))
+    targets = dict(targets_of(model))
     for name, target in targets.items():
         if name in matrices:
             assert isinstance(config.quantization, PackedInt4)
@@ -313,7 +364,7 @@ def check_names(
                 f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(target.shape)}"
             )
-        _check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
+        check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
     for name, entry in (tensors | {name: matrix.words for name, matrix in matrices.items()}).items():
         known = name in targets or name.removesuffix(SCALE_SUFFIX) in targets
         tied_head = name == "lm_head.weight" and config.tie_word_embeddings
@@ -327,28 +378,7 @@ def _blocks(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
     return form if isinstance(form, Fp8Blocks) else None
 
 
-def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:
-    if entry.dtype not in DTYPES:
-        raise UnsupportedModel(
-            f"{entry.file}: tensor {entry.name!r} is {entry.dtype}; weights may be {', '.join(DTYPES)}"
-        )
-    if entry.dtype != "F8_E4M3":
-        return
-    if blocks is None:
-        raise CheckpointError(
-            f"{entry.file}: tensor {entry.name!r} is FP8 but config.json names no fp8 quantization"
-        )
-    if scale is None:
-        raise CheckpointError(f"{entry.file}: FP8 tensor {entry.name!r} has no {SCALE_SUFFIX[1:]} beside it")
-    expected = (-(-entry.shape[0] // blocks.rows), -(-entry.shape[1] // blocks.columns))
-    if scale.shape != expected or scale.dtype not in ("BF16", "F32", "F16"):
-        raise CheckpointError(
-            f"{scale.file}: tensor {scale.name!r} is {scale.dtype} {list(scale.shape)}, "
-            f"expected {list(expected)} scales for blocks of {blocks.rows}x{blocks.columns}"
-        )
-
-
-def _targets(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
+def targets_of(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
     """Checkpoint tensor names and the rows of parameters they fill."""
     packed = {
         f"{name}.{part}": parts
@@ -359,11 +389,12 @@ def _targets(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
     for name, parameter in model.named_parameters():
         linear = linears.get(id(parameter))
         owner, suffix = name.rsplit(".", 1)
+        whole = parameter.shape[0] if linear is None else linear.rows  # a GGUF's blocks are bytes
         if owner not in packed:
-            yield name, LoadTarget(parameter, 0, parameter.shape[0], linear)
+            yield name, LoadTarget(parameter, 0, whole, linear)
             continue
         start = 0
         for part, rows in packed[owner]:
             yield f"{owner.rsplit('.', 1)[0]}.{part}.{suffix}", LoadTarget(parameter, start, rows, linear)
             start += rows
-        assert start == parameter.shape[0], f"the parts of {name} are not the whole"
+        assert start == whole, f"the parts of {name} are not the whole"

@@ -6,12 +6,15 @@ import torch
 from torch import nn
 
 from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.facts import PREDICTOR
 from snugvl.checkpoint.families import qwen2_5_vl, qwen3_5, qwen3_vl, text
+from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader, PredictorBatch
 from snugvl.models.decoder import Decoder
 from snugvl.models.main_memory import Resident
+from snugvl.models.predictor import HEAD_ROWS, Predictor
 from snugvl.models.qwen2_5_vision import Qwen25Tower
 from snugvl.models.vision import VisionTower
 
@@ -25,15 +28,18 @@ class LoadableNetwork(nn.Module):
         aliases: (prefix in older files, prefix of the parameter's name here), the first match counts.
         unloaded: patterns of names (after aliases) that files store and this network doesn't have.
         lm_head: unless it is tied to the embedding.
+        mtp: the multi-token predictor, in a network that has one.
     """
 
     aliases: tuple[tuple[str, str], ...] = ()
     unloaded: tuple[str, ...] = ()
+    mtp: Predictor
 
     def __init__(self, config: ModelConfig, model: nn.Module) -> None:
         super().__init__()
         self.config = config
         self.model = model
+        self._first_rows: tuple[Linear] | None = None  # of the head; in a tuple, as they are no part of it
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size)
 
@@ -73,19 +79,64 @@ class LoadableNetwork(nn.Module):
         levels: tuple[torch.Tensor, ...] = ()
         if batch.vision_embeds is not None:
             levels = torch.split(batch.vision_embeds, self.config.text.hidden_size, dim=-1)
-        hidden = self.decoder(
+        hidden: torch.Tensor = self.decoder(
             batch.input_ids, batch.positions, cache, batch.attention, batch.vision_rows, levels
         )
         if batch.scoring is not None:
             for start, rows in enumerate(torch.split(batch.scoring.rows, batch.scoring.at_once)):
                 batch.scoring.look(start * batch.scoring.at_once, self._logits(hidden.index_select(0, rows)))
-        return self._logits(batch.wanted(hidden))
+        wanted = batch.wanted(hidden)
+        if batch.predictor is not None:
+            hidden = self.decoder.norm(hidden)
+            self._leave(batch, batch.predictor, hidden, levels, cache)
+        return self._logits(wanted)
+
+    def _leave(
+        self,
+        batch: ForwardBatch,
+        wished: PredictorBatch,
+        hidden: torch.Tensor,
+        levels: tuple[torch.Tensor, ...],
+        cache: KVCache,
+    ) -> None:
+        """Leave hidden states `[tokens, hidden]`, normed, for the predictor, and its keys and values."""
+        assert cache.recent is not None, "the cache has no room for a predictor"
+        cache.recent.index_copy_(0, wished.rows, hidden)
+        if wished.following is None:
+            return
+        own = self.decoder.embed(batch.input_ids, batch.vision_rows, levels).roll(-1, 0)
+        given = self.decoder.embed(wished.following.clamp(min=0))
+        embedded = torch.where((wished.following >= 0)[:, None], given, own)
+        del own, given  # before what a layer makes of them
+        self.mtp(embedded, hidden, batch.positions, cache, batch.attention)
+
+    def predict(
+        self,
+        ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """See `PredictingNetwork`."""
+        result: torch.Tensor = self.mtp(self.decoder.embed(ids), hidden, positions, cache, metadata)
+        return result
+
+    def guess(self, predicted: torch.Tensor) -> torch.Tensor:
+        """See `PredictingNetwork`."""
+        if self._first_rows is None:  # not before the weights have their place
+            self._first_rows = (self._head.first(HEAD_ROWS),)
+        logits: torch.Tensor = self._first_rows[0](predicted, dtype=torch.float32)
+        return logits.argmax(-1)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits `[n, vocab]` in float32 of hidden states `[n, hidden]`."""
-        head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        logits: torch.Tensor = head(self.decoder.norm(hidden), dtype=torch.float32)
+        logits: torch.Tensor = self._head(self.decoder.norm(hidden), dtype=torch.float32)
         return logits
+
+    @property
+    def _head(self) -> Linear:
+        return self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
 
 
 class CausalLM(LoadableNetwork):
@@ -135,12 +186,14 @@ class Qwen25VL(Qwen3VL):
 
 
 class Qwen35(Qwen3VL):
-    """The network of every dense Qwen3.5 checkpoint, with or without its tower."""
+    """The network of every dense Qwen3.5 checkpoint, with or without its tower and its predictor."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        # The files carry a multi-token predictor for speculative decoding; transformers ignores it, too.
-        self.unloaded = (*self.unloaded, "mtp.*")
+        if config.text.predictors:
+            self.mtp = Predictor(config.text)
+        else:
+            self.unloaded = (*self.unloaded, f"{PREDICTOR}*")
 
 
 _BY_ARCHITECTURE: dict[str, Callable[[ModelConfig], LoadableNetwork]] = {

@@ -9,7 +9,8 @@ import torch
 
 from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.safetensors import TensorEntry
-from snugvl.errors import CheckpointError
+from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.layers.ggml import LAYOUTS, ggml_type
 
 CHUNK_BYTES = 8 << 20
 SCALE_SUFFIX = "_scale_inv"
@@ -23,6 +24,7 @@ _ALL = DTYPES | {
     "I32": torch.int32,
     "I64": torch.int64,
 }  # what ready-made 4-bit weights are packed in besides
+_ALL |= dict.fromkeys(LAYOUTS, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +57,22 @@ class TensorFiles:
         values = self._read(entry, 0, entry.nbytes).view(_ALL[entry.dtype]).view(entry.shape)
         return values.to(self._device, copy=True)  # out of the buffer, which the next read reuses
 
+    def rows(self, entry: TensorEntry, first: int, last: int) -> torch.Tensor:
+        """Rows `first … last - 1` of a tensor that isn't FP8, `[rows, columns]`, on the device, for good."""
+        row_bytes = entry.nbytes // entry.shape[0]
+        raw = self._read(entry, first * row_bytes, (last - first) * row_bytes)
+        return raw.view(_ALL[entry.dtype]).view(last - first, -1).to(self._device, copy=True)
+
     def pieces(self, entry: TensorEntry, multiple: int = 1) -> Iterator[TensorPiece]:
         """A tensor in pieces of whole rows (and whole FP8 blocks), each gone when the next is asked for.
 
-        `multiple`: rows that belong together, a divisor of all.
+        A GGUF's blocks come as bytes `[rows, bytes]`. `multiple`: rows that belong together, of all.
         """
+        if entry.frames:
+            yield from self._joined(entry)
+            return
+        if entry.heads:
+            multiple = entry.shape[0] // entry.heads
         rows = entry.shape[0]
         row_bytes = entry.nbytes // rows
         scale = self._scale(entry)
@@ -71,10 +84,18 @@ class TensorFiles:
             raw = self._read(entry, first * row_bytes, (last - first) * row_bytes)
             # Waits for the copy: the buffer is read into again.
             values = raw.view(_ALL[entry.dtype]).view(last - first, -1).to(self._device)
+            if entry.heads:
+                values = _undone(values, multiple)
             block = None
             if scale is not None and self._blocks is not None:
                 block = scale[first // self._blocks.rows : -(-last // self._blocks.rows)]
             yield TensorPiece(first, values, block)
+
+    def _joined(self, entry: TensorEntry) -> Iterator[TensorPiece]:
+        """Frames, each a tensor `[rows, channels, …]`, as `[rows, channels · frames · …]`."""
+        rows, channels = entry.shape[:2]
+        frames = [self.whole(frame).view(rows, channels, 1, -1) for frame in entry.frames]
+        yield TensorPiece(0, torch.cat(frames, 2).flatten(1))
 
     def close(self) -> None:
         """Close the open file, if any."""
@@ -118,6 +139,11 @@ class TensorFiles:
         return self._buffer[:nbytes]
 
 
+def _undone(rows: torch.Tensor, head: int) -> torch.Tensor:
+    """Rows `[n, …]` of heads of `head` rows, whose two halves alternate, one half after the other."""
+    return rows.view(-1, head // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+
 def dequantise(values: torch.Tensor, scale: torch.Tensor, blocks: Fp8Blocks) -> torch.Tensor:
     """FP8 `values` `[rows, columns]` times their block `scale`, in float32.
 
@@ -126,3 +152,32 @@ def dequantise(values: torch.Tensor, scale: torch.Tensor, blocks: Fp8Blocks) -> 
     rows, columns = values.shape
     wide = scale.repeat_interleave(blocks.rows, 0)[:rows].repeat_interleave(blocks.columns, 1)[:, :columns]
     return values.float() * wide
+
+
+def check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:
+    """Refuse a tensor that can't be read as weights; `scale`: what stands beside it.
+
+    Raises:
+        UnsupportedModel: of a type that no weights have here.
+        CheckpointError: FP8 whose scales are missing, or of another shape than its blocks.
+    """
+    if ggml_type(entry.dtype):
+        return
+    if entry.dtype not in DTYPES:
+        raise UnsupportedModel(
+            f"{entry.file}: tensor {entry.name!r} is {entry.dtype}; weights may be {', '.join(DTYPES)}"
+        )
+    if entry.dtype != "F8_E4M3":
+        return
+    if blocks is None:
+        raise CheckpointError(
+            f"{entry.file}: tensor {entry.name!r} is FP8 but config.json names no fp8 quantization"
+        )
+    if scale is None:
+        raise CheckpointError(f"{entry.file}: FP8 tensor {entry.name!r} has no {SCALE_SUFFIX[1:]} beside it")
+    expected = (-(-entry.shape[0] // blocks.rows), -(-entry.shape[1] // blocks.columns))
+    if scale.shape != expected or scale.dtype not in ("BF16", "F32", "F16"):
+        raise CheckpointError(
+            f"{scale.file}: tensor {scale.name!r} is {scale.dtype} {list(scale.shape)}, "
+            f"expected {list(expected)} scales for blocks of {blocks.rows}x{blocks.columns}"
+        )

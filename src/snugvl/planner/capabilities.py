@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import Final
 
+from snugvl.checkpoint.gguf_network import ours as of_our_engine
 from snugvl.core.options import EmbeddingName, TowerName
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
-from snugvl.planner.inventory import Inventory
+from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import (
-    ENGINES,
     Engine,
     HeadFormat,
     KVFormat,
@@ -41,6 +41,7 @@ VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights th
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
 # (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
+READ_NO_GGUF: Final[tuple[Engine, ...]] = ("transformers", "vllm")
 LLAMACPP_CHUNKS: Final = (512, 256, 128)  # of `-ub`, fastest first
 # (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
 NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
@@ -108,6 +109,7 @@ class Option:
         parts = (settings.head, settings.vision_weights, settings.vision, settings.embedding)
         mine = self.parts.head, self.parts.vision_weights, self.parts.vision, self.parts.embedding
         same = (settings.engine, settings.weights) == (self.engine, self.weights)
+        same = same and settings.predictor == self.model.facts.predicts
         return same and (self.engine != "native" or parts == mine) and settings.float32 == self.float32
 
     @property
@@ -150,27 +152,19 @@ def options(
 ) -> tuple[list[Option], list[Refusal]]:
     """Everything that could be tried with one model on one kind of device."""
     if model.facts.gguf is not None:
-        others = (engine for engine in ENGINES if engine != "llamacpp")
-        return [_of_gguf(model)], [Refusal(engine, "it reads no GGUF; llama.cpp does") for engine in others]
-    found: list[Option] = []
-    refused: list[Refusal] = []
-    for made in (
-        native_options(model, device, wishes),
-        _transformers(model, device, wishes),
-        _vllm(model, device, system),
-    ):
-        if isinstance(made, Refusal):
-            refused.append(made)
-        else:
-            found += made
-    refused.append(Refusal("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)"))
-    return found, refused
-
-
-def _of_gguf(model: Inventory) -> Option:
-    """A GGUF as it is: llama.cpp changes no format."""
-    stored = _stored(model)
-    return Option(model, "llamacpp", stored, stored, offload=False)
+        stored, ours = _stored(model), inventory(of_our_engine(model.facts))
+        made: tuple[list[Option] | Refusal, ...]
+        made = native_options(ours, device, wishes), [Option(model, "llamacpp", stored, stored)]
+        refused = [Refusal(engine, "it reads no GGUF; llama.cpp does") for engine in READ_NO_GGUF]
+    else:
+        made = (
+            native_options(model, device, wishes),
+            _transformers(model, device, wishes),
+            _vllm(model, device, system),
+        )
+        refused = [Refusal("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")]
+    found = [option for each in made if not isinstance(each, Refusal) for option in each]
+    return found, [*(each for each in made if isinstance(each, Refusal)), *refused]
 
 
 def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None) -> tuple[KVFormat, ...]:
@@ -200,12 +194,14 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
     Options that stream the vision tower come last, unless that is wished.
     """
     stored, capability = _stored(model), device.compute_capability
+    if model.facts.gguf is not None and model.facts.gguf.why_not:
+        return Refusal("native", model.facts.gguf.why_not)
     if not model.facts.native:
         what = f"run the {model.facts.family} family yet"
         if stored in ("int8", "int4"):
             what = f"run this {model.facts.family} in the {stored} form that it is stored in"
         return Refusal("native", f"our engine does not {what}")
-    if any(group.kind == "packed" and group.part != "decoder" for group in model.groups):
+    if model.has("packed", "embedding", "lm_head", "vision"):
         return Refusal("native", "our engine reads ready-made integers of the decoder's layers alone")
     if capability is not None and capability < NATIVE_CAPABILITY:
         return Refusal("native", f"compute capability {_dotted(capability)} is older than 7.5")
@@ -215,9 +211,10 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
         return Refusal("native", every)
     if device.cpu:
         return _on_cpu(model, device, wishes)
+    every = tuple(dict.fromkeys(_as_stored(parts, model) for parts in every))
     formats: list[WeightFormat] = ["fp8", "bf16", "int8", "int4"]
-    if stored == "int4":
-        formats = ["int4"]
+    if stored == "int4" or model.has("blocks", "decoder"):
+        formats = [stored]
     elif keeps_fp8(model) and wishes.weights != "bf16":
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
@@ -237,6 +234,13 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
     ]
 
 
+def _as_stored(parts: Parts, model: Inventory) -> Parts:
+    """The same without rounding what is quantised in the file."""
+    head = "bf16" if model.has("blocks", "embedding", "lm_head") else parts.head
+    tower = parts.vision_weights if model.has("tower", "vision") else "bf16"
+    return replace(parts, head=head, vision_weights=tower)
+
+
 def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
     """Formats of our engine in main memory: as they are, then what makes room and costs time."""
     stored = _stored(model)
@@ -246,8 +250,8 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
     if wide and wishes.float32 is None:
         formats.append("bf16")
     formats += ["fp8", "int8", "int4"] if keeps_fp8(model) else ["int8", "int4"]
-    if stored == "int4":
-        formats = ["int4"]
+    if stored == "int4" or model.has("blocks", "decoder"):
+        formats = [stored]
     return [
         Option(
             model,

@@ -91,6 +91,8 @@ def _served(wishes: Wishes) -> list[str]:
         words += ["--for", wishes.good_for]
     if wishes.images != 1 and not wishes.language_only:
         words += ["--images", str(wishes.images)]
+    if wishes.speculation == "mtp":
+        words += ["--speculation", "mtp"]
     if wishes.concurrency > 1:
         words += ["--concurrency", str(wishes.concurrency)]
     return words

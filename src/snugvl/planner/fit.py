@@ -225,6 +225,7 @@ class Fitter:
             pool_tokens=goal.pool if self.option.engine == "native" else 0,
             float32=self.option.float32,
             sequences=goal.sequences,
+            predictor=self.option.model.facts.predicts,
             on_gpu=not self.cpu,
         )
 

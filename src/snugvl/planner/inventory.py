@@ -8,11 +8,12 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Final, Literal
 
-from snugvl.checkpoint.facts import KVLayer, ModelFacts, Role, TensorFact
+from snugvl.checkpoint.facts import PREDICTOR, KVLayer, ModelFacts, Role, TensorFact
+from snugvl.checkpoint.gguf_network import BLOCKS
 
-Part = Literal["vision", "embedding", "lm_head", "decoder"]
-Kind = Literal["plain", "matrix", "fp8", "scale", "tower", "packed"]
-PARTS: Final[tuple[Part, ...]] = ("decoder", "embedding", "lm_head", "vision")
+Part = Literal["vision", "embedding", "lm_head", "decoder", "predictor"]
+Kind = Literal["plain", "matrix", "fp8", "scale", "tower", "packed", "blocks"]
+PARTS: Final[tuple[Part, ...]] = ("decoder", "predictor", "embedding", "lm_head", "vision")
 PLAIN: Final = frozenset(("BF16", "F16", "F32", "F64"))
 POSITIONS: Final = "pos_embed.weight"
 
@@ -25,8 +26,8 @@ class Group:
     """`count` tensors of one shape, role and stored dtype.
 
     `kind`: "plain" weights that stay 16-bit, a "matrix" of the decoder that may be quantised, its stored
-    "fp8" form, its "scale"s, a matrix of the vision "tower", or "packed" integers of a ready-made 4- or 8-bit
-    checkpoint.
+    "fp8" form, its "scale"s, a matrix of the vision "tower", "packed" integers of a ready-made 4- or 8-bit
+    checkpoint, or the "blocks" of a GGUF, whatever they are a matrix of.
     """
 
     part: Part
@@ -61,14 +62,18 @@ class Inventory:
         """As the user said it."""
         return self.facts.name
 
+    def has(self, kind: Kind, *parts: Part) -> bool:
+        """Whether there are tensors of a kind, in any of these parts, or anywhere."""
+        return any(group.kind == kind and (not parts or group.part in parts) for group in self.groups)
+
 
 @lru_cache(maxsize=64)  # as many as the catalogue's forms: what is derived from one serves the next plan, too
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
     alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
     for tensor in facts.tensors:
-        learned = tensor.name.endswith(POSITIONS)
-        alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, learned].append(tensor)
+        named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR)
+        alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, named].append(tensor)
     counts: dict[Group, int] = defaultdict(int)
     for tensors in alike.values():
         one = group_of(tensors[0])
@@ -87,7 +92,8 @@ def group_of(tensor: TensorFact) -> Group:
 
 
 def _part(tensor: TensorFact) -> Part:
-    return _PARTS.get(tensor.role, "decoder")
+    rest: Part = "predictor" if tensor.name.startswith(PREDICTOR) else "decoder"
+    return _PARTS.get(tensor.role, rest)
 
 
 def _kind(tensor: TensorFact, part: Part) -> Kind:
@@ -96,11 +102,12 @@ def _kind(tensor: TensorFact, part: Part) -> Kind:
     if tensor.dtype.startswith("F8"):
         return "fp8"
     if tensor.dtype not in PLAIN:
-        return "packed"
+        return "blocks" if tensor.dtype in BLOCKS else "packed"
     # Learned positions are looked up, not multiplied; patches are embedded by a tensor of more dimensions.
     if part == "vision" and len(tensor.shape) == 2 and not tensor.name.endswith(POSITIONS):
         return "tower"
-    return "matrix" if part == "decoder" and tensor.role in ("linear", "expert") else "plain"
+    layer = part in ("decoder", "predictor")
+    return "matrix" if layer and tensor.role in ("linear", "expert") else "plain"
 
 
 @dataclass(frozen=True, slots=True)

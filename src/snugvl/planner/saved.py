@@ -14,7 +14,9 @@ from snugvl.errors import InputError
 from snugvl.hardware.recording import read_value
 from snugvl.planner.settings import Settings
 
-OF_WISHES = ("context", "max_pixels", "language_only", "tower", "embedding", "purpose", "backend")
+OF_WISHES = (
+    "context", "max_pixels", "language_only", "tower", "embedding", "purpose", "backend", "speculation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Settings:
         encoder_cache_bytes: of encodings that our engine keeps for the next question about a picture.
         state_checkpoints: recurrent states that our engine keeps for the next turn; a model that has such
             states, and keeps none, goes without the prefix cache.
+        predictor: the multi-token predictor that the checkpoint carries is loaded (our engine alone).
     """
 
     engine: Engine
@@ -76,6 +77,7 @@ class Settings:
     step_graphs: bool = False
     encoder_cache_bytes: int = 0
     state_checkpoints: int = 0
+    predictor: bool = False
     host_experts: int = 0
     on_gpu: bool = True
 

@@ -22,12 +22,13 @@ from typing import Final
 
 from snugvl.checkpoint.catalogue import find
 from snugvl.checkpoint.facts import ModelFacts
+from snugvl.core.config import SpeculationName
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, Refusal, offloading, options
 from snugvl.planner.checkpoints import CHECKPOINTS
-from snugvl.planner.fit import Fitted, Fitter, cost
+from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter, cost
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import Inventory, inventory
@@ -80,6 +81,12 @@ def solve(
     Raises:
         RequestError: the wishes exclude every model, with the reason.
     """
+    if wishes.speculation == "auto":
+        plain, guessing = (
+            solve(candidates, machine, replace(wishes, speculation=kind), missing, found)
+            for kind in ("off", "mtp")
+        )
+        return replace(guessing if _costs_nothing(guessing, plain) else plain, wishes=wishes)
     if machine.others and not machine.gpus and not found and _reads_gguf(candidates):
         machine = replace(machine, gpus=machine.others)  # llama.cpp's alone
     found = list(found or budgets(machine, wishes.memory_bytes))
@@ -107,6 +114,17 @@ def solve(
     return plan
 
 
+def _costs_nothing(guessing: Plan, plain: Plan) -> bool:
+    """Whether a predictor takes nothing of a plan but memory that is plenty: like whatever only saves time.
+
+    On a CPU a step takes as long as it has rows, and guesses win nothing.
+    """
+    mine, other = guessing.choice, plain.choice
+    if mine is None or other is None or mine.settings.predictor is False or mine.budget.device.cpu:
+        return False
+    return mine.spare_bytes >= ROOMY_BYTES and replace(mine.settings, predictor=False) == other.settings
+
+
 def _reads_gguf(candidates: Sequence[Candidate]) -> bool:
     """Whether somebody has named a GGUF."""
     return len(candidates) == 1 and candidates[0].facts.gguf is not None
@@ -126,7 +144,8 @@ def _possible(
     missing: Mapping[str, str],
 ) -> tuple[list[Fitter], list[Refusal]]:
     """What may be tried with one model, and which engines may not, of those that are asked for."""
-    model = inventory(candidate.facts)
+    facts = candidate.facts
+    model = inventory(facts.with_predictor() if wishes.speculation == "mtp" else facts)
     possible, refused = options(model, found[0].device, machine.os, wishes)
     refusals = {refusal.engine: refusal for refusal in refused}
     fitters: list[Fitter] = []
@@ -142,9 +161,18 @@ def _possible(
             refusals[option.engine] = Refusal(option.engine, _no_goal(fitter))
         elif wishes.backend in ("auto", option.engine):
             fitters.append(fitter)
+    if wishes.backend == "auto":
+        fitters = _of_one(fitters)
     tried = {fitter.option.engine for fitter in fitters}
     asked = (each for each in refusals.values() if wishes.backend in ("auto", each.engine))
     return fitters, [refusal for refusal in asked if refusal.engine not in tried]
+
+
+def _of_one(fitters: list[Fitter]) -> list[Fitter]:
+    """Of a GGUF llama.cpp alone, where it can be had; of our engine what is left, on a GPU."""
+    theirs = [each for each in fitters if each.option.engine == "llamacpp"]
+    gguf = any(each.option.model.facts.gguf is not None and each.cpu for each in fitters)
+    return theirs if theirs or gguf else fitters
 
 
 def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> Plan:
@@ -170,7 +198,9 @@ def held_to(plan: Plan, candidate: Candidate, machine: Machine, settings: Settin
     """The plan with settings that somebody has saved instead of the solver's, where they fit here; else as it
     is, which says why."""
     found = budgets(machine, plan.wishes.memory_bytes)
-    possible, _ = _possible(candidate, machine, replace(plan.wishes, backend=settings.engine), found, {})
+    guesses: SpeculationName = "mtp" if settings.predictor else "off"
+    wishes = replace(plan.wishes, backend=settings.engine, speculation=guesses)
+    possible, _ = _possible(candidate, machine, wishes, found, {})
     for fitter in possible:
         if settings.gpus <= len(fitter.budgets) and fitter.option.gives(settings):
             tokens = largest_image(fitter.option.model, settings.max_pixels).tokens if settings.images else 0
@@ -204,6 +234,10 @@ def _excluded(option: Option, wishes: Wishes) -> str | None:
         return "only our own engine streams the vision tower"
     if wishes.embedding == "cpu" and option.engine != "native":
         return "only our own engine reads the embedding from main memory"
+    if wishes.speculation == "mtp" and option.engine != "native":
+        return "only our own engine guesses by a model's predictor (--speculation mtp)"
+    if wishes.speculation == "mtp" and not option.model.facts.predicts:
+        return "the checkpoint has no multi-token predictor for --speculation mtp; use ngram"
     if option.model.facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect"):
         return "the model reads no images"
     if wishes.good_for == "detect" and not grounds(option.model):

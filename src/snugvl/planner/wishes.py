@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, TowerName
+from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, SpeculationName, TowerName
 from snugvl.errors import RequestError
 from snugvl.planner.settings import Engine, KVFormat, WeightFormat
 
@@ -39,6 +39,8 @@ class Wishes:
         float32: activations, and weights that aren't quantised; None: where a CPU has plenty of room.
         step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.
         prefix_cache: prompts start from what earlier ones left, which takes memory with recurrent states.
+        speculation: "mtp": with the checkpoint's multi-token predictor; "auto": with it, if it has one, where
+            plenty of GPU memory is left. Other kinds take none.
     """
 
     context: int | None = None
@@ -59,6 +61,7 @@ class Wishes:
     float32: bool | None = None
     step_graphs: bool = True
     prefix_cache: bool = True
+    speculation: SpeculationName = "off"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -138,4 +141,5 @@ def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["au
         float32=None if options.dtype == "auto" else options.dtype == "float32",
         step_graphs=options.step_graphs is not False,
         prefix_cache=options.prefix_cache,
+        speculation=options.speculation,
     )

@@ -25,12 +25,17 @@ ENGINE_COUNTERS = (
     ("snugvl_preemptions", "Sequences that gave their KV blocks up for a while.", "preemptions"),
     ("snugvl_prefix_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
     ("snugvl_prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
-    ("snugvl_drafted_tokens", "Tokens guessed and computed beside the newest one.", "drafted_tokens"),
-    ("snugvl_accepted_tokens", "Guessed tokens that were right.", "accepted_tokens"),
+    ("snugvl_forced_tokens", "Tokens that a grammar forced, without a step for each.", "forced_tokens"),
     ("snugvl_engine_faults", "Steps of the engine that failed.", "faults"),
     ("snugvl_engine_shortages", "Steps that ran out of memory and were tried in parts.", "shortages"),
     ("snugvl_kernel_compilations", "Kernels compiled while requests waited.", "kernel_compilations"),
     ("snugvl_graph_captures", "CUDA graphs recorded since requests are taken.", "graph_captures"),
+)
+
+# The same by what guesses: "ngram", "mtp", or "off".
+DRAFT_COUNTERS = (
+    ("snugvl_drafted_tokens", "Tokens guessed and computed beside the newest one.", "drafted_tokens"),
+    ("snugvl_accepted_tokens", "Guessed tokens that were right.", "accepted_tokens"),
 )
 
 
@@ -135,6 +140,10 @@ def _load(load: Load) -> Iterator[Metric]:
     yield GaugeMetricFamily("snugvl_kv_block_tokens", "Tokens of one KV block.", load.block_size)
     for name, what, field in ENGINE_COUNTERS:
         yield CounterMetricFamily(name, what, getattr(load, field))
+    for name, what, field in DRAFT_COUNTERS:
+        drafts = CounterMetricFamily(name, what, labels=("method",))
+        drafts.add_metric((load.draft_method or "off",), getattr(load, field))
+        yield drafts
 
 
 def _ledger(ledger: Ledger) -> Iterator[Metric]:

@@ -52,7 +52,7 @@ class StartStep(BaseModel):
 
 
 class PlanReport(BaseModel):
-    """The plan that our own engine runs, as `snugvl plan --json` has it; sizes are bytes."""
+    """The plan that the engine runs, as `snugvl plan --json` has it; sizes are bytes."""
 
     settings: dict[str, Any] = Field(description="Every choice that changes a byte.")
     components: tuple[dict[str, Any], ...] = Field(description="Name, bytes, phase and reason of each.")
@@ -87,7 +87,7 @@ class MemoryReport(BaseModel):
     load: Load | None
     health: HealthReport
     start: tuple[StartStep, ...] = Field((), description="Of our own engine.")
-    plan: PlanReport | None = Field(None, description="Of our own engine: what it runs.")
+    plan: PlanReport | None = Field(None, description="What the engine runs, where it was planned.")
 
     @classmethod
     def of(cls, snapshot: Snapshot | None, health: Health, plan: Allocation | None = None) -> "MemoryReport":

@@ -196,6 +196,24 @@ def test_guessing_tokens_takes_no_memory(facts: ModelFacts) -> None:
     assert engine_config(plan, LoadOptions()).speculation == "off"
 
 
+def test_a_predictor_is_planned_for_who_asks_and_where_memory_is_plenty() -> None:
+    facts = FACTS["Qwen/Qwen3.5-4B"]
+    for gpu_bytes, plenty in ((48 * GIB, True), (9 * GIB, False)):
+        plain, asked, auto = (
+            made(facts, gpu(gpu_bytes), speculation=kind) for kind in ("ngram", "mtp", "auto")
+        )
+        assert asked.settings.predictor
+        assert asked.footprint.named("weights: predictor") > 0
+        assert asked.footprint.named("predictor: hidden states") > 0
+        assert auto.settings.predictor is plenty
+        assert replace(auto.settings, predictor=False) == plain.settings
+        assert auto.footprint == (asked if plenty else plain).footprint
+    with pytest.raises(RequestError, match="no multi-token predictor for --speculation mtp") as caught:
+        made(FP8, gpu(48 * GIB), speculation="mtp")
+    assert caught.value.field == "speculation"
+    assert not made(FP8, gpu(48 * GIB), speculation="auto").settings.predictor
+
+
 def test_a_limit_is_kept() -> None:
     limited = gpu(24 * GIB, limit_bytes=4400 * MIB)
     assert limited.usable_bytes == 4400 * MIB

@@ -56,6 +56,7 @@ def capabilities_of(model: str, context_tokens: int, facts: Facts, engine: str) 
         tool_form=facts.tool_form,
         exact_forms=facts.exact_forms,
         most_characters=context_tokens * TOKEN_CHARACTERS,
+        plan=facts.plan,
     )
 
 

@@ -12,6 +12,7 @@ from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.reasoning import PLAIN, VARIABLE, Thinking, opened
+from snugvl.planner.plan import Allocation
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
 IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work
@@ -37,6 +38,7 @@ class Facts:
         thinking: whether it thinks where a request doesn't say.
         gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
         card: memory of the first of them as the plan saw it, for the diagnosis of a start that fails.
+        plan: what the engine was started with; None where nobody planned.
     """
 
     images: bool | None = None
@@ -59,6 +61,7 @@ class Facts:
     thinking: Thinking = PLAIN
     gpu_uuids: tuple[str, ...] = ()
     card: Card | None = None
+    plan: Allocation | None = None
 
 
 def with_template(facts: Facts, template: ChatTemplate) -> Facts:

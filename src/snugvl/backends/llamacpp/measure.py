@@ -1,7 +1,7 @@
 """The ledger of a llama.cpp server: the plan beside its log's buffers and what its processes hold."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,7 +26,7 @@ _PREFIX: Final = "llamacpp:"
 
 def read_load(text: str, slots: int, context_tokens: int) -> Load:
     """What the counters say. A block is the context of one slot: they share nothing."""
-    found = {_FIELDS[name]: int(value) for name, value in _samples(text) if name in _FIELDS}
+    found: dict[str, Any] = {_FIELDS[name]: int(value) for name, value in _samples(text) if name in _FIELDS}
     queried = found.get("prompt_tokens", 0) + found.get("prefix_hit_tokens", 0)
     return Load(
         num_blocks=slots,

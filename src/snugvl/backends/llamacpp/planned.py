@@ -20,7 +20,7 @@ from snugvl.hardware import host
 from snugvl.inputs.reasoning import PLAIN
 from snugvl.planner.commands import visible
 from snugvl.planner.llamacpp_flags import llamacpp_arguments
-from snugvl.planner.plan import Choice
+from snugvl.planner.plan import Choice, allocation_of
 
 FEW: Final = 4  # cores, of which a server's own work is a good part
 
@@ -40,6 +40,7 @@ def llamacpp_choice(
         parameters=choice.option.model.parameters,
         gpu_uuids=tuple(gpu.uuid for gpu in choice.gpus if gpu.uuid is not None),
         card=Card(choice.budget.total_bytes, choice.budget.free_bytes),
+        plan=allocation_of(choice),
     )
     return LlamacppChoice(
         choice.option.model.name,

@@ -110,6 +110,7 @@ class LlamacppEngine(ChildEngine):
             device=told.device,
             gpu_uuids=told.gpu_uuids,
             card=told.card,
+            plan=told.plan,
             parameters=told.parameters,
             exact_forms=self._guided,
         )

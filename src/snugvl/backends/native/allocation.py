@@ -24,7 +24,7 @@ from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import wishes_of
 
 # Options that exclude models or engines.
-DECIDING = ("context", "weights", "kv_cache", "tower", "embedding", "images", "purpose")
+DECIDING = ("speculation", "context", "weights", "kv_cache", "tower", "embedding", "images", "purpose")
 
 
 def allocate(

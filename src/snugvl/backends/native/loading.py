@@ -7,6 +7,7 @@ doesn't count them, and pictures are refused.
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,9 @@ from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.gguf_files import gguf_files
+from snugvl.checkpoint.gguf_folder import folder_of
+from snugvl.checkpoint.gguf_network import ours
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.messages import Capabilities
@@ -43,9 +47,12 @@ from snugvl.planner.settings import Settings
 READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Loaded:
-    """A running engine with what its memory was planned to be.
+    """An engine, what makes its prompts, and what its memory was planned to be.
+
+    Whoever looks at `backend` has it run in a thread of its own from then on; else its steps are for whoever
+    loaded it to make.
 
     Attributes:
         place: the device, with what was free there before.
@@ -56,13 +63,21 @@ class Loaded:
         left_out_bytes: of the vision tower, where it was left out; in the format it would have had.
     """
 
-    backend: NativeBackend
+    engine: Engine
+    processor: Processor
+    capabilities: Capabilities
+    thinking: Thinking
     place: Place
     planned: Mapping[str, int]
     weights: Mapping[str, int]
     allocation: Allocation
     cap_bytes: int | None
     left_out_bytes: int = 0
+
+    @cached_property
+    def backend(self) -> NativeBackend:
+        """The engine, running."""
+        return NativeBackend(self.engine, self.processor, self.capabilities, self.thinking)
 
 
 def load_engine(
@@ -85,14 +100,16 @@ def load_engine(
     """
     report = progress or (lambda _detail, _done: None)
     report("reading headers", READING)
-    folder = locate(options.model)
+    files = gguf_files(options.model)
+    folder = locate(options.model) if files is None else folder_of(files)
     config = read_config(folder)
     if options.language_only:
         config = replace(config, vision=None)
     target = device_of(options.device)
     place = place_on(target, options.memory_bytes, machine)
     mark("the device is there")
-    facts = replace(facts_of(str(folder), offline=True), name=options.model)
+    facts = facts_of(str(folder) if files is None else options.model, offline=True)
+    facts = replace(facts if files is None else ours(facts), name=options.model)
     counted = inventory(facts)
     # In a thread of its own: a tokenizer needs Python for about as long as the weights need the GPU.
     reader = ThreadPoolExecutor(1, "processor")
@@ -100,6 +117,8 @@ def load_engine(
     reader.shutdown(wait=False)
     allocation = allocate(facts, options, place, planned)
     settings = allocation.settings
+    if settings.predictor:
+        counted = inventory(facts.with_predictor())
     cap_bytes = cap(place, LATE_BYTES)
     mark("memory is planned and capped")
     if allocation.changed:
@@ -121,17 +140,19 @@ def load_engine(
     engine = Engine(network, engine_config(allocation, options), watch_on(place, planned_bytes, cap_bytes))
     mark("the engine is made")
     capabilities = replace(
-        _capabilities(config, processor, settings, kind, parameters=counted.parameters),
+        capabilities_of(config, processor, settings, kind, parameters=counted.parameters),
         model=options.model,
         device="CPU" if target.type == "cpu" else place.name,
         language_only=left_out > 0,
         most_images=options.images,
         plan=allocation,
     )
+    if facts.gguf is not None and counted.has("blocks", "decoder"):
+        capabilities = replace(capabilities, weights=facts.gguf.file_type)
     thinking = Thinking(options.thinking, thinks_about_pictures(facts.family))
-    backend = NativeBackend(engine, processor, capabilities, thinking)
+    made = engine, processor, capabilities, thinking
     held = _held(network, settings)
-    return Loaded(backend, place, planned_bytes, held, allocation, cap_bytes, left_out)
+    return Loaded(*made, place, planned_bytes, held, allocation, cap_bytes, left_out)
 
 
 def _network(
@@ -148,10 +169,11 @@ def _network(
             folder,
             dtype=kind,
             device=place.device,
-            storage=_storage(settings, place.system),
+            storage=storage_of(settings, place.system),
             readers=_readers(model, allocation, place),
             progress=_of_weights(report),
             language_only=settings.language_only,
+            predictor=settings.predictor,
         )
     except NoPageLockedMemory as error:
         raise DoesNotFit(
@@ -178,7 +200,7 @@ def _readers(model: Inventory, allocation: Allocation, place: Place) -> int:
     return next(fits, READERS[-1])
 
 
-def _capabilities(
+def capabilities_of(
     config: ModelConfig, processor: Processor, settings: Settings, kind: torch.dtype, *, parameters: int
 ) -> Capabilities:
     """What the model can do, but for its name and place."""
@@ -201,7 +223,7 @@ def _capabilities(
     )
 
 
-def _storage(settings: Settings, system: OperatingSystem) -> Storage:
+def storage_of(settings: Settings, system: OperatingSystem) -> Storage:
     """Under WSL2 there is little pinned memory, and others need it too."""
     layers = "bf16" if settings.weights == "fp32" else settings.weights
     memory: Literal["plain", "pinned"] = "plain" if system == "wsl2" else "pinned"

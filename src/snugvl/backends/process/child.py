@@ -45,6 +45,7 @@ COUNTERS = (
     "kernel_compilations", "graph_captures",
 )  # fmt: skip
 SWITCH_S = 0.0005
+TOGETHER_S = 0.0003  # that events wait for others: the tokens of a step are told in less
 _SET_PARENT_DEATH_SIGNAL = 1
 
 Loader = Callable[[EngineChoice, Progress], HostedModel]
@@ -91,7 +92,11 @@ def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = Non
 
 
 class Outbox:
-    """Events on their way to the server. `put` never waits and may be called in any thread."""
+    """Events on their way to the server. `put` never waits and may be called in any thread.
+
+    Where several came at once, as the tokens of a step do, the next ones wait for each other: waking for each
+    of them would take Python's lock from the engine's thread as often.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -100,8 +105,12 @@ class Outbox:
         threading.Thread(target=self._write, name="snugvl-writer", daemon=True).start()
 
     def _write(self) -> None:
+        events: list[Event] = []
         while True:
+            several = len(events) > 1
             events = [self._events.get()]
+            if several:
+                time.sleep(TOGETHER_S)
             try:
                 while True:
                     events.append(self._events.get_nowait())

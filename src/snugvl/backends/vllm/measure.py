@@ -8,7 +8,7 @@ took"), and what a step needs is in no line. So the plan's rows are joined to th
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -47,7 +47,7 @@ class Counters:
 
 def read_counters(text: str) -> Counters:
     """The counters of all engines of one server."""
-    sums = dict.fromkeys(_SUMS.values(), 0)
+    sums: dict[str, Any] = dict.fromkeys(_SUMS.values(), 0)
     usages: list[float] = []
     config: Mapping[str, str] = {}
     engines = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from snugvl.checkpoint.architecture import ModelConfig, TextConfig, VisionConfig, VisionTokens
-from snugvl.checkpoint.facts import Role, TextFacts, VisionFacts
+from snugvl.checkpoint.facts import KVLayer, Role, TextFacts, VisionFacts
 from snugvl.checkpoint.quantized import read_layout
 from snugvl.checkpoint.section import Section
 
@@ -28,7 +28,8 @@ class Network:
 
     Attributes:
         tied: lm_head is the embedding; a file may store it all the same.
-        unloaded: what published files store besides, and no engine loads.
+        unloaded: what published files store besides, and no engine loads unasked.
+        predictor: keys and values of the multi-token predictor among them; None without one.
         aliases: (prefix in older files, prefix in transformers' state_dict), the first match counts.
     """
 
@@ -40,6 +41,7 @@ class Network:
     tensors: tuple[Expected, ...]
     unloaded: tuple[Expected, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    predictor: KVLayer | None = None
 
     def canonical(self, name: str) -> str:
         """transformers' name of a tensor as the file calls it."""
@@ -58,6 +60,7 @@ def model_config(
     inner: Section | None = None,
     vision: VisionConfig | None = None,
     tokens: VisionTokens | None = None,
+    predictor: bool = False,
 ) -> ModelConfig:
     """What our engine needs, with what `root`, or the decoder's own `inner` section, says of all weights.
 
@@ -74,6 +77,7 @@ def model_config(
         tie_word_embeddings=tied,
         dtype=str(next((value for value in dtypes if value), "bfloat16")),
         quantization=read_layout(root),
+        predictor=predictor,
     )
 
 

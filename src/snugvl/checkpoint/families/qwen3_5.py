@@ -46,8 +46,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     tower = read_tower(vision, [])
     check_width(vision, tower, decoder.hidden)
     tied = ties(root, text)
-    key = "mtp_num_hidden_layers"
-    predictors = text.count(key, most=MAX_LAYERS) if text.values.get(key) else 0
+    predictors = _predictors(text)
 
     def attention(index: int, layer: str) -> Iterator[Expected]:
         if kinds[index] == "linear":
@@ -65,6 +64,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
             *decoder.tensors("model.language_model", tied, attention=attention),
         ),
         unloaded=tuple(_predictor(decoder, predictors)),
+        predictor=_full(decoder) if predictors == 1 else None,
     )
 
 
@@ -88,6 +88,7 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         inner=text,
         vision=tower,
         tokens=read_tokens(root, 248053),
+        predictor=_predictors(text) == 1,
     )
 
 
@@ -133,9 +134,7 @@ def _kinds(text: Section, layers: int) -> tuple[LayerKind, ...]:
 
 def _facts(decoder: Decoder, delta: LinearAttention, kinds: tuple[LayerKind, ...]) -> TextFacts:
     """What is kept of one sequence: of a linear layer nothing per token, so it has no heads and no width."""
-    queries = decoder.heads * decoder.head_dim
-    projected = 2 * queries + 2 * decoder.kv_heads * decoder.head_dim  # each query with its gate
-    full = KVLayer(decoder.kv_heads, decoder.head_dim, projected=projected, values=queries)
+    full = _full(decoder)
     recurrent = KVLayer(
         0,
         0,
@@ -148,6 +147,13 @@ def _facts(decoder: Decoder, delta: LinearAttention, kinds: tuple[LayerKind, ...
     return replace(
         decoder.facts(), kv_layers=tuple(recurrent if kind == "linear" else full for kind in kinds)
     )
+
+
+def _full(decoder: Decoder) -> KVLayer:
+    """What a layer with keys and values keeps of a token."""
+    queries = decoder.heads * decoder.head_dim
+    projected = 2 * queries + 2 * decoder.kv_heads * decoder.head_dim  # each query with its gate
+    return KVLayer(decoder.kv_heads, decoder.head_dim, projected=projected, values=queries)
 
 
 def _linear_attention(delta: LinearAttention, name: str, hidden: int) -> Iterator[Expected]:
@@ -164,8 +170,16 @@ def _linear_attention(delta: LinearAttention, name: str, hidden: int) -> Iterato
     yield from linear(f"{name}.in_proj_a", delta.value_heads, hidden, "other")
 
 
+def _predictors(text: Section) -> int:
+    """Layers of the multi-token predictor. Our engine runs one that shares the decoder's embedding."""
+    key = "mtp_num_hidden_layers"
+    if not text.values.get(key) or text.values.get("mtp_use_dedicated_embeddings"):
+        return 0
+    return text.count(key, most=MAX_LAYERS)
+
+
 def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
-    """The multi-token predictor that the files carry for speculative decoding; transformers ignores it."""
+    """The multi-token predictor that the files carry for speculative decoding (`models/predictor.py`)."""
     if not layers:
         return
     yield from linear("mtp.fc", decoder.hidden, 2 * decoder.hidden, "other")

@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 
+from snugvl.core.config import RECENT
 from snugvl.engine.graphs.capture import capture
 from snugvl.engine.oom import out_of_memory, release
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import ForwardBatch, Network
+from snugvl.models.batch import ForwardBatch, Network, PredictorBatch
 
 logger = logging.getLogger(__name__)
 
@@ -270,10 +271,18 @@ class _DecodeGraph:
                 state_slots=state_slots,
             ),
             logit_rows=None,
+            predictor=self._recent(slots),
         )
         logits = self._model.forward(batch, self._cache)
         choose(logits, self._tokens, self._ids, self._lengths)
         return logits
+
+    def _recent(self, slots: torch.Tensor) -> PredictorBatch | None:
+        """Where hidden states go. The tokens after them aren't known, nor needed while nobody guesses."""
+        if self._cache.recent is None:
+            return None
+        rows = self._state_slots * RECENT + (self._lengths.long() - 1) % RECENT
+        return PredictorBatch(torch.where(slots >= 0, rows, self._cache.recent_rows - 1))
 
 
 def places(

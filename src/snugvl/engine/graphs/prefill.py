@@ -27,9 +27,18 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.capture import GraphPool
-from snugvl.engine.packing import Numbers, Shape, Staging, Unread, numbers_of, shape_of, table_width
+from snugvl.engine.packing import (
+    Numbers,
+    Shape,
+    Staging,
+    Unread,
+    left_by,
+    numbers_of,
+    shape_of,
+    table_width,
+)
 from snugvl.engine.request import VisionItem
-from snugvl.engine.scheduler import Chunk
+from snugvl.engine.schedule import Chunk
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, Network, encoded
@@ -86,7 +95,7 @@ class StepGraphs:
             embeds: the encoder rows of all placeholders, in their order, in pieces.
             unread: tokens that only the device knows.
         """
-        exact = shape_of(chunks)
+        exact = shape_of(chunks, self._cache.recent_rows)
         if exact.tokens > self._most or max(exact.sequences, exact.logits) > self._max_sequences:
             return None
         shape = self._shape(exact)
@@ -121,7 +130,8 @@ class StepGraphs:
 
     def _buffers(self) -> _StepBuffers:
         config, device = self._model.config, self._model.device
-        most = Shape(self._most, self._max_sequences, self._blocks, self._max_sequences, self._most)
+        recent = self._cache.recent_rows
+        most = Shape(self._most, self._max_sequences, self._blocks, self._max_sequences, self._most, recent)
         pictured = embeds = None
         if config.vision is not None:
             width = (1 + len(config.vision.deepstack_layers)) * config.text.hidden_size
@@ -176,6 +186,7 @@ class StepGraphs:
             logit_rows=numbers.logit_rows,
             vision_rows=None if pictured is None else pictured[:tokens],
             vision_embeds=None if embeds is None else embeds[:tokens],
+            predictor=left_by(numbers),
         )
         buffers.logits[:sequences].copy_(self._model.forward(batch, self._cache))
 

@@ -43,6 +43,7 @@ QUICK_S = 0.004  # that a mask may take to be made together with others
 TOGETHER_S = 0.008  # that all of them may take in a step
 SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
+FIRST_WORDS = 64  # of a mask, which say of most that they allow more than one token
 FORCING_S = 0.005  # after so long it looks no further
 
 
@@ -336,38 +337,34 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
 
     `processors`: that share the work.
     """
-    begun = time.monotonic()
-    masks = [mask for mask, _ in asked]
-    left = [(mask, token) for mask, token in asked if not mask.dropped]
-    while left:
-        for mask, token in left:
-            mask.state.accept(token)
-        sound = [mask for mask, _ in left if mask.state.error is None]
-        bits = torch.empty(len(sound), masks[0].words, dtype=torch.int32)
-        _fill(sound, bits)
-        more = time.monotonic() < begun + FORCING_S
-        left = [(m, m.forced[-1]) for m, row in zip(sound, bits.numpy(), strict=True) if m.put(row, more)]
-    took_s = time.monotonic() - begun
-    if took_s < QUICK_S:  # else somebody's took long, and it will show whose: the next ones are made alone
-        took_s *= processors / len(asked)
-    for mask in masks:
+    begun, spent = time.monotonic(), time.thread_time()
+    for kind in {type(mask.state) for mask, _ in asked}:
+        left = [pair for pair in asked if type(pair[0].state) is kind and not pair[0].dropped]
+        while left:
+            for mask, token in left:
+                mask.state.accept(token)
+            sound = [mask for mask, _ in left if mask.state.error is None]
+            if not sound:
+                break
+            bits = torch.empty(len(sound), asked[0][0].words, dtype=torch.int32)
+            kind.fill_all([mask.state for mask in sound], bits)
+            more = time.monotonic() < begun + FORCING_S
+            rows = zip(sound, bits.numpy(), strict=True)
+            left = [(mask, mask.forced[-1]) for mask, row in rows if mask.put(row, more)]
+    if len(asked) == 1:  # a thread that waits for Python's lock would take its mask for a slow one
+        took_s = time.thread_time() - spent
+    else:
+        took_s = time.monotonic() - begun
+        if took_s < QUICK_S:  # else somebody's took long, and it will show whose: the next are made alone
+            took_s *= processors / len(asked)
+    for mask, _ in asked:
         mask.pace.note(took_s / (1 + len(mask.forced)))
         mask.ready = True
 
 
-def _fill(masks: Sequence[Mask], bits: torch.Tensor) -> None:
-    states = [mask.state for mask in masks]
-    kinds = {type(state) for state in states}
-    if len(kinds) == 1:
-        kinds.pop().fill_all(states, bits)
-    else:
-        for state, row in zip(states, bits, strict=True):
-            state.fill(row)
-
-
 def _only(bits: NDArray[np.int32]) -> int | None:
     """The token that is allowed, if it is the only one."""
-    if np.count_nonzero(bits) != 1:
+    if np.count_nonzero(bits[:FIRST_WORDS]) > 1 or np.count_nonzero(bits) != 1:
         return None
     (places,) = bits.nonzero()  # sixty times as slow as counting
     word = int(bits.view(np.uint32)[places[0]])

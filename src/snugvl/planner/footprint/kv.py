@@ -17,6 +17,7 @@ meanwhile.
 
 from dataclasses import replace
 
+from snugvl.core.config import RECENT
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.vllm_pages import pages, sequence_bytes
@@ -58,6 +59,13 @@ def state_component(model: Inventory, settings: Settings) -> Component:
     slots = settings.sequences + 1
     why = f"{slots} × {each / 2**20:,.1f} MiB, whatever their context"
     return Component("recurrent state", each * slots, why=why)
+
+
+def predictor_component(model: Inventory, settings: Settings) -> Component:
+    """The last hidden states of each sequence, from which our engine's predictor goes on."""
+    each = model.facts.text.hidden_size * settings.itemsize if model.facts.predicts else 0
+    rows = settings.sequences * RECENT + 1
+    return Component("predictor: hidden states", each * rows, why=f"{RECENT} tokens of each sequence")
 
 
 def checkpoint_component(model: Inventory, settings: Settings) -> Component:

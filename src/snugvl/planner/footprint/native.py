@@ -61,6 +61,7 @@ PIECE_BYTES: Final = 8 << 20
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
 PUT_BYTES: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 0, "fp8": 0, "int8": 13, "int4": 33}
 DEQUANTISED_BYTES: Final = 12
+BLOCK_BYTES: Final = 6  # of a byte of a GGUF's blocks that are sorted: `layers/ggml.py`
 READY_MADE_BYTES: Final = 1  # codes of a piece that are moved at once
 
 
@@ -81,7 +82,8 @@ def prefill_per_token(model: Inventory, settings: Settings) -> int:
             s * (3 * w.h + 2 * w.i),
             s * (4 * w.h + w.i),
         )
-    return max(moments) + 2 * s * w.d + TOKEN_BYTES
+    ordered = s * max(w.h, w.q, w.i) if model.facts.ordered else 0  # the input in the groups' order
+    return max(moments) + ordered + 2 * s * w.d + TOKEN_BYTES
 
 
 def _at_once(w: Widths, itemsize: int) -> int:
@@ -104,9 +106,14 @@ def slice_bytes(model: Inventory, settings: Settings) -> int:
     return min(SLICE_BYTES, max(rows) * settings.itemsize)
 
 
+def _head_of_blocks(model: Inventory) -> bool:
+    """Whether the output matrix is a GGUF's blocks: our own kernels multiply, and give float32."""
+    return model.has("blocks", "embedding" if model.facts.tied else "lm_head")
+
+
 def logits_bytes(model: Inventory, settings: Settings, rows: int) -> int:
     """Logits of `rows` positions in float32, and as computed."""
-    wide = settings.head == "bf16" and rows > 1 and settings.itemsize == 2
+    wide = settings.head == "bf16" and rows > 1 and settings.itemsize == 2 and not _head_of_blocks(model)
     return rows * model.facts.text.vocab_size * (4 + (settings.itemsize if wide else 0))
 
 
@@ -160,7 +167,7 @@ def split_bytes(product: Product, tokens: int, multiprocessors: int, group: int 
 def split_workspace(model: Inventory, settings: Settings, tokens: int, multiprocessors: int) -> int:
     """The largest of a step's products."""
     w, found = widths(model), [0]
-    if settings.weights in LOW_BIT:
+    if settings.weights in LOW_BIT and not model.has("blocks", "decoder"):  # nothing of theirs is split
         products = (
             Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
         )  # fmt: skip
@@ -204,7 +211,7 @@ def library_bytes(model: Inventory, settings: Settings, cublas_bytes: int) -> in
 
     Linear attention always does: what decides how much is forgotten is never quantised.
     """
-    used = settings.weights not in LOW_BIT or settings.head == "bf16"
+    used = settings.weights not in LOW_BIT or (settings.head == "bf16" and not _head_of_blocks(model))
     return cublas_bytes if (used and settings.sequences > 1) or hybrid.has_states(model) else 0
 
 
@@ -219,6 +226,8 @@ def loading_bytes(model: Inventory, settings: Settings, readers: int) -> int:
     piece = max(PIECE_BYTES, columns * element * (GROUP if stored else 1))
     ready_made = any(group.kind == "packed" for group in model.groups)
     each = READY_MADE_BYTES if ready_made else PUT_BYTES[settings.weights]
+    if model.has("blocks"):
+        each = BLOCK_BYTES * element
     if "int8" in (settings.head, settings.vision_weights):
         each = max(each, PUT_BYTES["int8"])
     if stored and settings.weights != "fp8":

@@ -5,7 +5,12 @@ from dataclasses import dataclass, replace
 from snugvl.planner.footprint import llamacpp
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.decoder import decoder_components
-from snugvl.planner.footprint.kv import checkpoint_component, kv_component, state_component
+from snugvl.planner.footprint.kv import (
+    checkpoint_component,
+    kv_component,
+    predictor_component,
+    state_component,
+)
 from snugvl.planner.footprint.native import native_components
 from snugvl.planner.footprint.offload import offload_components
 from snugvl.planner.footprint.step_graphs import step_graph_components
@@ -93,6 +98,7 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     parts += [cache, state_component(model, settings), checkpoint_component(model, settings)]
     if settings.engine == "vllm":
         return footprint_of(parts + vllm_components(model, settings, device.compute_capability))
+    parts.append(predictor_component(model, settings))
     parts += vision_components(model, settings)
     parts += offload_components(model, settings)
     parts.append(Component("encoder cache", settings.encoder_cache_bytes, why="for the next question"))

@@ -10,7 +10,8 @@
 A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
 row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Ready-made 4- and
-8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale.
+8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale. A GGUF's
+blocks are the file's bytes in another order, what isn't quantised in it is 16-bit.
 
 A streamed vision tower keeps its blocks and mergers in main memory, each in one piece with its tensors at
 multiples of 256 bytes. They pass through a room on the GPU for the largest block beside the largest piece
@@ -36,18 +37,21 @@ from snugvl.planner.settings import Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
+ORDER_BYTES: Final = 4  # of a column's place, where groups' columns don't stand together
 BLOCK_SCALE_BYTES: Final = 4
 NF4_BLOCK: Final = 64  # values that share a scale
 WIDE_SCALE_BYTES: Final = 4
 STREAM_ALIGNMENT: Final = 256
 STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_merger_list\.\d+)\.")
 HEADS: Final = ("embedding", "lm_head")
+JOINED: Final = re.compile(r"(?<=\.)(?:[qkv]_proj|gate_proj|up_proj)(?=\.)")
 
 LABELS: Final[dict[Part, str]] = {
     "decoder": "weights: decoder",
     "embedding": "weights: embedding",
     "lm_head": "weights: lm_head",
     "vision": "weights: vision tower",
+    "predictor": "weights: predictor",
 }
 
 
@@ -67,13 +71,15 @@ def int4_parts(rows: int, columns: int, group: int = GROUP) -> tuple[int, ...]:
     return () if columns % group else (rows * columns // 2, scales, scales)
 
 
-def ready_made_parts(group: Group, settings: Settings) -> tuple[int, ...]:
+def ready_made_parts(group: Group, settings: Settings, *, ordered: bool = False) -> tuple[int, ...]:
     """What is beside ready-made integers: their scales, and what wasn't meant to be packed."""
     if settings.engine != "native":
         return (group.nbytes,)
     if group.kind == "matrix":
         return (settings.itemsize * group.elements,)
-    # Stored zero points, orders and shapes are wider integers.
+    if ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
+        return (group.nbytes,)
+    # Stored zero points and shapes are wider integers, and so are orders that say nothing.
     return (group.nbytes, group.nbytes) if group.nbytes == SCALE_BYTES * group.elements else ()
 
 
@@ -130,7 +136,7 @@ def matrix_parts(
 def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
     """Bytes of the tensors that one of `group` becomes in memory."""
     wide = (settings.itemsize * group.elements,)
-    if group.kind == "packed":
+    if group.kind in ("packed", "blocks"):
         return (group.nbytes,)
     native = settings.engine == "native"
     if group.kind == "scale":  # our engine's are counted with their matrix
@@ -151,25 +157,48 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
 
 def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[int, int]]:
     """(bytes, how many) of the tensors of one part."""
-    packed = any(group.kind == "packed" for group in model.groups)
+    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
     for group in model.groups:
         if group.part != part:
             continue
-        beside = packed and group.kind in ("scale", "matrix")
-        for nbytes in ready_made_parts(group, settings) if beside else loaded_parts(group, settings):
-            yield nbytes, group.count
+        beside = packed and group.kind in ("scale", "matrix") and group.part == "decoder"
+        ordered = model.facts.ordered
+        parts = (
+            ready_made_parts(group, settings, ordered=ordered) if beside else loaded_parts(group, settings)
+        )
+        yield from ((nbytes, group.count) for nbytes in parts)
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """The same of our decoder as it is allocated: queries, keys, values are one matrix, gate and up too."""
+    if model.has("blocks", "decoder"):
+        yield from _joined_blocks(model, settings)
+        return
     w = widths(model)
     stored, columns_of_scale = model.facts.quantization == "fp8", ready_made_group(model)
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
         for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored, group=columns_of_scale):
             yield nbytes, model.facts.text.num_layers
+    for columns in (3 * w.h, w.q, 2 * w.h, w.i) if model.facts.ordered else ():
+        yield ORDER_BYTES * columns, model.facts.text.num_layers
     for group in model.groups:
         if group.part == "decoder" and group.kind == "plain":
             yield settings.itemsize * group.elements, group.count
+
+
+def _matrix(found: re.Match[str]) -> str:
+    return "gate_up" if found[0] in ("gate_proj", "up_proj") else "qkv"
+
+
+def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
+    """The same of a GGUF's, whose tensors differ from layer to layer."""
+    made: dict[str, int] = defaultdict(int)
+    for tensor in model.facts.tensors:
+        group = group_of(tensor)
+        if group.part == "decoder":
+            parts = ready_made_parts if group.kind == "matrix" else loaded_parts
+            made[JOINED.sub(_matrix, tensor.name)] += sum(parts(group, settings))
+    yield from ((nbytes, 1) for nbytes in made.values())
 
 
 def weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
@@ -207,7 +236,7 @@ def _vllm_components(model: Inventory, settings: Settings) -> tuple[Component, .
         nbytes[tensor.part] += tensor.nbytes
     share = settings.tensor_parallel * settings.pipeline_parallel
     parts = [
-        Component(LABELS[part], nbytes[part], why=_why(part, settings, share))
+        Component(LABELS[part], nbytes[part], why=_why(model, part, settings, share))
         for part in PARTS
         if nbytes[part]
     ]
@@ -248,7 +277,7 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         resident += entries
         crossing = crossing_bytes(model, settings) if place == "streamed" else 0
         streamed = f", a room through which {format_size(crossing)} stream" if crossing else ""
-        parts.append(Component(LABELS[part], nbytes, why=_why(part, settings, share) + streamed))
+        parts.append(Component(LABELS[part], nbytes, why=_why(model, part, settings, share) + streamed))
     exact = sum(size * count for size, count in resident)
     rounding = max(0, _reserved(resident, exact, settings) - exact)
     why = "one segment, and small ones"
@@ -314,9 +343,11 @@ def weight_bytes(model: Inventory, settings: Settings) -> int:
     return sum(size * count for part in PARTS for size, count in sizes(model, settings, part))
 
 
-def _why(part: Part, settings: Settings, share: int) -> str:
+def _why(model: Inventory, part: Part, settings: Settings, share: int) -> str:
     shared = f", shared by {share} GPUs" if share > 1 else ""
     plain = "fp32" if settings.itemsize == 4 else "bf16"
     kind: str = settings.vision_weights if part == "vision" else settings.head
-    kind = settings.weights if part == "decoder" else kind
+    kind = settings.weights if part in ("decoder", "predictor") else kind
+    if model.facts.gguf is not None and model.has("blocks", part):
+        return f"{model.facts.gguf.file_type} as stored"
     return f"{plain if kind == 'bf16' else kind}{shared}"

@@ -17,6 +17,7 @@ from snugvl.layers.kernels.device import (
     native_fp8,
     tensor_cores,
 )
+from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products import weights as kinds
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
@@ -84,6 +85,9 @@ def product(
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
+    if weights.format == "ggml" and ggml.fits(x, weights, swiglu=swiglu):
+        ggml.few(x, weights, beside, out)
+        return out
     if _fits_lone(x, weights, outputs):
         _lone(x, weights, beside, out)
         return out
@@ -92,13 +96,14 @@ def product(
             x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
         _skinny(x, weights, beside, out)
         return out
-    if x.shape[0] <= VECTOR_ROWS:
+    if x.shape[0] <= VECTOR_ROWS and weights.format != "ggml":
         _vector(x, weights, beside, out)
         return out
     if norm is not None:
         x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
     most = WIDE_TOKENS if tensor_cores(x.device) else WIDE_TOKENS_LOOPS
-    if x.shape[0] >= most and weights.format != "bf16" and outputs % WIDE_TILE == 0:
+    wide = x.shape[0] >= most and weights.format != "bf16" and outputs % WIDE_TILE == 0
+    if wide or weights.format == "ggml":
         _wide(x, weights, beside, out)
     else:
         _matrix(x, weights, beside, out)
@@ -208,6 +213,10 @@ def _wide(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor
 
 def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: int) -> None:
     """Rows `first …` to `out`; from its row `half` on those that stand `beyond` further on."""
+    if weights.format == "ggml":
+        for rows, start in ((out[:half], first), (out[half:], first + half + beyond)):
+            ggml.widen(weights, start, rows)
+        return
     widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
         *_operands(weights), out, first, half, beyond, K=weights.columns, FORMAT=_FORMATS[weights.format],
         GROUP=weights.group, BN=WIDE_TILE, NATIVE=native_fp8(out.device), num_warps=4,

@@ -16,6 +16,7 @@ export function showMemory({ at, ledger, load }) {
   byId("running").textContent = load ? number(load.running) : "–";
   byId("waiting").textContent = load ? number(load.waiting) : "–";
   byId("kv-use").textContent = load ? kvUse(load) : "–";
+  showGuesses(load);
   if (!ledger) return;
   byId("device").textContent = ledger.device;
   const parts = partsOf(ledger, load);
@@ -38,6 +39,12 @@ function showSpeed(at, tokens) {
   const top = Math.max(...speeds, 1);
   const points = speeds.map((value, index) => `${index + HISTORY - speeds.length},${(19 - (18 * value) / top).toFixed(2)}`);
   byId("sparkline").firstElementChild.setAttribute("points", points.join(" "));
+}
+
+function showGuesses(load) {
+  const guessed = load?.drafted_tokens ?? 0; // with --speculation alone
+  byId("guesses").hidden = !guessed;
+  if (guessed) byId("guesses-right").textContent = `${Math.round((100 * load.accepted_tokens) / guessed)} % (${load.draft_method})`;
 }
 
 function kvUse({ free_blocks: free, num_blocks: all }) {

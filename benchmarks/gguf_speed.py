@@ -1,0 +1,177 @@
+"""A GGUF on our own engine and a GPU: each type's products, whole models, planned beside taken.
+
+    PYTHONPATH=.:src:benchmarks python benchmarks/gguf_speed.py [--tiles] [--only products] [--out FILE]
+
+Products: of the shapes of Qwen3-VL-2B and -4B, one row of input (decoding alone), 8 and 64; microseconds and
+the share of the GPU's read bandwidth, from CUDA graphs over more weights than the L2 cache holds; beside our
+int4 in groups of 128. Each is compared with torch's product of the widened weights first. `--tiles` tries
+other tiles for one row, too: rows of weights of a program, columns at a time, warps.
+
+Models: GGUF files with random weights (`random_gguf.py`), written to a temporary folder: tokens a second of
+one answer, bytes planned beside taken in 7,200 MiB (`plan_vs_native.py` fills the engine).
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import kernel_tiles
+import machine
+from kernel_tiles import READ_BANDWIDTH, SHAPES, TOLERANCE, Cell, Products, replay_us
+from snugvl.layers.ggml import LAYOUTS, GgmlType, parts_of
+from snugvl.layers.kernels.products import ggml
+from snugvl.layers.weights import Weights
+
+SIZES = ("2b", "4b")
+TOKENS = (1, 8, 64)
+TILES = (
+    (16, 512, 4), (8, 512, 4), (8, 512, 2), (4, 512, 2), (4, 512, 4), (8, 256, 2), (8, 1024, 4), (4, 1024, 4),
+    (16, 1024, 8), (16, 256, 4), (32, 512, 8), (4, 256, 1), (2, 1024, 2), (2, 512, 1),
+)  # fmt: skip
+MODELS = (
+    ("Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M"),
+    ("Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M"),
+    ("Qwen/Qwen3-VL-4B-Instruct", "Q8_0"),
+)
+CELL = "4096:1024:4:7200MiB"
+ANSWER = 256
+
+
+def blocks(kind: str, rows: int, columns: int) -> Weights:
+    """Random codes with scales that a model could have."""
+    name = next((each for each in LAYOUTS if each == kind), None)
+    if name is None:
+        return plain(kind, rows, columns)
+    parts = parts_of([(name, rows)], columns)
+    data = torch.randint(0, 256, (parts[0].nbytes(columns),), device="cuda", dtype=torch.uint8)
+    parts[0].planes(data, columns)[-1].copy_(halves(name, rows, columns))
+    return Weights("ggml", rows, columns, data, parts=parts)
+
+
+def halves(kind: GgmlType, rows: int, columns: int) -> torch.Tensor:
+    """The last plane: scales, and addends where there are some."""
+    layout = LAYOUTS[kind]
+    values = torch.full((rows, columns // layout.block * layout.planes[-1] // 2), 1e-4, dtype=torch.float16)
+    return values.cuda().view(torch.uint8)
+
+
+plain = kernel_tiles.random_weights
+
+
+def products(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Every type, shape and number of rows."""
+    for size in args.sizes:
+        for shape in SHAPES[size]:
+            for kind in (*LAYOUTS, "int4"):
+                if shape == "head" and kind == "int4":
+                    continue
+                for tokens in TOKENS:
+                    yield from measured(Cell(size, shape, kind, tokens), TILES if args.tiles else ())
+
+
+def measured(cell: Cell, tiles: tuple[tuple[int, int, int], ...]) -> Iterator[dict[str, Any]]:
+    """As the package computes it, and the best of other tiles."""
+    with mock.patch.object(kernel_tiles, "random_weights", blocks):
+        held = Products(cell)
+    expected, nbytes = held.expected(), held.stored[0].nbytes
+    own = ggml.lone_tile(held.stored[0].columns)
+    rows: list[dict[str, Any]] = []
+    for tile in (own, *(tile for tile in tiles if cell.tokens == 1 and cell.format != "int4")):
+        if held.stored[0].columns % tile[1] and tile != own:
+            continue
+        with mock.patch.object(ggml, "lone_tile", lambda _, tile=tile: tile):
+            try:
+                error = float((held.one(held.stored[0]).float() - expected).norm() / expected.norm())
+                us = replay_us(held.all, len(held.stored))
+            except Exception as problem:  # a tile that needs more than a block has
+                print(f"FAILED {cell} {tile}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
+                continue
+        if not error < TOLERANCE:
+            print(f"WRONG {cell} {tile}: relative error {error:.2e}", flush=True)
+            continue
+        share = nbytes / us / 1e-6 / READ_BANDWIDTH
+        rows.append({
+            "size": cell.size, "shape": cell.shape, "type": cell.format, "tokens": cell.tokens, "tile": tile,
+            "own": tile == own, "us": us, "bandwidth": share, "error": error,
+        })  # fmt: skip
+    best = min(rows, key=lambda row: row["us"], default=None)
+    for row in rows:
+        if row["own"] or row is best:
+            told = f"{row['us']:8.2f} us {row['bandwidth']:5.0%} {row['error']:.1e}"
+            name = f"{cell.size} {cell.shape:8} {cell.format:5} M={cell.tokens:<3} {row['tile']!s:14}"
+            print(f"{name} {told}{'' if row['own'] else ' best'}", flush=True)
+    yield from rows
+
+
+def whole(model: str, kind: str, work: Path) -> dict[str, Any]:
+    """One model: written, planned, run."""
+    import snugvl
+
+    path = work / f"{model.rpartition('/')[2]}-{kind}.gguf"
+    pocket = Path(snugvl.__file__).parent / "pocket"
+    command = ["-m", "benchmarks.random_gguf", model, str(pocket), str(path), "--type", kind]
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    speed = subprocess.run(
+        [sys.executable, __file__, "--answer", str(path)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found: dict[str, Any] = {"model": model, "type": kind, "tokens_per_s": float(speed.stdout.split()[-1])}
+    print(f"{model} {kind}: {found['tokens_per_s']:.1f} tokens/s", flush=True)
+    out = work / "plan.json"
+    plan = [sys.executable, "benchmarks/plan_vs_native.py", str(path), "--weights", "auto", "--cells", CELL]
+    subprocess.run([*plan, "--jobs", "1", "--out", str(out)], check=False)
+    found["plan"] = out.read_text() if out.exists() else None
+    for each in work.glob("*.gguf"):
+        each.unlink()
+    return found
+
+
+def answered(path: str) -> float:
+    """Tokens a second of one answer, after the first, the second time."""
+    import snugvl
+    from snugvl.core.messages import Request, user
+    from snugvl.core.sampling import SamplingParams
+
+    sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
+    with snugvl.load(path, device="cuda", backend="native", context=4096, language_only=True) as model:
+        for _ in range(2):
+            first, count = 0.0, 0
+            for delta in model.backend.submit(Request((user("one two three"),), sampling)):
+                first = first or time.perf_counter()
+                count = delta.completion_tokens
+            rate = (count - 1) / (time.perf_counter() - first)
+    return rate
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=machine.RESULTS / "h200" / "gguf_speed.json")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SHAPES))
+    parser.add_argument("--tiles", action="store_true", help="try other tiles for one row")
+    parser.add_argument("--only", choices=["products", "models"], help="leave the others out")
+    parser.add_argument("--answer", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.answer:
+        print(answered(args.answer))
+        return
+    found: dict[str, Any] = {}
+    if args.only != "models":
+        found["products"] = list(products(args))
+    if args.only != "products":
+        with tempfile.TemporaryDirectory() as work:
+            found["models"] = [whole(model, kind, Path(work)) for model, kind in MODELS]
+    machine.save("h200/gguf_speed", found, args.out)
+
+
+if __name__ == "__main__":
+    main()

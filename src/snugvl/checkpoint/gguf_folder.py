@@ -1,0 +1,140 @@
+"""A GGUF as the small files of a checkpoint folder, which our own engine reads as any other's.
+
+    $XDG_CACHE_HOME/snugvl/gguf/HASH/     config.json, tokenizer.json, …, and gguf.json: where the weights are
+
+Made once for a file, as it was then: the hash is of paths, sizes and times. The GGUF itself stays where it
+is, and is never changed. Only the last few folders are kept.
+"""
+
+import hashlib
+import json
+import secrets
+import shutil
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from snugvl.checkpoint.families import parse_config
+from snugvl.checkpoint.gguf import GgufHeader, read_gguf
+from snugvl.checkpoint.gguf_facts import QWEN_TOKENS
+from snugvl.checkpoint.gguf_files import GgufFiles
+from snugvl.checkpoint.gguf_network import FACTORS, config_of, entries_of, parsed, placed, squares
+from snugvl.checkpoint.gguf_tokenizer import KEPT, tokenizer_files
+from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
+from snugvl.checkpoint.section import read_json
+from snugvl.core.folders import cache_folder
+from snugvl.errors import CheckpointError
+from snugvl.version import __version__
+
+GGUF: Final = "gguf.json"
+MAX_FACTORS: Final = 4096  # half of the values of a head
+KEEP: Final = 8  # folders; the vocabulary of one takes up to 11 MB
+
+
+def folder_of(files: GgufFiles) -> Path:
+    """The folder of a model, made where it isn't there.
+
+    Raises:
+        CheckpointError: a file is broken, or a part is missing.
+        UnsupportedModel: our engine doesn't run it; says why, and what does.
+    """
+    place = cache_folder() / "gguf" / _hash(files)
+    if (place / GGUF).is_file():
+        with suppress(OSError):
+            place.touch()
+        return place
+    documents = documents_of(files)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        work = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
+        _write(work, documents)
+        with suppress(OSError):  # somebody else was quicker
+            work.rename(place)
+        shutil.rmtree(work, ignore_errors=True)
+        _tidy(place.parent)
+    except OSError:  # a cache that can't be written costs the time, no more
+        place = Path(tempfile.mkdtemp(prefix="snugvl-gguf-"))
+        _write(place, documents)
+    return place
+
+
+def documents_of(files: GgufFiles) -> dict[str, Mapping[str, Any]]:
+    """The contents of the folder by name.
+
+    Raises:
+        CheckpointError, UnsupportedModel: as `folder_of`.
+    """
+    header, *more = [read_gguf(path, KEPT) for path in files.parts]
+    tower = None if files.projector is None else read_gguf(files.projector)
+    where, values = header.where, header.values
+    images = None if tower is None else tower.values
+    tensors = [each for one in (header, *more, *([] if tower is None else [tower])) for each in one.tensors]
+    parsed(values, images, tensors, where)
+    config = config_of(values, images, tensors, where, _factors([header, *more]))
+    parse_config(config, where)
+    documents: dict[str, Mapping[str, Any]] = {
+        **tokenizer_files(values, where),
+        "config.json": config,
+        GGUF: {
+            "parts": [str(path.resolve()) for path in files.parts],
+            "projector": None if files.projector is None else str(files.projector.resolve()),
+        },
+    }
+    if images is not None:
+        vision = config["vision_config"]
+        token = (vision["patch_size"] * vision["spatial_merge_size"]) ** 2
+        least, most = (count * token for count in QWEN_TOKENS)
+        documents["preprocessor_config.json"] = squares(images, config, (least, most))
+    return documents
+
+
+def read_weights(folder: Path) -> dict[str, TensorEntry]:
+    """All tensors of a checkpoint folder; of one that stands for a GGUF, by our network's names.
+
+    Raises:
+        CheckpointError: a file is broken or gone.
+    """
+    if not (folder / GGUF).is_file():
+        return read_tensors(folder)
+    places = read_json(folder / GGUF)
+    headers = [read_gguf(Path(path)) for path in places["parts"]]
+    tower: GgufHeader | None = None if places["projector"] is None else read_gguf(Path(places["projector"]))
+    if len({path.name for path in map(Path, places["parts"])}) != len(headers):
+        raise CheckpointError(f"{folder / GGUF} names a part twice")
+    return entries_of(headers, tower)
+
+
+def _factors(headers: Sequence[GgufHeader]) -> list[float] | None:
+    """The divisors of the rotary frequencies, where a file has some."""
+    entry = next((each for each in placed(headers) if each.name == FACTORS), None)
+    if entry is None:
+        return None
+    if entry.dtype != "F32" or entry.nbytes > MAX_FACTORS * 4:
+        raise CheckpointError(f"{entry.file}: tensor {FACTORS} is {entry.dtype} {list(entry.shape)}")
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        return [number for (number,) in struct.iter_unpack("<f", file.read(entry.nbytes))]
+
+
+def _hash(files: GgufFiles) -> str:
+    digest = hashlib.sha256(__version__.encode())
+    for path in (*files.parts, *([] if files.projector is None else [files.projector])):
+        state = path.stat()
+        digest.update(f"\0{path.resolve()}\0{state.st_size}\0{state.st_mtime_ns}".encode())
+    return digest.hexdigest()[:24]
+
+
+def _write(folder: Path, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, values in documents.items():
+        (folder / name).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+
+
+def _tidy(parent: Path) -> None:
+    """Remove all but the folders that were used last."""
+    made = sorted(filter(Path.is_dir, parent.iterdir()), key=lambda each: -each.stat().st_mtime)
+    for old in made[KEEP:]:
+        shutil.rmtree(old, ignore_errors=True)

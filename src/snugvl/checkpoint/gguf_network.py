@@ -1,0 +1,349 @@
+"""A GGUF as our own engine sees it: its metadata as a `config.json`, its tensors by the network's names.
+
+What llama.cpp stores in another way:
+
+    rows of queries and keys   of "llama": each head's two halves alternate, row by row (`TensorEntry.heads`)
+    a tower's patches          one convolution for each frame of a pair (`TensorEntry.frames`)
+    deepstack mergers          by the block after which they stand, not by their place in the list
+
+Names, keys and orders: llama.cpp, `gguf-py/gguf/constants.py` and `tensor_mapping.py`,
+`convert_hf_to_gguf.py` (MIT).
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
+from snugvl.checkpoint.families import parse_config
+from snugvl.checkpoint.gguf import GgufHeader
+from snugvl.checkpoint.material import Stored
+from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.checkpoint.section import Section, plain
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+ARCHITECTURE: Final = "general.architecture"
+TOKENS: Final = "tokenizer.ggml.tokens"
+MERGER: Final = "qwen3vl_merger"
+NATIVE: Final = {
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3vl": "Qwen3VLForConditionalGeneration",
+}  # fmt: skip
+ALTERNATING: Final = ("llama",)  # whose queries and keys have the halves of a head alternate
+# Stored forms that our kernels read (`layers/ggml.py`), and those that are copied.
+BLOCKS: Final = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+PLAIN: Final = ("F32", "F16", "BF16")
+INSTEAD: Final = "use --backend llamacpp"
+FACTORS: Final = "rope_freqs.weight"  # divisors of the rotary frequencies: Llama 3's scaling
+UNREAD: Final = ("rope.scaling.type", "expert_count", "attention.sliding_window", "rope.scaling.factor")
+_VISUAL = "model.visual."
+_LAYER = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_BLOCK = {
+    "attn_qkv": "attn.qkv", "attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2",
+    "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2",
+}  # fmt: skip
+_AROUND = {"token_embd": "embed_tokens", "output_norm": "norm"}
+_TOWER = {
+    "v.patch_embd": "patch_embed.proj", "v.position_embd": "pos_embed", "mm.0": "merger.linear_fc1",
+    "mm.2": "merger.linear_fc2", "v.post_ln": "merger.norm",
+}  # fmt: skip
+_MERGER = {"fc1": "linear_fc1", "fc2": "linear_fc2", "norm": "norm"}
+_NAME = re.compile(
+    r"(?:(?P<tower>v\.)?blk\.(?P<layer>\d+)\.(?P<part>\w+)|v\.deepstack\.(?P<level>\d+)\.(?P<merger>\w+)"
+    r"|(?P<around>[\w.]+?))\.(?P<kind>weight|bias)(?P<frame>\.\d+)?"
+)
+_VISION_TOKENS = {
+    "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>",
+}  # fmt: skip
+
+
+def our_name(name: str, decoder: str, levels: Sequence[int]) -> str | None:
+    """What our network calls a tensor of llama.cpp's, or None.
+
+    Args:
+        decoder: what the names of the decoder begin with.
+        levels: the blocks after which deepstack mergers stand.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    kind, layer = found["kind"], found["layer"]
+    stem: str | None
+    if layer is not None:
+        parts, place = (_BLOCK, f"{_VISUAL}blocks") if found["tower"] else (_LAYER, f"{decoder}layers")
+        stem = parts.get(found["part"])
+        return stem and f"{place}.{layer}.{stem}.{kind}"
+    if found["level"] is not None:
+        stem, level = _MERGER.get(found["merger"]), int(found["level"])
+        known = stem and level in levels
+        return f"{_VISUAL}deepstack_merger_list.{levels.index(level)}.{stem}.{kind}" if known else None
+    if found["around"] == "output":
+        return f"lm_head.{kind}"
+    if (stem := _AROUND.get(found["around"])) is not None:
+        return f"{decoder}{stem}.{kind}"
+    stem = _TOWER.get(found["around"])
+    return stem and f"{_VISUAL}{stem}.{kind}"
+
+
+def config_of(
+    values: Mapping[str, Any],
+    images: Mapping[str, Any] | None,
+    tensors: Sequence[Stored],
+    where: str,
+    factors: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """What transformers' `config.json` of the same model says, as far as our engine reads it.
+
+    Args:
+        values: the metadata; where the vocabulary was kept, ids of vision tokens are looked up in it.
+        images: the metadata of the mmproj, or None: a Qwen3-VL is read as its text model then.
+        factors: the content of `FACTORS`, where it was read; a plan needs none.
+
+    Raises:
+        CheckpointError: a key is missing or nonsense.
+        UnsupportedModel: an architecture, a variant or a type of tensor that our engine doesn't have.
+    """
+    kind = Section(values, where).get(ARCHITECTURE, str)
+    if kind not in NATIVE:
+        raise UnsupportedModel(
+            f"{where} is a {plain(kind)}; our own engine runs GGUFs of {', '.join(NATIVE)}: {INSTEAD}"
+        )
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    _check_types(tensors, where)
+    section = Section(_below(values, kind), f"{where}: {kind}")
+    for key in UNREAD:
+        if section.values.get(key) not in (None, "none", 0):
+            raise UnsupportedModel(f"{section.where} has {key}, which our engine doesn't read: {INSTEAD}")
+    text = _text(section, kind, shapes)
+    if kind != "qwen3vl" and images is not None:
+        raise UnsupportedModel(f"{where} is a {kind} that sees, which our engine doesn't run: {INSTEAD}")
+    if factors is not None:
+        text["rope_scaling"] = {"type": "longrope", "short_factor": list(factors), "attention_factor": 1.0}
+    if images is None:
+        # Text alone turns all three axes by the same position: a Qwen3-VL without its tower is a Qwen3.
+        return text | {"architectures": [NATIVE["qwen3" if kind == "qwen3vl" else kind]]}
+    sections = section.get("rope.dimension_sections", list)
+    rope = {"rope_type": "default", "mrope_section": sections[:3], "mrope_interleaved": True}
+    return {
+        "architectures": [NATIVE[kind]],
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text | {"rope_scaling": rope},
+        "vision_config": _vision(images, text["hidden_size"], where),
+        **_vision_tokens(values, where),
+    }
+
+
+def parsed(
+    values: Mapping[str, Any], images: Mapping[str, Any] | None, tensors: Sequence[Stored], where: str
+) -> ModelConfig:
+    """The same, checked as any `config.json` is; and that each tensor has a place.
+
+    Raises:
+        CheckpointError, UnsupportedModel: as `config_of`.
+    """
+    config = parse_config(config_of(values, images, tensors, where), where)
+    decoder, levels = prefix_of(values, images), levels_of(images)
+    for tensor in tensors:
+        if our_name(tensor.name, decoder, levels) is None and tensor.name != FACTORS:
+            raise UnsupportedModel(
+                f"{where} has a tensor {plain(tensor.name)}, which our engine doesn't know: {INSTEAD}"
+            )
+    return config
+
+
+def prefix_of(values: Mapping[str, Any], images: Mapping[str, Any] | None) -> str:
+    """What the names of the decoder's tensors begin with in our network."""
+    sees = values.get(ARCHITECTURE) == "qwen3vl" and images is not None
+    return "model.language_model." if sees else "model."
+
+
+def levels_of(images: Mapping[str, Any] | None) -> list[int]:
+    """The blocks after which deepstack mergers stand."""
+    flags = (images or {}).get("clip.vision.is_deepstack_layers") or []
+    return [number for number, flag in enumerate(flags) if flag] if isinstance(flags, list) else []
+
+
+def ours(facts: ModelFacts) -> ModelFacts:
+    """The facts with tensors as our network has them: by its names, the tower's patches in one."""
+    assert facts.gguf is not None, "only a GGUF has other names"
+    decoder = "model.language_model." if facts.vision is not None else "model."
+    made: dict[str, TensorFact] = {}
+    for tensor in facts.tensors:
+        name = our_name(tensor.name, decoder, facts.gguf.levels) or tensor.name
+        role: Role = "other" if tensor.role == "linear" and len(tensor.shape) < 2 else tensor.role
+        same = made.get(name)
+        if name == FACTORS:
+            tensor = tensor._replace(loaded=False)
+        if same is not None:  # the other frame of a pair
+            rows, channels, *sides = tensor.shape
+            whole = (rows, channels, 2, *sides)
+            made[name] = same._replace(shape=whole, nbytes=same.nbytes + tensor.nbytes)
+        else:
+            made[name] = tensor._replace(name=name, role=role)
+    return replace(facts, tensors=tuple(made.values()))
+
+
+def entries_of(headers: Sequence[GgufHeader], tower: GgufHeader | None) -> dict[str, TensorEntry]:
+    """All tensors of the parts and the mmproj, by our names.
+
+    Raises:
+        CheckpointError: a tensor stands twice, or a frame of the patches is missing.
+    """
+    values = headers[0].values
+    images = None if tower is None else tower.values
+    decoder, levels = prefix_of(values, images), levels_of(images)
+    kind = str(values.get(ARCHITECTURE))
+    heads = _heads(Section(_below(values, kind), headers[0].where)) if kind in ALTERNATING else {}
+    found: dict[str, TensorEntry] = {}
+    for entry in placed((*headers, *([] if tower is None else [tower]))):
+        if entry.name == FACTORS:  # in the configuration: `gguf_folder.py`
+            continue
+        name = our_name(entry.name, decoder, levels) or entry.name
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        entry = replace(entry, heads=heads.get(part, 0))
+        if name not in found:
+            found[name] = entry
+            continue
+        first = found[name]
+        if not entry.name.endswith(".weight.1") or first.frames or entry.shape != first.shape:
+            raise CheckpointError(f"{entry.file}: tensor {plain(entry.name)} is in it twice")
+        rows, channels, *sides = entry.shape
+        found[name] = replace(
+            first, shape=(rows, channels, 2, *sides), nbytes=2 * first.nbytes, frames=(first, entry)
+        )
+    return found
+
+
+def placed(headers: Iterable[GgufHeader]) -> Iterator[TensorEntry]:
+    """All tensors of files, by llama.cpp's names."""
+    for header in headers:
+        for tensor, offset in zip(header.tensors, header.offsets, strict=True):
+            yield TensorEntry(
+                tensor.name, tensor.dtype, tensor.shape, Path(header.where), offset, tensor.nbytes
+            )
+
+
+def _heads(section: Section) -> dict[str, int]:
+    """Heads whose rows alternate, by projection."""
+    queries = section.count("attention.head_count")
+    return {"q_proj": queries, "k_proj": section.count("attention.head_count_kv", queries)}
+
+
+def _below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    start = f"{prefix}."
+    return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+
+
+def _check_types(tensors: Iterable[Stored], where: str) -> None:
+    for tensor in tensors:
+        if tensor.dtype not in (*BLOCKS, *PLAIN):
+            raise UnsupportedModel(
+                f"{where}: tensor {plain(tensor.name)} is {tensor.dtype}; our engine reads "
+                f"{', '.join((*BLOCKS, *PLAIN))}: {INSTEAD}"
+            )
+        if tensor.dtype in BLOCKS and not _multiplied(tensor):
+            raise UnsupportedModel(
+                f"{where}: tensor {plain(tensor.name)} is {tensor.dtype}, but is not multiplied with; our "
+                f"engine reads it as {', '.join(PLAIN)}: {INSTEAD}"
+            )
+
+
+def _multiplied(tensor: Stored) -> bool:
+    """Whether it is a matrix of rows that are multiplied, or looked up."""
+    beside = tensor.name.startswith(("v.patch_embd", "v.position_embd"))
+    return len(tensor.shape) == 2 and not beside
+
+
+def _text(section: Section, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    heads, hidden = section.count("attention.head_count"), section.count("embedding_length")
+    embedding = shapes.get("token_embd.weight")
+    if embedding is None:
+        raise CheckpointError(f"{section.where} has no token_embd.weight; a part of it is missing")
+    head = section.values.get("attention.key_length") or section.values.get("rope.dimension_count")
+    head = head or hidden // heads
+    rotated = section.count("rope.dimension_count", head)
+    if rotated != head:
+        raise UnsupportedModel(f"{section.where} rotates {rotated} of {head} values of a head: {INSTEAD}")
+    layers = section.count("block_count")
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": section.count("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": section.count("attention.head_count_kv", heads),
+        "head_dim": head,
+        "vocab_size": embedding[0],
+        "max_position_embeddings": section.count("context_length"),
+        "rms_norm_eps": section.get("attention.layer_norm_rms_epsilon", float),
+        "rope_theta": section.get("rope.freq_base", float, 10000.0),
+        "hidden_act": "silu",
+        "attention_bias": kind != "qwen2" and "blk.0.attn_q.bias" in shapes,
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }
+
+
+def _vision(images: Mapping[str, Any], hidden: int, where: str) -> dict[str, Any]:
+    section = Section(_below(images, "clip.vision"), f"{where}: mmproj")
+    kind = images.get("clip.vision.projector_type") or images.get("clip.projector_type")
+    if kind != MERGER:
+        raise UnsupportedModel(
+            f"{section.where} has the projector {plain(str(kind))}; our engine has {MERGER}: {INSTEAD}"
+        )
+    patch = section.count("patch_size", most=1024)
+    return {
+        "depth": section.count("block_count"),
+        "hidden_size": section.count("embedding_length"),
+        "intermediate_size": section.count("feed_forward_length"),
+        "num_heads": section.count("attention.head_count"),
+        "in_channels": 3,
+        "patch_size": patch,
+        "temporal_patch_size": 2,
+        "spatial_merge_size": section.count("spatial_merge_size", 2, most=64),
+        "out_hidden_size": section.count("projection_dim", hidden),
+        "num_position_embeddings": (section.count("image_size", most=1 << 16) // patch) ** 2,
+        "deepstack_visual_indexes": levels_of(images),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+
+
+def _vision_tokens(values: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Ids of the tokens for pictures; none where the vocabulary wasn't kept: a plan needs none."""
+    tokens = values.get(TOKENS)
+    if not isinstance(tokens, list):
+        return {}
+    places = {token: number for number, token in enumerate(tokens) if token in _VISION_TOKENS.values()}
+    missing = [token for token in _VISION_TOKENS.values() if token not in places]
+    if missing:
+        raise CheckpointError(f"{where} has no token {missing[0]}, which stands for pictures")
+    return {field: places[token] for field, token in _VISION_TOKENS.items()}
+
+
+def squares(images: Mapping[str, Any], config: Mapping[str, Any], pixels: tuple[int, int]) -> dict[str, Any]:
+    """What transformers' `preprocessor_config.json` says of the same tower.
+
+    `pixels`: the least and the most of a picture; a GGUF doesn't say them (`gguf_facts.QWEN_TOKENS`).
+    """
+    section, tower = Section(_below(images, "clip.vision"), "mmproj"), config["vision_config"]
+
+    def three(key: str) -> list[float]:
+        found = section.get(key, list, [0.5] * 3)
+        return [float(each) for each in found if isinstance(each, int | float) and math.isfinite(each)]
+
+    return {
+        "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
+        "patch_size": tower["patch_size"],
+        "temporal_patch_size": tower["temporal_patch_size"],
+        "merge_size": tower["spatial_merge_size"],
+        "image_mean": three("image_mean"),
+        "image_std": three("image_std"),
+    }

@@ -1,0 +1,290 @@
+"""`snugvl compare`: what a format, an image size or another model costs on these pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from snugvl.cli import options, records, session, sources
+from snugvl.cli.options import DEFAULT_MODEL, ModelChoice, OutputChoice
+from snugvl.cli.stderr import say
+from snugvl.cli.task import Job
+from snugvl.core.options import LoadOptions
+from snugvl.errors import InputError, SnugvlError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from snugvl.fidelity.questions import Question
+    from snugvl.fidelity.stages import Item
+    from snugvl.fidelity.variants import Variant
+
+SOME_FAILED: Final = 7
+INTERRUPTED: Final = 130
+PASSES: Final = 4
+COMPARED: dict[str, Any] = {
+    name: options.LOAD[name] for name in ("device", "dtype", "context", "memory", "thinking")
+}
+TaskName = Literal["caption", "ask", "detect", "scene"]
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A folder or a Hub id: the reference, as its files have it.",
+        autocompletion=options.downloaded_models,
+    ),
+]
+
+
+@options.grouped(COMPARED)
+def compare(
+    model: Model,
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE...", help="Files (PDFs too), folders or quoted globs ('photos/**/*.jpg')."
+        ),
+    ],
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights", metavar="FORMAT,...", help="Formats of the weights: bf16, fp8, int8, int4."
+        ),
+    ] = None,
+    kv_cache: Annotated[
+        str | None,
+        typer.Option("--kv-cache", metavar="FORMAT,...", help="Formats of keys and values: bf16, fp8."),
+    ] = None,
+    tower_weights: Annotated[
+        str | None,
+        typer.Option(
+            "--tower-weights", metavar="FORMAT,...", help="Formats of the vision tower: bf16, int8."
+        ),
+    ] = None,
+    max_pixels: Annotated[
+        str | None,
+        typer.Option("--max-pixels", metavar="N,...", help="Pixels that larger images are scaled down to."),
+    ] = None,
+    other_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--other-model",
+            metavar="MODEL",
+            help="Compare this model with MODEL; it must have the same tokenizer.",
+        ),
+    ] = None,
+    task: Annotated[
+        TaskName | None,
+        typer.Option(
+            "--task", help="What is asked: ask with --question, detect with --object, else caption."
+        ),
+    ] = None,
+    question: Annotated[
+        list[str] | None, typer.Option("--question", "-q", help="A question about each; again for more.")
+    ] = None,
+    objects: Annotated[
+        list[str] | None, typer.Option("--object", metavar="NAME", help="What to look for; again for more.")
+    ] = None,
+    reference_pixels: Annotated[
+        int | None,
+        typer.Option(
+            "--reference-pixels", min=1, help="The reference's image size; default: the variants' largest."
+        ),
+    ] = None,
+    passes: Annotated[
+        int,
+        typer.Option(
+            "--passes",
+            min=1,
+            max=64,
+            help="Times that the reference is read: the first finds the figures, each other one how its "
+            "answers go on where they differ.",
+        ),
+    ] = PASSES,
+    max_tokens: options.MaxTokens = None,
+    recursive: options.Recursive = False,
+    *,
+    load: LoadOptions,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON Lines: an object an answer, then one a variant.")
+    ] = False,
+    output: options.Output = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished comparison of the same --output.")
+    ] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure what formats, image sizes or another model cost on these pictures.
+
+    Every combination answers; MODEL as published checks it, read layer by layer from the disk.
+    """
+    axes: dict[str, list[Any]] = {
+        "weights": _listed(weights),
+        "kv_cache": _listed(kv_cache),
+        "tower_weights": _listed(tower_weights),
+        "max_pixels": _numbers(max_pixels),
+        "models": list(other_model or []),
+    }
+    result = OutputChoice(json, output, resume, quiet)
+    names = sources.expand(images, recursive=recursive)
+    if sources.STDIN in names:
+        raise InputError("compare reads each picture several times, and standard input only once; give files")
+    asked = _asked(task, question or [], objects or [])
+    if _finished(result):
+        return
+    try:
+        _compare(
+            replace(load, model=model), axes, names, asked, (max_tokens, reference_pixels, passes), result
+        )
+    except KeyboardInterrupt:
+        how = "; the same command with --resume continues" if result.path else ""
+        say(f"interrupted{how}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _compare(
+    base: LoadOptions,
+    axes: dict[str, list[Any]],
+    names: Sequence[str],
+    asked: Sequence[tuple[TaskName, str, tuple[str, ...]]],
+    numbers: tuple[int | None, int | None, int],
+    result: OutputChoice,
+) -> None:
+    from snugvl.cli import compare_view
+    from snugvl.fidelity.questions import Question
+    from snugvl.fidelity.setup import comparison_of
+    from snugvl.fidelity.variants import variants_of
+    from snugvl.tasks.detect import check_names
+
+    max_tokens, reference_pixels, passes = numbers
+    variants = variants_of(base, **axes)
+    questions = [Question(task, text, check_names(objects), max_tokens or 0) for task, text, objects in asked]
+    choice = ModelChoice(base.model, pocket=base.model == DEFAULT_MODEL)
+    items, failed = _items(choice, names, questions)
+    if not result.quiet:
+        session.tell(choice)
+    with compare_view.progress(shown=not result.quiet) as tell:
+        comparison, work = comparison_of(
+            base,
+            _purposed(variants, questions),
+            items,
+            passes=passes,
+            tell=tell,
+            pictures={name: _mark(name) for name in dict.fromkeys(item.name for item in items)},
+            reference_pixels=reference_pixels,
+            output=result.path,
+            resume=result.resume,
+        )
+        with closing(comparison):
+            if not result.quiet:
+                for line in compare_view.plan_lines(comparison):
+                    say(line)
+            outcomes = comparison.run()
+    compare_view.show(comparison, outcomes, result)
+    work.remove()
+    broken = failed + sum(each.error is not None for each in outcomes)
+    if broken:
+        say(f"{broken} of {len(names) * len(questions) * len(variants)} answers failed")
+        raise typer.Exit(SOME_FAILED)
+
+
+def _items(
+    choice: ModelChoice, names: Sequence[str], questions: Sequence[Question]
+) -> tuple[list[Item], int]:
+    """What can be asked, and how many answers can't be had because a picture can't be read.
+
+    Raises:
+        SnugvlError: the picture's, where there is no other.
+    """
+    from snugvl.fidelity.stages import Item
+
+    read = session.reader(choice, videos=False)
+    items: list[Item] = []
+    failed = 0
+    for name in names:
+        reading: Callable[[], Image] = partial(_picture, read, name)
+        try:
+            size = reading().size
+        except SnugvlError as error:
+            if len(names) == 1:
+                raise
+            say(str(error) if name in str(error) else f"{name}: {error}")
+            failed += len(questions)
+            continue
+        items += [Item(name, size, reading, question) for question in questions]
+    if not items:
+        raise InputError(f"none of the {len(names)} pictures can be read")
+    return items, failed
+
+
+def _picture(read: Callable[[Job], list[Any]], name: str) -> Image:
+    picture: Image = read(Job((name,)))[0]
+    return picture
+
+
+def _purposed(variants: Sequence[Variant], questions: Sequence[Question]) -> list[Variant]:
+    """Planned for boxes where boxes are asked for, as `snugvl detect` does."""
+    if not any(question.task == "detect" for question in questions):
+        return list(variants)
+    return [replace(variant, load=replace(variant.load, purpose="detect")) for variant in variants]
+
+
+def _asked(
+    task: TaskName | None, questions: Sequence[str], objects: Sequence[str]
+) -> list[tuple[TaskName, str, tuple[str, ...]]]:
+    """Task, text and objects of each question."""
+    chosen: TaskName = task or ("ask" if questions else "detect" if objects else "caption")
+    if questions and chosen != "ask":
+        raise typer.BadParameter(f"--question is for --task ask, not {chosen}")
+    if objects and chosen != "detect":
+        raise typer.BadParameter(f"--object is for --task detect, not {chosen}")
+    if chosen != "ask":
+        return [(chosen, "", tuple(objects))]
+    if not questions or not all(text.strip() for text in questions):
+        raise typer.BadParameter("--task ask needs a question: --question 'What is on the sign?'")
+    return [("ask", text.strip(), ()) for text in dict.fromkeys(questions)]
+
+
+def _listed(text: str | None) -> list[str]:
+    """Words between commas."""
+    return [word for part in (text or "").split(",") if (word := part.strip())]
+
+
+def _numbers(text: str | None) -> list[int]:
+    words = _listed(text)
+    if wrong := [word for word in words if not word.isdecimal() or len(word) > 12]:
+        raise typer.BadParameter(
+            f"--max-pixels takes numbers between commas, such as 1000000,4000000, not {wrong[0]!r}"
+        )
+    return [int(word) for word in words]
+
+
+def _finished(result: OutputChoice) -> bool:
+    """Whether the file has its results already; a new one must not be there."""
+    if result.path is None:
+        return False
+    if not result.resume:
+        records.check_new(result.path)
+        return False
+    if result.path.exists() and result.path.stat().st_size:
+        if not result.quiet:
+            say(f"nothing to do: {result.path} has the results")
+        return True
+    return False
+
+
+def _mark(name: str) -> list[int] | None:
+    """What tells a file from what it was."""
+    try:
+        found = os.stat(Path(name.partition("#page=")[0]))  # noqa: PTH116 (a name may be no path)
+    except (OSError, ValueError):
+        return None
+    return [found.st_size, found.st_mtime_ns]

@@ -1,0 +1,201 @@
+"""Drafts by the model's multi-token predictor (`models/predictor.py`), on the device.
+
+    network      │ step n          │ choose │              │ step n + 1, with drafts
+    predictor                               │ d1 ─ d2 ─ d3 │
+    host         … read tokens n, take them ┤ deliver      │ read drafts, start n + 1
+
+It needs of each sequence the hidden state of the last token that the network has read, and the newest token,
+which follows it. What it makes of them goes behind the keys and values of all tokens before, and then it goes
+on from its own output. So three parts keep up with a sequence:
+
+    a step of chunks    makes entries of all tokens whose next one is known: prompts, and drafts that were
+                        right, with the prompt's pictures (`LoadableNetwork.forward`)
+    a decode graph      leaves the hidden state alone: where nobody guesses, guessing costs nothing
+    here                what is missing of the last `RECENT` tokens, all at once; then the newest one
+
+A sequence that went on for longer without drafts has none until its end. `Sequence.foreseen` counts the
+tokens with entries. Those that a prefix cache gives were made by whoever computed the block: the last one of
+a block with a token that may be another one here, or, where that went on without drafts, none of what it
+should be. That makes a draft wrong now and then, never an answer.
+
+Drafts of a few sequences are a CUDA graph, where steps with prompts are (`graphs/prefill.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from snugvl.core.config import RECENT, EngineConfig
+from snugvl.engine.blocks import BlockPool
+from snugvl.engine.drafts import PredictorProposer
+from snugvl.engine.graphs.capture import GraphPool
+from snugvl.engine.graphs.decode import places
+from snugvl.engine.packing import table_width
+from snugvl.engine.schedule import Chunk
+from snugvl.engine.sequence import Sequence as SequenceState
+from snugvl.engine.sequence import slot_of
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.upload import to_device
+from snugvl.models.batch import ForwardBatch, PredictingNetwork
+
+MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last
+_FIELDS: Final = 4  # of a row before its block table: token, length, delta, slot
+
+
+class PendingDrafts:
+    """Drafts on their way to the host."""
+
+    def __init__(self, drafts: torch.Tensor) -> None:
+        """`drafts`: `[rows, drafts]` int64, which may be written over once they are copied."""
+        self._found: list[list[int]] | None = None
+        self._event = None
+        self._host = drafts
+        if drafts.is_cuda:
+            self._host = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=True)
+            self._host.copy_(drafts, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def of(self, row: int) -> list[int]:
+        """Those of a row, waiting for them."""
+        if self._found is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._found = self._host.tolist()
+        return self._found[row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """What a graph reads and writes; each size uses the beginning.
+
+    Attributes:
+        lines: `[rows, fields + blocks]` int32.
+        drafts: `[rows, MOST_DRAFTS]` int64.
+    """
+
+    lines: torch.Tensor
+    drafts: torch.Tensor
+
+
+class Drafter:
+    """Asks the predictor. Not thread-safe.
+
+    Attributes:
+        graph_pool: where its graphs are; None: it goes launch by launch.
+    """
+
+    def __init__(
+        self,
+        model: PredictingNetwork,
+        cache: KVCache,
+        config: EngineConfig,
+        batch_of: Callable[[list[Chunk]], ForwardBatch],
+    ) -> None:
+        """`batch_of`: the batch of chunks whose tokens the host knows, as the network is given it."""
+        self.graph_pool: GraphPool | None = None
+        self._model, self._cache = model, cache
+        self._batch_of = batch_of
+        self._rows = _size(config.max_num_seqs)
+        self._blocks = table_width(-(-config.max_model_len // cache.block_size))
+
+    @staticmethod
+    def keeps_up(sequence: SequenceState) -> bool:
+        """Whether the hidden states are there of all that the predictor has not seen of a sequence."""
+        return sequence.read - sequence.foreseen <= RECENT
+
+    def ask(self, sequences: Sequence[SequenceState], count: int, pool: BlockPool) -> None:
+        """Let it guess `count` tokens after the newest of each sequence that has room for them.
+
+        All of them run, the network has read all of their tokens but the newest, and it keeps up with them.
+        """
+        asked = [each for each in sequences if self._make_room(each, count, pool)]
+        if not asked:
+            return
+        self._catch_up(asked)
+        drafts = PendingDrafts(self._start(asked, count))
+        for row, sequence in enumerate(asked):
+            sequence.foreseen = sequence.length - 1
+            assert sequence.drafts is not None
+            assert isinstance(sequence.drafts.proposer, PredictorProposer)
+            sequence.drafts.proposer.expect(drafts, row)
+
+    def _make_room(self, sequence: SequenceState, count: int, pool: BlockPool) -> bool:
+        """Whether there are blocks, the sequence's own, for all but the last draft."""
+        start, end = sequence.length - 1, sequence.length - 2 + count
+        if pool.missing(sequence.table, start, end) > pool.num_free:
+            return False
+        for copy in pool.extend(sequence.table, start, end):
+            self._cache.copy_block(copy.source, copy.target)
+        return True
+
+    def _catch_up(self, sequences: Sequence[SequenceState]) -> None:
+        """Make the entries that are missing of tokens before the last one that the network has read."""
+        late = [each for each in sequences if each.foreseen < each.length - 2]
+        if not late:
+            return
+        batch = self._batch_of([Chunk(each, each.foreseen, each.length - 2) for each in late])
+        assert batch.predictor is not None
+        assert batch.predictor.following is not None
+        assert self._cache.recent is not None
+        following = batch.predictor.following
+        ids = torch.where(following >= 0, following, batch.input_ids.roll(-1))
+        hidden = self._cache.recent.index_select(0, batch.predictor.rows)
+        self._model.predict(ids, hidden, batch.positions, self._cache, batch.attention)
+
+    def _start(self, sequences: Sequence[SequenceState], count: int) -> torch.Tensor:
+        """Drafts `[sequences, count]`, valid until the next start."""
+        size = _size(len(sequences))
+        lines = np.zeros((size, _FIELDS + self._blocks), dtype=np.int32)
+        for row, each in enumerate(sequences):
+            (token,) = each.ids(each.length - 1, each.length)
+            lines[row, :_FIELDS] = (token, each.length - 1, each.prompt.delta, slot_of(each))
+            lines[row, _FIELDS : _FIELDS + len(each.table)] = each.table
+        key = ("drafts", size, count)
+        pooled = self.graph_pool is not None and self.graph_pool.admit(key)
+        if self.graph_pool is not None and pooled:
+            buffers = self.graph_pool.buffers("buffers of drafts", self._buffers)
+            buffers.lines[:size].copy_(to_device(torch.from_numpy(lines), self._model.device))
+            self.graph_pool.run(key, lambda: self._draft(buffers, size, count))
+        else:
+            buffers = self._buffers()
+            buffers.lines[:size].copy_(to_device(torch.from_numpy(lines), self._model.device))
+            self._draft(buffers, size, count)
+        return buffers.drafts[: len(sequences), :count]
+
+    def _buffers(self) -> _Buffers:
+        device = self._model.device
+        lines = torch.zeros(self._rows, _FIELDS + self._blocks, dtype=torch.int32, device=device)
+        return _Buffers(lines, torch.zeros(self._rows, MOST_DRAFTS, dtype=torch.int64, device=device))
+
+    def _draft(self, buffers: _Buffers, size: int, count: int) -> None:
+        """What is captured. Rows that only fill up a size have length 0: they write nowhere."""
+        lines, recent = buffers.lines[:size], self._cache.recent
+        assert recent is not None
+        ids, lengths = lines[:, 0].long(), lines[:, 1].contiguous()
+        deltas, tables = lines[:, 2].long(), lines[:, _FIELDS:].contiguous()
+        rows = lines[:, 3].long() * RECENT + (lengths.long() - 1) % RECENT
+        hidden = recent.index_select(0, torch.where(lengths > 0, rows, self._cache.recent_rows - 1))
+        for number in range(count):
+            positions, slots = places(lengths, deltas, tables, self._cache.block_size)
+            metadata = AttentionMetadata(
+                query_lens=(1,) * size,
+                context_lens=(1,) * size,  # the true ones are in `lengths`
+                slot_mapping=slots,
+                block_tables=tables,
+                block_size=self._cache.block_size,
+                lengths=lengths,
+            )
+            hidden = self._model.predict(ids, hidden, positions, self._cache, metadata)
+            ids = self._model.guess(hidden)
+            buffers.drafts[:size, number] = ids
+            lengths = lengths + (lengths > 0).int()
+
+
+def _size(sequences: int) -> int:
+    """Rows of the graph that holds so many."""
+    return 1 << (sequences - 1).bit_length()

@@ -1,0 +1,239 @@
+"""The whole comparison: variants answer, the reference checks, and what differs is measured.
+
+    for each variant     its engine answers every question greedily                      (its own plan)
+                         a pass over its network: last hidden states at its answers      layer by layer
+    the reference        a pass for all answers of all variants together                 layer by layer
+    for each variant     both heads, a slice of the vocabulary at a time: KL, likeliest tokens
+    as often as wished   one variant drafts how the reference goes on, a pass checks it (`verify.py`)
+
+So the reference's files are read once for all figures, and once more for each round of drafts. Whatever ends
+the work, the next run goes on where it was (`work.py`).
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+
+from snugvl.core.options import LoadOptions
+from snugvl.engine.oom import out_of_memory
+from snugvl.errors import OutOfMemory
+from snugvl.fidelity.answers import Answered
+from snugvl.fidelity.memory import PassPlan
+from snugvl.fidelity.participant import Participant
+from snugvl.fidelity.progress import Clock, Tell
+from snugvl.fidelity.results import Outcome, Score, outcome
+from snugvl.fidelity.stages import Item, MemoryRow, Rival, Stages, Tokens, stored_bytes
+from snugvl.fidelity.verify import Verified, furthest, verified
+from snugvl.fidelity.work import Work
+
+Given = dict[int, Answered]
+"""A variant's answers, by question."""
+
+Scores = dict[int, tuple[Score, Tokens]]
+"""Of each, its score, and which tokens the reference takes where it stands."""
+
+
+class Comparison:
+    """What is compared with what, about which pictures. Not thread-safe."""
+
+    def __init__(
+        self,
+        reference: Participant,
+        rivals: Sequence[Rival],
+        items: Sequence[Item],
+        options: LoadOptions,
+        *,
+        passes: int,
+        work: Work,
+        tell: Tell = lambda _stage, _detail, _done, _left: None,
+    ) -> None:
+        """
+        Args:
+            options: device and memory, of all of them.
+            passes: times that the reference is read, at most: the first finds the figures, the others how its
+                answers go on.
+        """
+        self.reference, self.rivals, self.items = reference, rivals, items
+        self._passes = passes
+        self._clock = Clock(self._readings(), tell)
+        self._stages = Stages(items, options, work, self._clock)
+
+    @property
+    def rows(self) -> list[MemoryRow]:
+        """Memory of the stages that ran."""
+        return self._stages.rows
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return self._clock.seconds
+
+    @property
+    def reading_bytes(self) -> int:
+        """Bytes of files that are read at most, one reading after the other."""
+        return sum(self._readings().values())
+
+    def plans(self) -> dict[str, PassPlan]:
+        """What the passes over the reference and over each variant hold at most.
+
+        Raises:
+            DoesNotFit: one of them has no room.
+        """
+        place = self._stages.place()
+        found = {"reference": self._stages.plan(self.reference, len(self.rivals), place)}
+        return found | {rival.name: self._stages.plan(rival.side, 1, place) for rival in self.rivals}
+
+    def estimate(self) -> float:
+        """Seconds that the reading takes at most, by how long one layer needs from the disk to the device."""
+        with self._stages.network(self.reference) as network:
+            layer = network.model.decoder.layers[0]
+            began = time.monotonic()
+            with network.part(layer):
+                if network.device.type == "cuda":
+                    torch.cuda.synchronize(network.device)
+            self._clock.measured(network.stored_bytes(layer), time.monotonic() - began)
+        return self._clock.left_s or 0.0
+
+    def close(self) -> None:
+        """End what runs beside this process. Safe to call twice."""
+        for side in (self.reference, *(rival.side for rival in self.rivals)):
+            side.close()
+
+    @torch.inference_mode()
+    def run(self) -> list[Outcome]:
+        """All outcomes, variant by variant in the order of the questions.
+
+        Raises:
+            SnugvlError: a variant can't be loaded, or none of its questions can be answered.
+            OutOfMemory: another program has taken what was planned; what was found so far is kept.
+        """
+        try:
+            return self._run()
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            said = str(error).splitlines()[0][:120]
+        raise OutOfMemory(
+            f"{said}; other programs may have taken what was planned: when they have given it back, "
+            "--resume goes on with an --output file"
+        )
+
+    def _run(self) -> list[Outcome]:
+        given = [self._answers(number) for number in range(len(self.rivals))]
+        for number, rival in enumerate(self.rivals):
+            mine = {n: (each.tokens,) for n, each in given[number].items() if each.error is None}
+            self._stages.sweep(f"variant-{number}", f"{rival.name}: distributions", rival.side, mine)
+        tried = {n: _distinct(each[n] for each in given) for n in range(len(self.items))}
+        tried = {n: each for n, each in tried.items() if each}
+        self._stages.sweep("reference", "the reference: distributions", self.reference, tried)
+        scores = [self._scores(number, each, tried) for number, each in enumerate(given)]
+        truth = self._truth(given, scores)
+        return [
+            self._outcome(number, n, given[number], scores[number], truth)
+            for number in range(len(self.rivals))
+            for n in range(len(self.items))
+        ]
+
+    def _readings(self) -> dict[str, int]:
+        """Bytes that each stage reads, if its questions are all done together."""
+        found: dict[str, int] = {}
+        for number, rival in enumerate(self.rivals):
+            found |= dict.fromkeys((f"answers-{number}", f"variant-{number}"), stored_bytes(rival.side))
+        found["reference"] = stored_bytes(self.reference)
+        for number in range(2, self._passes + 1):
+            drafter = max(stored_bytes(rival.side) for rival in self.rivals)
+            found |= {f"drafts-{number}": drafter, f"check-{number}": found["reference"]}
+        return found
+
+    def _answers(self, number: int) -> Given:
+        rival = self.rivals[number]
+        prefixes: dict[int, Tokens] = dict.fromkeys(range(len(self.items)), ())
+        found = self._stages.answer(f"answers-{number}", f"{rival.name}: answers", rival, prefixes)
+        errors = [each.error for each in found.values() if each.error is not None]
+        if len(errors) == len(found):
+            raise errors[0]
+        return found
+
+    def _scores(self, number: int, given: Given, tried: dict[int, tuple[Tokens, ...]]) -> Scores:
+        stage, stages = f"scores-{number}", self._stages
+        found = {each["number"]: each for each in stages.work.records(stage)}
+        missing = {n: each.tokens for n, each in given.items() if each.error is None and n not in found}
+        right = {
+            n: partial(stages.states, "reference", n, tried[n].index(tokens)) for n, tokens in missing.items()
+        }
+        ours = {n: partial(stages.states, f"variant-{number}", n) for n in missing}
+        if missing:
+            self._clock.begin(stage, f"{self.rivals[number].name}: comparing distributions")
+        for n, record in stages.judge(self.reference, right, self.rivals[number].side, ours, missing):
+            stages.work.add(stage, record)
+            found[n] = record
+        return {
+            n: (Score(tuple(each["kl"]), tuple(each["same"])), tuple(each["best"]))
+            for n, each in found.items()
+        }
+
+    def _truth(self, given: Sequence[Given], scores: Sequence[Scores]) -> dict[int, Verified]:
+        """How the reference answers, as far as its passes go."""
+        ends = self.reference.ends
+        truth = {
+            n: furthest(
+                [
+                    verified((), each[n].tokens, found[n][1], ends, item.question.limit)
+                    for each, found in zip(given, scores, strict=True)
+                    if n in found
+                ]
+            )
+            for n, item in enumerate(self.items)
+        }
+        drafter = max(zip(self.rivals, scores, strict=True), key=lambda pair: _likeliest(pair[1]))[0]
+        for number in range(2, self._passes + 1):
+            known = {n: each.tokens for n, each in truth.items() if each.tokens and not each.done}
+            truth |= self._further(number, drafter, known)
+            for stage in (f"drafts-{number}", f"check-{number}"):
+                self._clock.end(stage)
+        return truth
+
+    def _further(self, number: int, drafter: Rival, known: dict[int, Tokens]) -> dict[int, Verified]:
+        """One pass more for answers whose beginnings are `known`."""
+        stage, stages, ends = f"pass-{number}", self._stages, self.reference.ends
+        found: dict[int, Verified] = {}
+        for each in stages.work.records(stage):
+            found[each["number"]] = Verified(tuple(each["tokens"]), each["done"])
+        missing = {n: tokens for n, tokens in known.items() if n not in found}
+        text = f"the reference's answers, pass {number} of {self._passes}"
+        given = stages.answer(f"drafts-{number}", f"{text}: drafts", drafter, missing)
+        drafts = {n: each.tokens for n, each in given.items() if each.error is None}
+        whole = {n: (*missing[n], *draft) for n, draft in drafts.items()}
+        stages.sweep(f"check-{number}", text, self.reference, {n: (tokens,) for n, tokens in whole.items()})
+        right = {n: partial(self._last, f"check-{number}", n, len(drafts[n])) for n in drafts}
+        for n, record in stages.judge(self.reference, right, None, {}, whole):
+            limit = self.items[n].question.limit
+            found[n] = verified(missing[n], drafts[n], record["best"], ends, limit)
+            stages.work.add(stage, {"number": n, "tokens": list(found[n].tokens), "done": found[n].done})
+        return found
+
+    def _last(self, stage: str, n: int, count: int) -> torch.Tensor:
+        return self._stages.states(stage, n)[-count:]
+
+    def _outcome(
+        self, number: int, n: int, given: Given, scores: Scores, truth: dict[int, Verified]
+    ) -> Outcome:
+        rival, item = self.rivals[number], self.items[n]
+        if given[n].error is not None:
+            return Outcome(item.name, item.question, rival.name, error=given[n].error)
+        sides = self.reference, rival.side
+        answers = given[n].tokens, truth[n], scores[n][0]
+        return outcome(item.name, item.size, item.question, rival.name, sides, *answers)
+
+
+def _distinct(given: Iterable[Answered]) -> tuple[Tokens, ...]:
+    """Different answers to one question, in order."""
+    return tuple(dict.fromkeys(each.tokens for each in given if each.error is None))
+
+
+def _likeliest(scores: Scores) -> float:
+    """Share of tokens whose likeliest one is the reference's."""
+    same = [value for score, _ in scores.values() for value in score.same]
+    return sum(same) / max(len(same), 1)

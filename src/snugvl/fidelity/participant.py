@@ -1,0 +1,180 @@
+"""One side of a comparison: a model in some format, what it is asked, and its network layer by layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from snugvl.backends.native.loading import capabilities_of, storage_of
+from snugvl.backends.place import Place, dtype_of
+from snugvl.checkpoint.architecture import PackedInt4
+from snugvl.checkpoint.catalogue import thinks_about_pictures
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.read import facts_of
+from snugvl.core.messages import Capabilities
+from snugvl.core.options import LoadOptions
+from snugvl.engine.admission import check_prompt
+from snugvl.engine.request import EngineRequest
+from snugvl.engine.sampling.grammar import TokenGrammar
+from snugvl.engine.sequence import CheckedPrompt
+from snugvl.errors import RequestError
+from snugvl.fidelity.questions import Question
+from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.inputs.prompt import Processor, check_length
+from snugvl.inputs.reasoning import Thinking
+from snugvl.models.layered import LayeredNetwork
+from snugvl.models.loader import Storage, open_checkpoint
+from snugvl.planner.footprint.weights import keeps_fp8
+from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.settings import Settings, WeightFormat
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A question about a picture, as one model reads it; `grammar`: what its answer must look like."""
+
+    prompt: CheckedPrompt
+    grammar: TokenGrammar | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Sizes of a prompt: tokens, those of pictures, and patches of the vision tower."""
+
+    tokens: int
+    image_tokens: int
+    patches: int
+
+
+class Participant:
+    """A model in one format.
+
+    Attributes:
+        settings: its formats; the reference's are those of its files.
+        dtype: of activations.
+        max_pixels: larger pictures are scaled down to this many.
+    """
+
+    def __init__(
+        self, options: LoadOptions, settings: Settings, place: Place, max_pixels: int | None = None
+    ) -> None:
+        """
+        Raises:
+            CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
+        """
+        self.folder: Path = locate(options.model)
+        self.config = read_config(self.folder)
+        self.facts = facts_of(str(self.folder), offline=True)
+        self.settings, self.max_pixels = settings, max_pixels
+        self.dtype = dtype_of(options.dtype, place, wide=settings.itemsize == 4)
+        self.processor = Processor.from_folder(self.folder, self.config)
+        self.capabilities: Capabilities = replace(
+            capabilities_of(self.config, self.processor, settings, self.dtype, parameters=0),
+            model=options.model,
+            context_tokens=self.config.text.max_position_embeddings,
+        )
+        self._thinking = Thinking(options.thinking, thinks_about_pictures(self.facts.family))
+        self._system = place.system
+        tokenizer, form = self.processor.tokenizer, self.processor.template.tool_form
+        self._grammars = GrammarCompiler(tokenizer, self.config.text.vocab_size, form)
+
+    @property
+    def inventory(self) -> Inventory:
+        """Its tensors, as the planner counts them."""
+        return inventory(self.facts)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset(self.processor.tokenizer.eos_ids)
+
+    def prepared(self, question: Question, image: Image.Image) -> Prepared:
+        """What it reads.
+
+        Raises:
+            ImageError, RequestError: the picture or the question can't be used.
+        """
+        request = question.request(image, self.capabilities, self.max_pixels)
+        most = self.capabilities.context_tokens - 1
+        prompt = self.processor.prepare(
+            request.messages, template=self._thinking.template(request), max_tokens=most
+        )
+        grammar = None if request.grammar is None else self._grammars.compile(request.grammar)
+        checked = check_prompt(EngineRequest("", prompt.prompt_ids, vision=prompt.vision), self.config)
+        return Prepared(checked, grammar)
+
+    def grammar(self, question: Question, size: tuple[int, int]) -> TokenGrammar | None:
+        """What its answer must look like; None: anything."""
+        request = question.request(Image.new("1", size), self.capabilities, self.max_pixels)
+        return None if request.grammar is None else self._grammars.compile(request.grammar)
+
+    def extent(self, question: Question, size: tuple[int, int]) -> Extent:
+        """How large its prompt about a picture of that size is, without looking at a pixel.
+
+        Raises:
+            RequestError: the question can't be asked, or the prompt is longer than the model's context.
+        """
+        request = question.request(Image.new("1", size), self.capabilities, self.max_pixels)
+        most = self.capabilities.context_tokens - 1
+        counted = self.processor.count(request.messages, template=self._thinking.template(request), most=most)
+        check_length(len(counted.prompt_ids) + question.limit, counted.image_tokens, most, "messages")
+        merge = 1 if self.config.vision is None else self.config.vision.spatial_merge_size
+        return Extent(len(counted.prompt_ids), counted.image_tokens, counted.image_tokens * merge**2)
+
+    def text(self, tokens: tuple[int, ...]) -> str:
+        """Of an answer, without the token that ends it."""
+        ends = self.ends
+        return self.processor.tokenizer.decode([token for token in tokens if token not in ends]).strip()
+
+    def storage(self) -> Storage:
+        """Its formats, for a pass that keeps nothing anywhere."""
+        whole = storage_of(self.settings, self._system)
+        return replace(whole, streamed=None, embedding="gpu")
+
+    def network(self, device: torch.device, told: Callable[[int], None]) -> LayeredNetwork:
+        """Its network, of which one part is in memory at a time; `told`: see `LayeredNetwork`."""
+        opened = open_checkpoint(self.folder, dtype=self.dtype, storage=self.storage())
+        return LayeredNetwork(opened, device, told=told)
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        self._grammars.close()
+
+
+def published(options: LoadOptions, facts: ModelFacts, place: Place) -> Settings:
+    """A checkpoint as its files have it. Activations are 16 bits wide on a GPU, and 32 on a CPU.
+
+    Raises:
+        RequestError: it reads no pictures.
+    """
+    if facts.vision is None:
+        raise RequestError(
+            f"{options.model} reads no pictures; compare a vision-language model", field="model"
+        )
+    weights: WeightFormat = "bf16"
+    if facts.quantization == "fp8" and keeps_fp8(inventory(facts)):
+        weights = "fp8"
+    elif isinstance(read_config(locate(options.model)).quantization, PackedInt4):
+        weights = "int4"
+    wide = options.dtype == "float32" or (options.dtype == "auto" and place.device.type == "cpu")
+    return Settings("native", weights, float32=wide)
+
+
+def check_tokens(reference: Participant, other: Participant) -> None:
+    """Refuse a model whose tokens are others: distributions over them can't be compared.
+
+    Raises:
+        RequestError: names both models.
+    """
+    ours, theirs = reference.processor.tokenizer, other.processor.tokenizer
+    same = reference.config.text.vocab_size == other.config.text.vocab_size
+    if not same or ours.serialized() != theirs.serialized() or ours.eos_ids != theirs.eos_ids:
+        raise RequestError(
+            f"{other.capabilities.model} has other tokens than {reference.capabilities.model}; token by "
+            "token, only models with the same tokenizer can be compared",
+            field="model",
+        )

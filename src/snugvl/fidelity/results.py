@@ -1,0 +1,215 @@
+"""What a comparison found, as records and as figures of a variant."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from snugvl.errors import OutputError
+from snugvl.fidelity.participant import Participant
+from snugvl.fidelity.questions import Question
+from snugvl.fidelity.verify import Verified
+from snugvl.tasks import detect
+from snugvl.tasks.results import Box, Detections, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Of one answer: per token its KL in nats, and whether the likeliest token is the reference's."""
+
+    kl: tuple[float, ...]
+    same: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """How the boxes of two answers agree.
+
+    Attributes:
+        iou: mean intersection over union of all boxes, of those without a partner 0; None without any.
+        matched: pairs of boxes with the same label that overlap.
+        missed: boxes of the reference without a partner; `added`: the variant's.
+    """
+
+    iou: float | None
+    matched: int
+    missed: int
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One question to one variant: a score with both answers, or an error.
+
+    Attributes:
+        complete: whether the reference's answer is known to its end.
+        same: whether both answers are the same, token by token.
+        boxes: where the answers are boxes and the reference's is complete.
+    """
+
+    picture: str
+    question: Question
+    variant: str
+    error: Exception | None = None
+    score: Score | None = None
+    answer: str = ""
+    reference: str = ""
+    complete: bool = False
+    same: bool = False
+    boxes: Boxes | None = None
+
+    def record(self, model: str) -> dict[str, Any]:
+        """As JSON Lines have it. `model`: the reference."""
+        head: dict[str, Any] = {"image": self.picture, "task": self.question.task, "model": model}
+        head |= {"params": self.question.params, "variant": self.variant}
+        if self.score is None:
+            return head | {"error": {"type": type(self.error).__name__, "message": str(self.error)}}
+        tokens = len(self.score.kl)
+        result: dict[str, Any] = {
+            "tokens": tokens,
+            "kl": sum(self.score.kl) / tokens,
+            "kl_most": max(self.score.kl),
+            "likeliest": sum(self.score.same) / tokens,
+            "answer": self.answer,
+            "reference": self.reference,
+            "complete": self.complete,
+            "same": self.same,
+        }
+        if self.boxes is not None:
+            result["boxes"] = {name: getattr(self.boxes, name) for name in Boxes.__slots__}
+        return head | {"result": result}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A variant, over all answers that it gave.
+
+    Attributes:
+        kl: nats a token; `kl_error`: its standard error, by answers; None of fewer than two.
+        likeliest: share of tokens whose likeliest one is the reference's.
+        same: answers that are the reference's; `incomplete`: whose reference isn't known to its end.
+        iou: mean over the pictures that have boxes.
+    """
+
+    variant: str
+    answers: int
+    failed: int
+    tokens: int
+    kl: float
+    kl_error: float | None
+    likeliest: float
+    same: int
+    incomplete: int
+    iou: float | None
+
+    def record(self, model: str) -> dict[str, Any]:
+        """As JSON Lines have it."""
+        values = {name: getattr(self, name) for name in Figures.__slots__ if name != "variant"}
+        return {"model": model, "variant": self.variant, "summary": values}
+
+
+def figures(variant: str, outcomes: Sequence[Outcome]) -> Figures:
+    """All outcomes of a variant as one row."""
+    scored = [each for each in outcomes if each.score is not None]
+    scores = [each.score for each in scored if each.score is not None]
+    sums = [(sum(score.kl), len(score.kl)) for score in scores]
+    tokens = sum(count for _, count in sums)
+    kl = sum(total for total, _ in sums) / tokens if tokens else math.nan
+    ious = [each.boxes.iou for each in scored if each.boxes is not None and each.boxes.iou is not None]
+    return Figures(
+        variant,
+        answers=len(scored),
+        failed=len(outcomes) - len(scored),
+        tokens=tokens,
+        kl=kl,
+        kl_error=_error(sums, kl),
+        likeliest=sum(sum(score.same) for score in scores) / tokens if tokens else math.nan,
+        same=sum(each.same for each in scored),
+        incomplete=sum(not each.complete for each in scored),
+        iou=sum(ious) / len(ious) if ious else None,
+    )
+
+
+def _error(sums: Sequence[tuple[float, int]], mean: float) -> float | None:
+    """Standard error of a mean over tokens that come in answers: those of one answer aren't independent."""
+    count, tokens = len(sums), sum(each for _, each in sums)
+    if count < 2:
+        return None
+    spread = sum((total - mean * each) ** 2 for total, each in sums)
+    return math.sqrt(spread * count / (count - 1)) / tokens
+
+
+def outcome(
+    picture: str,
+    size: tuple[int, int],
+    question: Question,
+    name: str,
+    sides: tuple[Participant, Participant],
+    answer: tuple[int, ...],
+    truth: Verified,
+    score: Score,
+) -> Outcome:
+    """Both answers side by side. `sides`: the reference and the variant."""
+    reference, variant = sides
+    boxes = None
+    if question.task == "detect" and truth.done:
+        found = _detections(variant, answer, size, question)
+        boxes = compared(_detections(reference, truth.tokens, size, question), found)
+    return Outcome(
+        picture,
+        question,
+        name,
+        score=score,
+        answer=variant.text(answer),
+        reference=reference.text(truth.tokens),
+        complete=truth.done,
+        same=truth.done and truth.tokens == answer,
+        boxes=boxes,
+    )
+
+
+def _detections(
+    side: Participant, tokens: tuple[int, ...], size: tuple[int, int], question: Question
+) -> Detections:
+    """The boxes of an answer; none where it has no usual form."""
+    finish = "stop" if tokens and tokens[-1] in side.ends else "length"
+    reply = Reply(text=side.text(tokens), finish_reason=finish)
+    try:
+        return detect.result(reply, size, question.objects, side.capabilities, max_pixels=side.max_pixels)
+    except OutputError:
+        return Detections(width=size[0], height=size[1])
+
+
+def compared(right: Detections, ours: Detections) -> Boxes:
+    """Pairs of boxes with the same label, those that overlap most first."""
+    pairs = sorted(
+        (
+            (overlap(a.box, b.box), i, j)
+            for i, a in enumerate(right.objects)
+            for j, b in enumerate(ours.objects)
+            if a.label.casefold() == b.label.casefold()
+        ),
+        key=lambda pair: (-pair[0], pair[1], pair[2]),
+    )
+    taken: set[int] = set()
+    given: set[int] = set()
+    total = 0.0
+    for value, i, j in pairs:
+        if value > 0 and i not in taken and j not in given:
+            taken.add(i)
+            given.add(j)
+            total += value
+    matched = len(taken)
+    missed, added = len(right.objects) - matched, len(ours.objects) - matched
+    count = matched + missed + added
+    return Boxes(total / count if count else None, matched, missed, added)
+
+
+def overlap(a: Box, b: Box) -> float:
+    """Intersection over union."""
+    width = min(a.x2, b.x2) - max(a.x1, b.x1)
+    height = min(a.y2, b.y2) - max(a.y1, b.y1)
+    if width <= 0 or height <= 0:
+        return 0.0
+    shared = width * height
+    return shared / (a.area + b.area - shared)

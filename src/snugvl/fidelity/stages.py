@@ -1,0 +1,285 @@
+"""What a comparison is made of: answers of an engine, passes over a network, distributions beside each other.
+
+Each keeps what it finds at once (`work.py`) and does only what isn't there yet. Nothing of it stays in memory
+when it is over: an engine and a pass never are there together.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from PIL import Image
+
+from snugvl.backends.native.loading import load_engine
+from snugvl.backends.place import Place, cap, device_of, place_on
+from snugvl.core.options import LoadOptions
+from snugvl.engine.oom import release
+from snugvl.errors import DoesNotFit, SnugvlError
+from snugvl.fidelity import memory
+from snugvl.fidelity.answers import Answered, Wanted, answers
+from snugvl.fidelity.distributions import Judged, Side, judge, masks_of
+from snugvl.fidelity.memory import PassPlan, plan_pass
+from snugvl.fidelity.participant import Participant
+from snugvl.fidelity.progress import Clock
+from snugvl.fidelity.questions import Question
+from snugvl.fidelity.sweep import Sequences, Sweep
+from snugvl.fidelity.variants import Variant, allocation_of
+from snugvl.fidelity.work import Work
+from snugvl.models.layered import LayeredNetwork
+from snugvl.planner.footprint.native import LATE_BYTES
+
+JUDGED_ROWS: Final = 8192  # tokens whose states are in main memory at once: 64 MiB of an 8B, on each side
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """A question about a picture. `size`: width and height."""
+
+    name: str
+    size: tuple[int, int]
+    read: Callable[[], Image.Image]
+    question: Question
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rival:
+    """A variant that is compared with the reference, what results call it, and what its engine will hold."""
+
+    variant: Variant
+    side: Participant
+    name: str
+    engine_bytes: int
+
+
+@dataclass(slots=True)
+class MemoryRow:
+    """A stage: bytes of the device that were planned, and the most that torch held there (0 on a CPU)."""
+
+    stage: str
+    planned_bytes: int
+    held_bytes: int = 0
+
+
+class Stages:
+    """Makes answers, passes and judgements about `items`. Not thread-safe.
+
+    Attributes:
+        rows: memory of what was made.
+    """
+
+    def __init__(self, items: Sequence[Item], options: LoadOptions, work: Work, clock: Clock) -> None:
+        """`options`: device and memory."""
+        self.items, self.work, self.clock = items, work, clock
+        self.device = device_of(options.device)
+        self.rows: list[MemoryRow] = []
+        self._memory_bytes = options.memory_bytes
+
+    def place(self) -> Place:
+        """What is free now. Nothing of an engine or a pass that is over is held any more."""
+        gc.collect()
+        release(self.device)
+        return place_on(self.device, self._memory_bytes)
+
+    @contextmanager
+    def network(self, side: Participant) -> Iterator[LayeredNetwork]:
+        """A network, of which one part is in memory at a time."""
+        network = side.network(self.device, self.clock.read)
+        try:
+            yield network
+        finally:
+            network.close()
+
+    def plan(self, side: Participant, answers: int, place: Place) -> PassPlan:
+        """What a pass over `side` holds, with so many answers of the longest kind to each question.
+
+        Raises:
+            DoesNotFit: it has no room.
+        """
+        loads = [
+            memory.Load(side.extent(item.question, item.size), answers, item.question.limit)
+            for item in self.items
+        ]
+        with self.network(side) as network:
+            return plan_pass(side, network, loads, place)
+
+    def answer(
+        self, stage: str, text: str, rival: Rival, prefixes: Mapping[int, Tokens]
+    ) -> dict[int, Answered]:
+        """How a variant goes on behind `prefixes`, by question: new tokens, or an error."""
+        found = {
+            each["number"]: Answered(each["number"], tuple(each["tokens"]))
+            for each in self.work.records(stage)
+        }
+        missing = {n: prefix for n, prefix in prefixes.items() if n not in found}
+        if missing:
+            place = self.place()
+            allocation = allocation_of(rival.variant, place, rival.side.settings)
+            self.clock.begin(stage, text, len(missing))
+            with self._measured(stage, allocation.footprint.total_bytes):
+                loaded = load_engine(
+                    rival.variant.load, planned=allocation, progress=self._loading(rival.side)
+                )
+                if loaded.allocation.settings.weights_name != rival.side.settings.weights_name:
+                    changed = loaded.allocation.changed or loaded.allocation.settings.weights_name
+                    raise DoesNotFit(
+                        f"{rival.name} no longer fits ({changed}); give memory back, and try again"
+                    )
+                failed: dict[int, Answered] = {}
+                wanted = self._wanted(rival.side, missing, failed)
+                for count, each in enumerate(answers(loaded.engine, wanted, rival.side.ends), 1):
+                    found[each.number] = each
+                    if each.error is None:
+                        self.work.add(stage, {"number": each.number, "tokens": list(each.tokens)})
+                    self.clock.answered(f"{count} of {len(missing)}")
+                found |= failed
+                del loaded
+        self.clock.end(stage)
+        return {n: found[n] for n in prefixes}
+
+    def sweep(
+        self, stage: str, text: str, side: Participant, wanted: Mapping[int, tuple[Tokens, ...]]
+    ) -> None:
+        """The last hidden states of answers, by question, for `states`."""
+        missing = {n: each for n, each in wanted.items() if not self.work.has(f"{stage}-{n}")}
+        if missing:
+            self.clock.begin(stage, text)
+            place, numbers = self.place(), list(missing)
+            extents = [side.extent(self.items[n].question, self.items[n].size) for n in numbers]
+            loads = [
+                memory.Load(extent, len(missing[n]), max(map(len, missing[n])))
+                for n, extent in zip(numbers, extents, strict=True)
+            ]
+            with self.network(side) as network:
+                plan = plan_pass(side, network, loads, place)
+                network.readers = plan.readers
+                cap(place, LATE_BYTES)
+                with self._measured(stage, plan.footprint.total_bytes):
+                    for batch in plan.batches:
+                        self._sweep(
+                            stage, side, network, plan, {n: missing[n] for n in (numbers[i] for i in batch)}
+                        )
+        self.clock.end(stage)
+
+    def states(self, stage: str, n: int, answer: int = 0) -> torch.Tensor:
+        """What a sweep found of the answer of that number, `[tokens, hidden]`."""
+        return self.work.tensors(f"{stage}-{n}")[str(answer)]
+
+    def judge(
+        self,
+        reference: Participant,
+        right: Mapping[int, Callable[[], torch.Tensor]],
+        side: Participant | None,
+        ours: Mapping[int, Callable[[], torch.Tensor]],
+        whole: Mapping[int, Tokens],
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Compare states of answers' last tokens, by question: "best", and with a `side` "kl" and "same".
+
+        Args:
+            right, ours: what reads the reference's and the variant's.
+            whole: the answers, of which the last tokens are judged.
+        """
+        numbers = list(right)
+        for batch in memory.in_batches([len(right[n]()) for n in numbers], JUDGED_ROWS):
+            some = [numbers[place] for place in batch]
+            states = [right[n]() for n in some]
+            masks = self._masks(reference, some, whole, list(map(len, states)))
+            with self.network(reference) as network:
+                first = Side(network, torch.cat(states))
+                if side is None:
+                    judged = judge(first, None, masks)
+                else:
+                    with self.network(side) as other:
+                        judged = judge(first, Side(other, torch.cat([ours[n]() for n in some])), masks)
+            yield from _split(some, list(map(len, states)), judged)
+
+    def _sweep(
+        self,
+        stage: str,
+        side: Participant,
+        network: LayeredNetwork,
+        plan: PassPlan,
+        batch: Mapping[int, tuple[Tokens, ...]],
+    ) -> None:
+        items = {n: self.items[n] for n in batch}
+        groups = [
+            Sequences(side.prepared(item.question, item.read()).prompt, batch[n]) for n, item in items.items()
+        ]
+        for n, states in zip(batch, Sweep(network, groups, plan.sizes).run(), strict=True):
+            self.work.put(f"{stage}-{n}", {str(number): each for number, each in enumerate(states)})
+
+    def _wanted(
+        self, side: Participant, prefixes: Mapping[int, Tokens], failed: dict[int, Answered]
+    ) -> Iterator[Wanted]:
+        """Requests for answers; what can't be asked is in `failed`."""
+        for n, prefix in prefixes.items():
+            item = self.items[n]
+            try:
+                prepared = side.prepared(item.question, item.read())
+            except SnugvlError as error:
+                failed[n] = Answered(n, (), error)
+                continue
+            left = item.question.limit - len(prefix)
+            yield Wanted(n, prepared.prompt.ids, prepared.prompt.vision, left, prepared.grammar, prefix)
+
+    def _masks(
+        self, side: Participant, numbers: Sequence[int], whole: Mapping[int, Tokens], counts: Sequence[int]
+    ) -> torch.Tensor | None:
+        """What grammars allow at the last `counts` tokens of answers; None where there are no grammars."""
+        grammars = [side.grammar(self.items[n].question, self.items[n].size) for n in numbers]
+        if not any(grammars):
+            return None
+        vocab = side.config.text.vocab_size
+        found = []
+        for n, grammar, count in zip(numbers, grammars, counts, strict=True):
+            if grammar is None:
+                found.append(torch.full((count, -(-vocab // 32)), -1, dtype=torch.int32))
+            else:
+                found.append(masks_of(grammar, whole[n], vocab)[len(whole[n]) - count :])
+        return torch.cat(found)
+
+    def _loading(self, side: Participant) -> Callable[[str, float], None]:
+        """Progress of loading as bytes that were read."""
+        whole, last = stored_bytes(side), 0.0
+
+        def told(_detail: str, done: float) -> None:
+            nonlocal last
+            self.clock.read(int(max(done - last, 0.0) * whole))
+            last = max(done, last)
+
+        return told
+
+    @contextmanager
+    def _measured(self, stage: str, planned_bytes: int) -> Iterator[None]:
+        """Note the most that torch holds meanwhile."""
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        row = MemoryRow(stage, planned_bytes)
+        self.rows.append(row)
+        try:
+            yield
+        finally:
+            row.held_bytes = torch.cuda.max_memory_reserved(self.device) if on_gpu else 0
+
+
+def stored_bytes(side: Participant) -> int:
+    """Bytes of files that one reading of all of a model takes."""
+    return sum(tensor.nbytes for tensor in side.facts.tensors if tensor.loaded)
+
+
+def _split(
+    numbers: Sequence[int], counts: Sequence[int], judged: Judged
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What was judged, by question."""
+    start = 0
+    for n, count in zip(numbers, counts, strict=True):
+        rows = slice(start, start + count)
+        record: dict[str, Any] = {"number": n, "best": judged.best[rows].tolist()}
+        if judged.kl is not None and judged.same is not None:
+            record |= {"kl": judged.kl[rows].tolist(), "same": judged.same[rows].tolist()}
+        yield n, record
+        start += count

@@ -1,0 +1,119 @@
+"""What is compared: every combination of the formats, image sizes and models that somebody names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final, get_args
+
+from snugvl.backends.native.allocation import allocate
+from snugvl.backends.place import Place
+from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.read import facts_of
+from snugvl.core.options import KVCacheName, LoadOptions, WeightsName
+from snugvl.core.sizes import format_size
+from snugvl.errors import DoesNotFit, RequestError
+from snugvl.planner.footprint.total import footprint
+from snugvl.planner.inventory import inventory
+from snugvl.planner.plan import Allocation
+from snugvl.planner.settings import Settings, VisionFormat
+
+MOST: Final = 16  # variants of one comparison: each answers every question
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run a model.
+
+    Attributes:
+        load: how it is loaded, model and image size among it.
+        tower_weights: format of the vision tower's matrices; None leaves it to the plan.
+    """
+
+    load: LoadOptions
+    tower_weights: VisionFormat | None = None
+
+
+def variants_of(
+    base: LoadOptions,
+    *,
+    weights: Sequence[str] = (),
+    kv_cache: Sequence[str] = (),
+    tower_weights: Sequence[str] = (),
+    max_pixels: Sequence[int] = (),
+    models: Sequence[str] = (),
+) -> list[Variant]:
+    """Every combination; where nothing is named, what `base` says.
+
+    Raises:
+        RequestError: a value that is none of those, or too many combinations.
+    """
+    _check("weights", weights, get_args(WeightsName))
+    _check("kv_cache", kv_cache, get_args(KVCacheName))
+    _check("tower_weights", tower_weights, get_args(VisionFormat))
+    if bad := [pixels for pixels in max_pixels if pixels < 1]:
+        raise RequestError(f"max_pixels must be at least 1, not {bad[0]}", field="max_pixels")
+    axes: tuple[Sequence[object], ...] = (
+        models or (base.model,),
+        weights or (base.weights,),
+        kv_cache or (base.kv_cache,),
+        tower_weights or (None,),
+        max_pixels or (base.max_pixels,),
+    )
+    made = [
+        Variant(replace(base, model=model, weights=form, kv_cache=kv, max_pixels=pixels), tower)  # type: ignore[arg-type]
+        for model, form, kv, tower, pixels in product(*map(dict.fromkeys, axes))
+    ]
+    if len(made) > MOST:
+        raise RequestError(f"these are {len(made)} combinations; at most {MOST} are compared at once")
+    return made
+
+
+def _check(field: str, values: Sequence[str], known: Sequence[str]) -> None:
+    if wrong := [value for value in values if value not in known]:
+        raise RequestError(f"{field} {wrong[0]!r} is unknown; use {', '.join(known)}", field=field)
+
+
+def name_of(variant: Variant, settings: Settings, reference: str, *, sized: bool) -> str:
+    """How results call a variant: "int4, int8 head, fp8 KV cache, 1,000,000 pixels".
+
+    Args:
+        settings: what its plan came to.
+        reference: the model that is compared with.
+        sized: whether variants differ in their image size.
+    """
+    parts = [settings.weights_name]
+    if variant.load.model != reference:
+        parts.insert(0, variant.load.model)
+    if settings.kv == "fp8":
+        parts.append("fp8 KV cache")
+    if sized and variant.load.max_pixels is not None:
+        parts.append(f"{variant.load.max_pixels:,} pixels")
+    return ", ".join(parts)
+
+
+def allocation_of(variant: Variant, place: Place, formats: Settings | None = None) -> Allocation:
+    """How a variant's engine will run at `place`.
+
+    Args:
+        formats: what it ran in before, which it keeps at the price of conversations at once.
+
+    Raises:
+        DoesNotFit: with the numbers.
+        RequestError: no plan can meet what was asked.
+    """
+    facts = replace(facts_of(str(locate(variant.load.model)), offline=True), name=variant.load.model)
+    found = allocate(facts, variant.load, place)
+    kept = formats or found.settings
+    tower = variant.tower_weights or kept.vision_weights
+    settings = replace(found.settings, head=kept.head, vision_weights=tower)
+    if settings == found.settings:
+        return found
+    least = replace(settings, pool_tokens=0, concurrency=1, step_graphs=False, encoder_cache_bytes=0)
+    for each in (settings, least):
+        needed = footprint(inventory(facts), each, found.device)
+        if needed.total_bytes <= found.usable_bytes:
+            return replace(found, settings=each, footprint=needed)
+    raise DoesNotFit(
+        f"{variant.load.model} in {least.weights_name} needs {format_size(needed.total_bytes)}; "
+        f"{format_size(found.usable_bytes)} can be had"
+    )

@@ -1,0 +1,197 @@
+"""A GGUF's blocks as kernels read them, plane by plane (`layers/ggml.py`): codes, and factors and addends.
+
+All types are codes of 4, 5, 6 or 8 bits with a factor and an addend for each group of 16 or 32 columns, so
+one kernel serves all. A code becomes a float without a conversion, which runs at a fraction of the speed of
+the rest: its bits under the exponent of 2²³, less 2²³; or not even moved (`tiny_low`).
+"""
+
+import triton
+import triton.language as tl
+
+from snugvl.layers.kernels.products.weights import power_for, tiny_codes
+
+Q4_0, Q4_1, Q8_0 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+Q4_K, Q5_K, Q6_K = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
+
+
+@triton.jit
+def _number(bits):
+    """Whole numbers below 2²³ as float32."""
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
+def _code(words, high, PLACE: tl.constexpr, TYPE: tl.constexpr):
+    code = (words >> (4 * PLACE)) & 15
+    if TYPE == Q5_K:
+        code |= ((high >> PLACE) & 1) << 4
+    elif TYPE == Q6_K:
+        code |= ((high >> (2 * PLACE)) & 3) << 4
+    return _number(code)
+
+
+@triton.jit
+def _eight(words, high, TYPE: tl.constexpr):
+    """`words` `[…, n]` int32, and as many high bits, as `[…, n, 2, 2, 2]` float32 in their order."""
+    a = tl.join(_code(words, high, 0, TYPE), _code(words, high, 4, TYPE))
+    b = tl.join(_code(words, high, 1, TYPE), _code(words, high, 5, TYPE))
+    c = tl.join(_code(words, high, 2, TYPE), _code(words, high, 6, TYPE))
+    d = tl.join(_code(words, high, 3, TYPE), _code(words, high, 7, TYPE))
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
+@triton.jit
+def _byte(words, PLACE: tl.constexpr):
+    return ((words << (24 - 8 * PLACE)) >> 24).to(tl.float32)
+
+
+@triton.jit
+def _four(words):
+    """`words` `[…, n]` int32 as `[…, n, 2, 2]` float32: the int8 codes in their order."""
+    a, b, c, d = _byte(words, 0), _byte(words, 1), _byte(words, 2), _byte(words, 3)
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
+# For one row of input a code isn't even moved: masked in place, its bits are a tiny (subnormal) float32,
+# code · 2^(first bit − 149), and the input takes the power of two (`products/weights.py`). int8 is read as
+# code + 128 without a sign.
+
+
+@triton.jit
+def _tiny_byte(words, PLACE: tl.constexpr):
+    shift: tl.constexpr = 12 if PLACE == 3 else 0
+    mask: tl.constexpr = 255 << (8 * PLACE - shift)
+    return (((words ^ -0x7F7F7F80) >> shift) & mask).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tiny_low(words, TYPE: tl.constexpr):
+    """The low bits of codes, `[…, n, 2, 2]` of Q8_0, else `[…, n, 2, 2, 2]`."""
+    if TYPE == Q8_0:
+        a, b = _tiny_byte(words, 0), _tiny_byte(words, 1)
+        c, d = _tiny_byte(words, 2), _tiny_byte(words, 3)
+        result = tl.join(tl.join(a, c), tl.join(b, d))
+    else:
+        result = tiny_codes(words)
+    return result
+
+
+@triton.jit
+def power_of(k, TYPE: tl.constexpr):
+    """2^(100 − first bit of element `k`) in float32."""
+    if TYPE == Q8_0:
+        place = k % 4
+        result = ((227 - 8 * place + tl.where(place == 3, 12, 0)) << 23).to(tl.float32, bitcast=True)
+    else:
+        result = power_for(k, 100)
+    return result
+
+
+@triton.jit
+def _tiny_bit(high, PLACE: tl.constexpr, EACH: tl.constexpr):
+    return (high & (((1 << EACH) - 1) << (EACH * PLACE))).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tiny_high(high, EACH: tl.constexpr):
+    """High bits, `EACH` a code, as `[…, n, 2, 2, 2]`."""
+    a = tl.join(_tiny_bit(high, 0, EACH), _tiny_bit(high, 4, EACH))
+    b = tl.join(_tiny_bit(high, 1, EACH), _tiny_bit(high, 5, EACH))
+    c = tl.join(_tiny_bit(high, 2, EACH), _tiny_bit(high, 6, EACH))
+    d = tl.join(_tiny_bit(high, 3, EACH), _tiny_bit(high, 7, EACH))
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
+@triton.jit
+def power_of_high(k, EACH: tl.constexpr):
+    """The same of the high bits, which count sixteenfold."""
+    return ((231 - EACH * (k % 8)) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def loaded(at, mask, EVEN: tl.constexpr):
+    """What is in place, or 0; `EVEN`: all of it is, and a mask would cost more than it saves."""
+    if EVEN:
+        return tl.load(at)
+    return tl.load(at, mask=mask, other=0)
+
+
+@triton.jit
+def stored(w, rows, group, mask, K: tl.constexpr, TYPE: tl.constexpr, EVEN: tl.constexpr):
+    """Codes of groups of columns as they are stored, `[rows, groups, words]`: the low bits."""
+    size: tl.constexpr = 16 if TYPE == Q6_K else 32
+    inner: tl.constexpr = size // 4 if TYPE == Q8_0 else size // 8
+    at = rows.to(tl.int64)[:, None, None] * (K // size * inner)
+    at += group[None, :, None] * inner + tl.arange(0, inner)[None, None, :]
+    return loaded(w.to(tl.pointer_type(tl.int32)) + at, mask[:, :, None], EVEN)
+
+
+@triton.jit
+def high_bits(w, count, rows, group, mask, K: tl.constexpr, TYPE: tl.constexpr, EVEN: tl.constexpr):
+    """The high bits of eight codes, for each word of the low ones: int32."""
+    words: tl.constexpr = 2 if TYPE == Q6_K else 4
+    at = rows.to(tl.int64)[:, None, None] * (K // 8)
+    at += group[None, :, None] * words + tl.arange(0, words)[None, None, :]
+    plane = w + count * (K // 2)
+    if TYPE == Q6_K:
+        bits = loaded(plane.to(tl.pointer_type(tl.uint16)) + at, mask[:, :, None], EVEN)
+    else:
+        bits = loaded(plane + at, mask[:, :, None], EVEN)
+    return bits.to(tl.int32)
+
+
+@triton.jit
+def codes_of(
+    w, raw, count, rows, group, mask, K: tl.constexpr, TYPE: tl.constexpr, BN: tl.constexpr,
+    BG: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """`raw` as numbers, `[rows, groups, columns of a group]` float32."""
+    size: tl.constexpr = 16 if TYPE == Q6_K else 32
+    if TYPE == Q8_0:
+        result = tl.reshape(_four(raw), [BN, BG, size])
+    else:
+        high = raw
+        if TYPE == Q5_K or TYPE == Q6_K:  # noqa: SIM109 (the compiler knows no `in`)
+            high = high_bits(w, count, rows, group, mask, K, TYPE, EVEN)
+        result = tl.reshape(_eight(raw, high, TYPE), [BN, BG, size])
+        if TYPE == Q6_K:
+            result -= 32.0
+    return result
+
+
+@triton.jit
+def affine(w, count, rows, group, mask, K: tl.constexpr, TYPE: tl.constexpr, EVEN: tl.constexpr):
+    """Factor and addend of each group, `[rows, groups]` float32; codes of Q6_K have theirs already."""
+    row = rows.to(tl.int64)[:, None]
+    g = group[None, :]
+    halves = w.to(tl.pointer_type(tl.float16))
+    if TYPE == Q4_0:
+        a = loaded(halves + count * (K // 4) + row * (K // 32) + g, mask, EVEN).to(tl.float32)
+        b = -8.0 * a
+    elif TYPE == Q4_1:
+        at = halves + count * (K // 4) + (row * (K // 32) + g) * 2
+        a = loaded(at, mask, EVEN).to(tl.float32)
+        b = loaded(at + 1, mask, EVEN).to(tl.float32)
+    elif TYPE == Q8_0:
+        a = loaded(halves + count * (K // 2) + row * (K // 32) + g, mask, EVEN).to(tl.float32)
+        b = a * 0.0
+    elif TYPE == Q6_K:
+        plane = w + count * (K // 4 * 3)
+        scale = loaded(plane.to(tl.pointer_type(tl.int8)) + row * (K // 16) + g, mask, EVEN)
+        d = (plane + count * (K // 16)).to(tl.pointer_type(tl.float16)) + row * (K // 256) + g // 16
+        a = loaded(d, mask, EVEN).to(tl.float32) * scale.to(tl.float32)
+        b = a * 0.0
+    else:
+        plane = w + count * (K // 2 if TYPE == Q4_K else K // 8 * 5)
+        block = row * (K // 256) + g // 8
+        at = plane + block * 12 + g % 4
+        low = loaded(at, mask, EVEN).to(tl.int32)
+        middle = loaded(at + 4, mask, EVEN).to(tl.int32)
+        rest = loaded(at + 8, mask, EVEN).to(tl.int32)
+        first = g % 8 < 4
+        scale = tl.where(first, low & 63, (rest & 15) | ((low >> 6) << 4))
+        least = tl.where(first, middle & 63, (rest >> 4) | ((middle >> 6) << 4))
+        d = (plane + count * (K // 256 * 12)).to(tl.pointer_type(tl.float16)) + block * 2
+        a = loaded(d, mask, EVEN).to(tl.float32) * _number(scale)
+        b = -loaded(d + 1, mask, EVEN).to(tl.float32) * _number(least)
+    return a, b

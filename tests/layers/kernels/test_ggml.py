@@ -1,0 +1,64 @@
+"""Products with a GGUF's blocks against torch on the values that ggml itself reads."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from snugvl.layers.ggml import LAYOUTS, GgmlType
+from snugvl.layers.kernels.products import ggml
+from snugvl.layers.kernels.products.linear import product
+from tests.ggml_blocks import stored
+from tests.layers.kernels.test_linear import as_torchs, close
+
+COLUMNS = {"Q4_0": 288, "Q4_1": 96, "Q8_0": 1056}  # some in several steps, some in less than one
+EVERYTHING = {"norm", "bias", "swiglu", "residual"}
+
+
+def columns(kind: GgmlType) -> int:
+    return COLUMNS.get(kind, 768)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_product_is_torchs(kind: GgmlType, device: torch.device) -> None:
+    """One row of input, a few, many; with everything that stands around a product, and with nothing."""
+    weights, wide = stored([(kind, 40)], columns(kind), device)
+    assert torch.equal(weights.wide(torch.float32), wide)
+    for tokens in (1, 3, 70):
+        x = torch.randn(tokens, weights.columns, device=device)
+        close(product(x, weights), linear(x, wide))
+        as_torchs(weights, torch.float32, tokens, EVERYTHING)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_keep_float16s_digits(dtype: torch.dtype, device: torch.device) -> None:
+    weights, wide = stored([("Q6_K", 32)], 512, device)
+    for tokens in (1, 4):
+        x = torch.randn(tokens, 512, device=device).to(dtype)
+        y = product(x, weights, dtype=torch.float32)
+        expected = linear(x.float(), wide)
+        assert (y - expected).norm() < 5e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_rows_of_several_types(tokens: int, device: torch.device) -> None:
+    """Queries and keys in four bits, values in six; a gate beside an up of another type."""
+    weights, _ = stored([("Q4_K", 24), ("Q4_K", 8), ("Q6_K", 16)], 512, device)
+    assert len(weights.parts) == 2
+    for parts in ({"norm", "bias"}, {"bias", "residual"}, {"swiglu"}):
+        as_torchs(weights, torch.float32, tokens, parts)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_an_embedding_is_its_rows(kind: GgmlType, device: torch.device) -> None:
+    weights, wide = stored([(kind, 40)], columns(kind), device)
+    ids = torch.tensor([7, 39, 0, 7], device=device)
+    assert torch.equal(ggml.lookup(ids, weights, torch.float32), wide[ids])
+    assert not len(ggml.lookup(ids[:0], weights, torch.float32))
+
+
+def test_rows_that_fill_up_a_step_reach_no_other(device: torch.device) -> None:
+    weights, _ = stored([("Q5_K", 32)], 256, device)
+    x = torch.randn(7, 256, device=device)
+    right = product(x, weights)
+    x[2:] = torch.nan
+    assert torch.equal(product(x, weights)[:2], right[:2])
