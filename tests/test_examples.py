@@ -41,7 +41,7 @@ CAPTIONS = {
     "stars": ["seven|7", "yellow stars", "blue"],
     "garden": ["cat", "tree", "car", "banana", "dog", "green"],
     "sign": ["OPEN", "red heart"],
-    # A caption calls the square a rectangle, which it is, too (pocket's card says so); its box must say "square".
+    # A caption calls the square a rectangle, which it is, too (pocket's card says so); the box says square.
     "tower": ["orange diamond", "purple ring", "black square|black rectangle", "green oval", "blue"],
 }
 # From the SVG files, in pixels.
