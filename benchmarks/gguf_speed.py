@@ -45,7 +45,7 @@ CELL = "4096:1024:4:7200MiB"
 ANSWER = 256
 
 
-def blocks(kind: str, rows: int, columns: int) -> Weights:
+def blocks(kind: Any, rows: int, columns: int) -> Weights:
     """Random codes with scales that a model could have."""
     name = next((each for each in LAYOUTS if each == kind), None)
     if name is None:
@@ -70,7 +70,8 @@ def products(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every type, shape and number of rows."""
     for size in args.sizes:
         for shape in SHAPES[size]:
-            for kind in (*LAYOUTS, "int4"):
+            kinds: tuple[Any, ...] = (*LAYOUTS, "int4")
+            for kind in kinds:
                 if shape == "head" and kind == "int4":
                     continue
                 for tokens in TOKENS:

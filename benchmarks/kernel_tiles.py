@@ -26,7 +26,7 @@ from torch.nn.functional import silu
 
 from snugvl.layers.kernels.products import linear
 from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
-from snugvl.layers.weights import Weights
+from snugvl.layers.weights import FEW_BITS, UPPER, Format, Weights
 
 READ_BANDWIDTH = 4.43e12  # bytes a second, measured on the H200 (benchmarks/bandwidth.py)
 SHAPES = {  # rows, columns, swiglu
@@ -53,7 +53,7 @@ SHAPES = {  # rows, columns, swiglu
     },
 }
 
-HEADS = ("bf16", "int8")  # formats that a head may have
+HEADS: tuple[Format, ...] = ("bf16", "int8")  # formats that a head may have
 TOLERANCE = 1e-2  # relative error: bf16 rounds by some thousandths
 Tile = tuple[int, ...]
 
@@ -64,7 +64,7 @@ class Cell:
 
     size: str
     shape: str
-    format: str
+    format: Format
     tokens: int
 
 
@@ -80,7 +80,7 @@ class Result:
     error: float
 
 
-def random_weights(kind: str, rows: int, columns: int) -> Weights:
+def random_weights(kind: Format, rows: int, columns: int) -> Weights:
     device = "cuda"
     if kind == "bf16":
         return Weights("bf16", rows, columns, torch.randn(rows, columns, device=device).bfloat16() * 0.02)
@@ -92,15 +92,20 @@ def random_weights(kind: str, rows: int, columns: int) -> Weights:
         data = torch.randint(-127, 128, (rows, columns), device=device, dtype=torch.int8)
         return Weights("int8", rows, columns, data, scale)
     data = torch.randint(-(2**31), 2**31 - 1, (rows, columns // 8), device=device, dtype=torch.int32)
-    return Weights("int4", rows, columns, data, scale, torch.full_like(scale, 7.5))
+    zero = torch.full_like(scale, 2 ** (FEW_BITS[kind] - 1) - 0.5)
+    upper = None
+    if kind in UPPER:
+        most = torch.iinfo(UPPER[kind])
+        upper = torch.randint(most.min, most.max + 1, data.shape, device=device, dtype=UPPER[kind])
+    return Weights(kind, rows, columns, data, scale, zero, upper=upper)
 
 
 def copy(weights: Weights) -> Weights:
     """The same numbers in other memory."""
-    parts = (weights.data, weights.scale, weights.zero)
-    data, scale, zero = (None if part is None else part.clone() for part in parts)
+    parts = (weights.data, weights.scale, weights.zero, weights.upper)
+    data, scale, zero, upper = (None if part is None else part.clone() for part in parts)
     assert data is not None
-    return replace(weights, data=data, scale=scale, zero=zero)
+    return replace(weights, data=data, scale=scale, zero=zero, upper=upper)
 
 
 def replay_us(run: Callable[[], None], calls: int) -> float:
@@ -167,6 +172,8 @@ def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
         )
     else:
         tiles += (8, 4, 4, 3), (8, 4, 4, 6), (16, 4, 4, 3), (4, 4, 4, 6), (8, 2, 4, 6)
+    if cell.format in UPPER:  # none of them in rounds
+        return tuple(tile for tile in tiles if not tile[3])
     return tiles
 
 
@@ -224,8 +231,8 @@ class Products:
     def __init__(self, cell: Cell, *, only: int = 0) -> None:
         rows, columns, self.swiglu = SHAPES[cell.size][cell.shape]
         torch.manual_seed(0)
-        width = {"bf16": 2.0, "int4": 0.5}.get(cell.format, 1.0)
-        copies = only or max(2, int(120e6 / (rows * columns * width)))
+        bits = {"bf16": 16, **FEW_BITS}.get(cell.format, 8)
+        copies = only or max(2, int(120e6 / (rows * columns * bits / 8)))
         first = random_weights(cell.format, rows, columns)
         self.stored = [first, *(copy(first) for _ in range(copies - 1))]
         self.x = torch.randn(cell.tokens, columns, device="cuda", dtype=torch.bfloat16)

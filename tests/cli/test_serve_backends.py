@@ -110,6 +110,12 @@ def test_speculation_reaches_the_engine(served: Served, mode: str) -> None:
     assert served.services[0]._start.choice.speculation == mode
 
 
+def test_a_predictor_that_is_not_there_is_named(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("pocket", "--speculation", "mtp") != 0
+    assert "no multi-token predictor for --speculation mtp; use ngram" in capsys.readouterr().err
+    assert not served.services
+
+
 def test_a_streamed_tower_reaches_the_engine(
     served: Served, on: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

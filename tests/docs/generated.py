@@ -303,11 +303,21 @@ def pocket_cost() -> str:
 def smollm2_cost() -> str:
     """What each format costs SmolLM2, as `training/format_cost.py` wrote it down."""
     found = json.loads((RESULTS / "smollm2/format_cost.json").read_text())
-    head = "| | KL of its answers | same likeliest token | KL of a text | perplexity |"
-    lines = [head, "|---|---|---|---|---|", f"| fp32 | | | | {found['fp32_perplexity']:.2f} |"]
+    head = "| | bits | KL of its answers | same likeliest token | KL of a text | perplexity |"
+    lines = [head, "|---|---|---|---|---|---|", f"| fp32 | | | | | {found['fp32_perplexity']:.2f} |"]
     for name, row in found["formats"].items():
         kept = f"{row['kl_nats']:.4f} | {row['top1_agreement']:.1%} | {row['text_kl_nats']:.4f}"
-        lines.append(f"| {name} | {kept} | {row['perplexity']:.2f} |")
+        lines.append(f"| {name} | {row['bits']:.2f} | {kept} | {row['perplexity']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def rounding_cost() -> str:
+    """What each way of rounding costs SmolLM2, as `training/rounding.py` wrote it down."""
+    rows = json.loads((RESULTS / "smollm2/rounding.json").read_text())["ways"]
+    lines = ["| | bits | KL of a text | same likeliest token |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        kept = f"{row['bits']:.2f} | {row['kl_nats']:.3f} | {row['top1_agreement']:.1%}"
+        lines.append(f"| {name} | {kept} |")
     return "\n".join(lines) + "\n"
 
 
@@ -351,6 +361,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "schemas": lambda: limit_table(schema_rows()),
     "format-cost-pocket": pocket_cost,
     "format-cost-smollm2": smollm2_cost,
+    "rounding": rounding_cost,
     "llamacpp-buffers": llamacpp_buffers,
     "llamacpp-cpu": llamacpp_cpu,
     "clients": clients.script_table,

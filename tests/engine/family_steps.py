@@ -20,7 +20,8 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
 from snugvl.layers.kernels.device import Hardware
-from snugvl.models.loader import Storage, choose_formats, without_memory
+from snugvl.models.allocation import without_memory
+from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork
 
 ALONE = ((1,),)

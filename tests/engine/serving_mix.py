@@ -26,11 +26,13 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import network_from, outline_of, rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.ggml import GgmlType
 from snugvl.layers.kernels.compiler.ahead_of_time import Launch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
+from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
-from snugvl.models.loader import Storage, choose_formats, without_memory
+from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork
 
 H200 = Hardware((9, 0), 132)
@@ -109,6 +111,7 @@ CASES: dict[str, tuple[dict[str, Any], Storage, KVFormat]] = {
     "2B-FP8": (QWEN3_VL_2B | {"quantization_config": FP8}, Storage("fp8"), "bf16"),
     "2B in 4 bits": (QWEN3_VL_2B, Storage("int4", "int8", tower="int8"), "fp8"),
     "Qwen3.5": (QWEN3_5, Storage("int8"), "bf16"),
+    "2B as Q4_K_M": (QWEN3_VL_2B | {"blocks": True}, Storage("int4"), "bf16"),
 }
 
 
@@ -243,6 +246,17 @@ def mix() -> list[EngineRequest]:
     return made + [request(f"short {index}", 1 + index % 6, 6 + index % 6, None) for index in range(CROWD)]
 
 
+def store_blocks(network: LoadableNetwork) -> None:
+    """As a GGUF has them: values and second products of some layers are finer, and so is the embedding."""
+    network.decoder.embed_tokens.store_blocks([("Q6_K", 4096)])
+    for index, layer in enumerate(network.decoder.layers):
+        finer: GgmlType = "Q4_K" if index else "Q6_K"
+        layer.self_attn.qkv_proj.store_blocks([("Q4_K", 3072), (finer, 1024)])
+        layer.self_attn.o_proj.store_blocks([("Q4_K", 2048)])
+        layer.mlp.gate_up_proj.store_blocks([("Q4_K", 12288)])
+        layer.mlp.down_proj.store_blocks([(finer, 2048)])
+
+
 def rehearsed(
     values: dict[str, Any], storage: Storage, kv: KVFormat
 ) -> tuple[list[Launch], list[Launch], int]:
@@ -250,6 +264,8 @@ def rehearsed(
     config = parse_config(values, "config.json")
     network = without_memory(config)
     network.to(torch.bfloat16)
+    if values.get("blocks"):
+        store_blocks(network)
     choose_formats(network, storage, config.quantization)
     network = network_from(outline_of(network, config))
     sizes = EngineConfig(num_blocks=8192, max_num_seqs=33, kv_cache=kv, prefix_cache=False)

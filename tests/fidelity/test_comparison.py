@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 
 from snugvl.backends.place import place_on
 from snugvl.core.options import LoadOptions
-from snugvl.errors import RequestError
+from snugvl.errors import EngineError, RequestError
 from snugvl.fidelity import stages
+from snugvl.fidelity.answers import Answered
 from snugvl.fidelity.comparison import Comparison
 from snugvl.fidelity.questions import Question
 from snugvl.fidelity.results import Boxes, Outcome, figures
@@ -277,3 +278,23 @@ def test_combinations_are_named_and_bounded() -> None:
         variants_of(base, weights=["int3"])
     with pytest.raises(RequestError, match="max_pixels must be at least 1"):
         variants_of(base, max_pixels=[0])
+
+
+def test_an_answer_that_failed_once_is_checked_when_it_is_there(
+    tiny_whole: Path, tiny_other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference's pass is done for the other variant's answer; the new one is added to it."""
+    axes: dict[str, Any] = {"weights": ["bf16"], "models": [str(tiny_whole), str(tiny_other)]}
+    comparison, work = compared(tiny_whole, items(2), passes=1, **axes)
+    give = stages.answers
+
+    def failing(*said: Any) -> Iterator[Answered]:
+        for each in give(*said):
+            fails = each.number == 0 and work.records("answers-0") and not work.records("answers-1")
+            yield Answered(0, (), EngineError("the engine failed")) if fails else each
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "answers", failing)
+        before = comparison.run()
+    assert [str(each.error or "") for each in before] == ["", "", "the engine failed", ""]
+    assert comparison.run() == ran(tiny_whole, items(2), passes=1, **axes)[2]

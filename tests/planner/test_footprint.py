@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.facts import KVLayer, TensorFact
-from snugvl.models.loader import segment_bytes
+from snugvl.models.allocation import segment_bytes
 from snugvl.planner.footprint import vllm
 from snugvl.planner.footprint.allocator import reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.component import Component, footprint_of
@@ -19,7 +19,7 @@ from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, held_outputs
 from snugvl.planner.footprint.vllm_tensors import deepstack_buffers, rotary_caches
 from snugvl.planner.footprint.weights import (
-    int4_parts,
+    few_bits_parts,
     joined,
     keeps_fp8,
     sizes,
@@ -69,8 +69,9 @@ def test_what_no_engine_loads_costs_nothing() -> None:
 
 def test_what_does_not_divide_into_groups_stays_wide() -> None:
     # 256 columns: two groups a row, each a 16-bit scale and a 16-bit zero point
-    assert int4_parts(10, 256) == (1280, 40, 40)
-    assert int4_parts(10, 200) == ()
+    assert few_bits_parts(10, 256, 4) == (1280, 40, 40)
+    assert few_bits_parts(10, 256, 6) == (1280, 640, 40, 40)
+    assert few_bits_parts(10, 200, 5) == ()
     odd = TensorFact("odd", "linear", "BF16", (10, 200), 4000)
     facts = qwen3_vl("2B")
     more = inventory(replace(facts, tensors=(*facts.tensors, odd)))
@@ -78,7 +79,7 @@ def test_what_does_not_divide_into_groups_stays_wide() -> None:
     assert weight_bytes(more, int4) - weight_bytes(inventory(facts), int4) == 4000
 
 
-@pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int5", "int4"])
 def test_joined_matrices_weigh_as_much(weights: Any) -> None:
     for size in PUBLISHED:
         model = inventory(qwen3_vl(size, fp8=weights == "fp8"))

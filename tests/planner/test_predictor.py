@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from snugvl.checkpoint.catalogue import catalogue_facts, find
 from snugvl.checkpoint.facts import PREDICTOR, ModelFacts
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
+from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.memory import allocate
 from snugvl.layers.weights import Format
 from snugvl.models import loader
 from snugvl.models.networks import Qwen35
+from snugvl.planner.footprint import step_graphs
 from snugvl.planner.footprint.kv import block_bytes, predictor_component
 from snugvl.planner.footprint.weights import sizes
 from snugvl.planner.inventory import inventory
@@ -30,12 +33,12 @@ def facts_of() -> ModelFacts:
     return facts
 
 
-def network() -> Qwen35:
+def network(vocab: int = 512) -> Qwen35:
     """Two layers, without memory; the predictor's widths are the model's."""
     found = find(NAME)
     assert found is not None
     values: dict[str, Any] = deepcopy(dict(found[0].config))
-    values["text_config"] |= {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 512}
+    values["text_config"] |= {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": vocab}
     with torch.device("meta"):
         return Qwen35(parse_config(values, NAME).with_predictor()).to(torch.bfloat16)
 
@@ -57,6 +60,17 @@ def test_it_is_planned_to_the_byte(weights: Format, head: HeadFormat) -> None:
     assert predictor_component(model, settings).nbytes == cache.recent.nbytes
     assert without.recent is None
     assert predictor_component(plain, settings).nbytes == 0
+
+
+def test_what_it_is_given_is_part_of_what_graphs_hold() -> None:
+    facts, limits = facts_of(), EngineConfig(99, max_model_len=3000, max_num_seqs=32, max_batched_tokens=2000)
+    ours, cache = network(facts.text.vocab_size), SimpleNamespace(block_size=16, recent_rows=99)
+    pool: Any = None
+    held_ = [StepGraphs(ours, cache, limits, pool)._buffers(), PictureGraphs(ours, pool)._buffers()]  # type: ignore[arg-type]
+    made = [getattr(each, name) for each in held_ for name in each.__slots__]
+    settings = Settings("native", context=3000, chunk=2000, sequences=32)
+    planned = step_graphs.held_bytes(inventory(facts.with_predictor()), settings)
+    assert 0 <= planned - sum(part.nbytes for part in made if isinstance(part, torch.Tensor)) <= 512
 
 
 def test_only_a_whole_one_of_one_layer_counts() -> None:

@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from snugvl.planner.costs import MEASURED
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import SCHEMA_VERSION, document
 from snugvl.planner.report.plain import bar, plain, shares
-from snugvl.planner.report.sections import INT4_COST, INT4_KL, report
+from snugvl.planner.report.sections import report
 from snugvl.planner.report.svg import svg, wrapped
 from snugvl.planner.report.terminal import show
 from snugvl.planner.solve import Candidate, solve
@@ -61,20 +62,28 @@ def test_what_does_not_fit_says_so_first() -> None:
     assert any(note.startswith("Way out") for note in found.notes)
 
 
-def test_what_four_bits_cost_is_said_where_they_are_chosen() -> None:
+def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
     """With the figures that were measured; an int4 checkpoint was made by somebody else."""
     results = Path(__file__).parents[2] / "benchmarks" / "results"
-    pocket = json.loads((results / "pocket/format_error.json").read_text())["formats"]["int4, groups of 128"]
-    smollm2 = json.loads((results / "smollm2/format_cost.json").read_text())["formats"]
-    assert INT4_KL["pocket"] == pytest.approx(pocket["kl_nats"], rel=0.05)
-    down_proj = smollm2["int4, groups of 128 (down_proj alone)"]
-    assert INT4_KL["SmolLM2-135M"] == pytest.approx(down_proj["kl_nats"], rel=0.05)
-    for size, noted in (("8B", True), ("4B", False)):
+    written = {
+        "pocket": json.loads((results / "pocket/format_error.json").read_text())["formats"],
+        "SmolLM2-135M": json.loads((results / "smollm2/format_cost.json").read_text())["formats"],
+    }
+    groups = {"pocket": "int4, groups of 128", "SmolLM2-135M": "int4, groups of 64"}
+    for kind, costs in MEASURED.items():
+        for model, kl in costs.items():
+            row = written[model][groups[model] if kind == "int4" else kind]
+            assert kl == pytest.approx(row["kl_nats"], rel=0.05, abs=5e-6), (kind, model)
+    for size, weights in (("8B", "int4"), ("4B", "fp8")):
         plan = plan_of(size)
         assert plan.choice is not None
-        assert (plan.choice.settings.weights == "int4") is noted
-        assert (INT4_COST in report(plan, rtx_5060()).notes) is noted
-    finer = solve([Candidate(qwen3_vl("8B", fp8=True))], rtx_5060(951 * MIB), Wishes(quality="int8"))
+        assert plan.choice.settings.weights == weights
+        notes = [note for note in report(plan, rtx_5060()).notes if "changes answers" in note]
+        assert len(notes) == (weights == "int4")
+        assert all(
+            f"{kl:.2g} nats a token on {model}" in notes[0] for model, kl in MEASURED["int4"].items() if notes
+        )
+    finer = solve([Candidate(qwen3_vl("8B", fp8=True))], rtx_5060(951 * MIB), Wishes(quality="int5"))
     assert finer.choice is None or finer.choice.settings.weights != "int4"
 
 

@@ -28,7 +28,7 @@ def cost() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(cost: Any) -> Path:
-    made: Path = cost.smollm2.folder()
+    made: Path = cost.smollm2.shuffled()
     return made
 
 

@@ -69,6 +69,8 @@ WAYS = (
     Way("fp8", Storage("fp8")),
     Way("fp8 by fp8 (W8A8)", Storage("fp8"), inputs=True),
     Way("int8", Storage("int8")),
+    Way("int6", Storage("int6")),
+    Way("int5", Storage("int5")),
     Way("int4, groups of 64", Storage("int4", group=64)),
     Way("int4, groups of 128", Storage("int4", group=128)),
     Way("bf16, int8 head", Storage(head="int8")),

@@ -46,7 +46,7 @@ Task = Annotated[
     Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="The task that it is for.")
 ]
 Quality = Annotated[
-    Literal["any", "int4", "int8", "fp8", "bf16"],
+    Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"],
     typer.Option("--quality", help="Coarsest weights that are acceptable."),
 ]
 Backend = Annotated[

@@ -13,7 +13,7 @@ from snugvl.core.sizes import parse_size
 from snugvl.errors import RequestError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
+WeightsName = Literal["auto", "bf16", "fp8", "int8", "int6", "int5", "int4"]
 KVCacheName = Literal["auto", "bf16", "fp8"]
 TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]

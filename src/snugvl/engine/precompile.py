@@ -30,8 +30,8 @@ from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format
+from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
-from snugvl.models.loader import without_memory
 from snugvl.models.networks import LoadableNetwork
 
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more

@@ -121,7 +121,8 @@ class Speculation:
         self._guessing = again or waited
         if not (waited or self._pays(len(step.chunks))):
             return
-        self._ask([chunk.sequence for chunk in step.chunks], pool)
+        if not step.copies:  # the predictor would write to blocks that are still to be copied to
+            self._ask([chunk.sequence for chunk in step.chunks], pool)
         found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
         for row, drafts in found.items():
             chunk = step.chunks[row]

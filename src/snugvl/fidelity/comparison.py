@@ -101,7 +101,6 @@ class Comparison:
         for side in (self.reference, *(rival.side for rival in self.rivals)):
             side.close()
 
-    @torch.inference_mode()
     def run(self) -> list[Outcome]:
         """All outcomes, variant by variant in the order of the questions.
 
@@ -128,7 +127,7 @@ class Comparison:
         tried = {n: _distinct(each[n] for each in given) for n in range(len(self.items))}
         tried = {n: each for n, each in tried.items() if each}
         self._stages.sweep("reference", "the reference: distributions", self.reference, tried)
-        scores = [self._scores(number, each, tried) for number, each in enumerate(given)]
+        scores = [self._scores(number, each) for number, each in enumerate(given)]
         truth = self._truth(given, scores)
         return [
             self._outcome(number, n, given[number], scores[number], truth)
@@ -156,14 +155,12 @@ class Comparison:
             raise errors[0]
         return found
 
-    def _scores(self, number: int, given: Given, tried: dict[int, tuple[Tokens, ...]]) -> Scores:
+    def _scores(self, number: int, given: Given) -> Scores:
         stage, stages = f"scores-{number}", self._stages
         found = {each["number"]: each for each in stages.work.records(stage)}
         missing = {n: each.tokens for n, each in given.items() if each.error is None and n not in found}
-        right = {
-            n: partial(stages.states, "reference", n, tried[n].index(tokens)) for n, tokens in missing.items()
-        }
-        ours = {n: partial(stages.states, f"variant-{number}", n) for n in missing}
+        right = {n: partial(stages.states, "reference", n, each) for n, each in missing.items()}
+        ours = {n: partial(stages.states, f"variant-{number}", n, each) for n, each in missing.items()}
         if missing:
             self._clock.begin(stage, f"{self.rivals[number].name}: comparing distributions")
         for n, record in stages.judge(self.reference, right, self.rivals[number].side, ours, missing):
@@ -207,15 +204,15 @@ class Comparison:
         drafts = {n: each.tokens for n, each in given.items() if each.error is None}
         whole = {n: (*missing[n], *draft) for n, draft in drafts.items()}
         stages.sweep(f"check-{number}", text, self.reference, {n: (tokens,) for n, tokens in whole.items()})
-        right = {n: partial(self._last, f"check-{number}", n, len(drafts[n])) for n in drafts}
+        right = {n: partial(self._last, f"check-{number}", n, whole[n], len(drafts[n])) for n in drafts}
         for n, record in stages.judge(self.reference, right, None, {}, whole):
             limit = self.items[n].question.limit
             found[n] = verified(missing[n], drafts[n], record["best"], ends, limit)
             stages.work.add(stage, {"number": n, "tokens": list(found[n].tokens), "done": found[n].done})
         return found
 
-    def _last(self, stage: str, n: int, count: int) -> torch.Tensor:
-        return self._stages.states(stage, n)[-count:]
+    def _last(self, stage: str, n: int, answer: Tokens, count: int) -> torch.Tensor:
+        return self._stages.states(stage, n, answer)[-count:]
 
     def _outcome(
         self, number: int, n: int, given: Given, scores: Scores, truth: dict[int, Verified]

@@ -61,6 +61,7 @@ def workspace_bytes(hidden: int, vocab: int) -> int:
     return 2 * slice_ * hidden * 8 + 2 * ROWS * hidden * 4 + ROWS * slice_ * (2 * 4 + 5 * 8)
 
 
+@torch.inference_mode()
 def judge(reference: Side, variant: Side | None = None, masks: torch.Tensor | None = None) -> Judged:
     """Compare two sides at the same tokens, or find the reference's likeliest ones alone.
 

@@ -80,11 +80,11 @@ def comparison_of(
 
 
 def _refuse_gguf(*models: str) -> None:
-    """Our own engine computes both sides, and reads no GGUF."""
+    """Layer by layer only safetensors files are read (`models/layered.py`)."""
     for model in models:
         if gguf_files(model) is not None:
             raise RequestError(
-                f"{model} is a GGUF, which our own engine doesn't read; compare the model it was made of",
+                f"{model} is a GGUF; compare reads safetensors alone, such as those it was made of",
                 field="model",
             )
 

@@ -5,6 +5,7 @@ when it is over: an engine and a pass never are there together.
 """
 
 import gc
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,7 +145,10 @@ class Stages:
         self, stage: str, text: str, side: Participant, wanted: Mapping[int, tuple[Tokens, ...]]
     ) -> None:
         """The last hidden states of answers, by question, for `states`."""
-        missing = {n: each for n, each in wanted.items() if not self.work.has(f"{stage}-{n}")}
+        missing: dict[int, tuple[Tokens, ...]] = {}
+        for n, given in wanted.items():
+            if some := tuple(each for each in given if not self.work.has(_name(stage, n, each))):
+                missing[n] = some
         if missing:
             self.clock.begin(stage, text)
             place, numbers = self.place(), list(missing)
@@ -164,9 +168,9 @@ class Stages:
                         )
         self.clock.end(stage)
 
-    def states(self, stage: str, n: int, answer: int = 0) -> torch.Tensor:
-        """What a sweep found of the answer of that number, `[tokens, hidden]`."""
-        return self.work.tensors(f"{stage}-{n}")[str(answer)]
+    def states(self, stage: str, n: int, answer: Tokens) -> torch.Tensor:
+        """What a sweep found of an answer, `[tokens, hidden]`."""
+        return self.work.tensors(_name(stage, n, answer))["states"]
 
     def judge(
         self,
@@ -208,8 +212,9 @@ class Stages:
         groups = [
             Sequences(side.prepared(item.question, item.read()).prompt, batch[n]) for n, item in items.items()
         ]
-        for n, states in zip(batch, Sweep(network, groups, plan.sizes).run(), strict=True):
-            self.work.put(f"{stage}-{n}", {str(number): each for number, each in enumerate(states)})
+        for n, found in zip(batch, Sweep(network, groups, plan.sizes).run(), strict=True):
+            for answer, states in zip(batch[n], found, strict=True):
+                self.work.put(_name(stage, n, answer), {"states": states})
 
     def _wanted(
         self, side: Participant, prefixes: Mapping[int, Tokens], failed: dict[int, Answered]
@@ -264,6 +269,11 @@ class Stages:
             yield
         finally:
             row.held_bytes = torch.cuda.max_memory_reserved(self.device) if on_gpu else 0
+
+
+def _name(stage: str, n: int, answer: Tokens) -> str:
+    """Of an answer's states: an answer that failed once may be there the next time, beside others."""
+    return f"{stage}-{n}-{hashlib.blake2b(repr(answer).encode(), digest_size=8).hexdigest()}"
 
 
 def stored_bytes(side: Participant) -> int:

@@ -115,6 +115,7 @@ class Sweep:
         self._cache = self._make_cache(max(group.longest for group in groups))
         self._starts = [0, *accumulate(group.tokens for group in groups)]
 
+    @torch.inference_mode()
     def run(self) -> list[list[torch.Tensor]]:
         """All of it: per group and answer `[tokens, hidden]` on the host."""
         network, decoder = self._network, self._network.model.decoder

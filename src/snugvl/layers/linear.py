@@ -14,7 +14,7 @@ from torch.nn.functional import linear, silu
 
 from snugvl.layers.ggml import GgmlType, Part, parts_of, sort_bytes, wide_planes
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.weights import GROUP, Format, Weights, to_int4, to_int8
+from snugvl.layers.weights import FEW_BITS, GROUP, UPPER, Format, Weights, to_few_bits, to_int8
 
 SLICE_BYTES = 16 << 20  # of widened weights in `Linear.wide_product`
 SLICE_ROWS = 32  # its rows are a multiple of
@@ -31,14 +31,15 @@ class Linear(nn.Module):
         self.format: Format = "bf16"
         self.group = GROUP
         self.parts: tuple[Part, ...] = ()
+        self.squares: torch.Tensor | None = None  # of its input, while weights are rounded: `to_few_bits`
         self.weight = nn.Parameter(torch.empty(rows, columns), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None
         self.scale: torch.Tensor | None
         self.zero: torch.Tensor | None
-        self.register_buffer("scale", None)
-        self.register_buffer("zero", None)
         self.order: torch.Tensor | None
-        self.register_buffer("order", None)
+        self.upper: torch.Tensor | None
+        for beside in ("scale", "zero", "order", "upper"):
+            self.register_buffer(beside, None)
 
     def store_as(self, kind: Format, group: int = GROUP) -> None:
         """Give the weights the shapes of a format, before they are given memory.
@@ -52,18 +53,18 @@ class Linear(nn.Module):
             raise ValueError(f"{self.columns} columns don't divide into groups of {group}")
         self.format, self.group = kind, group
         rows, columns, device = self.rows, self.columns, self.weight.device
-        width, code = {
-            "fp8": (columns, torch.float8_e4m3fn),
-            "int8": (columns, torch.int8),
-            "int4": (columns // 8, torch.int32),
-        }[kind]
+        few = kind in FEW_BITS
+        width = columns // 8 if few else columns
+        code = torch.int32 if few else torch.int8 if kind == "int8" else torch.float8_e4m3fn
         self.weight = nn.Parameter(torch.empty(rows, width, dtype=code, device=device), requires_grad=False)
         if kind == "fp8":
             self.scale = torch.empty(-(-rows // GROUP), columns // GROUP, device=device)
         else:
             self.scale = torch.empty(rows, columns // group, dtype=torch.bfloat16, device=device)
-        if kind == "int4":
+        if few:
             self.zero = torch.empty_like(self.scale)
+        if kind in UPPER:
+            self.upper = torch.empty(rows, width, dtype=UPPER[kind], device=device)
 
     def store_blocks(self, rows: Sequence[tuple[GgmlType, int]]) -> None:
         """Give the weights the size of a GGUF's blocks: `rows` of each type, in order.
@@ -87,9 +88,15 @@ class Linear(nn.Module):
     def put(self, start: int, values: torch.Tensor) -> None:
         """Store `values` `[n, columns]`, of any float type, as rows `start …`, quantised if need be."""
         end = start + len(values)
-        if self.format in ("int8", "int4"):
-            made = to_int8(values, self.group) if self.format == "int8" else to_int4(values, self.group)
-            for place, part in ((self.weight, made.data), (self.scale, made.scale), (self.zero, made.zero)):
+        if self.format == "int8" or self.format in FEW_BITS:
+            int8 = self.format == "int8"
+            made = (
+                to_int8(values, self.group)
+                if int8
+                else to_few_bits(values, self.format, self.group, self.squares)
+            )
+            places = (self.weight, self.scale, self.zero, self.upper)
+            for place, part in zip(places, (made.data, made.scale, made.zero, made.upper), strict=True):
                 if place is not None and part is not None:
                     place[start:end].copy_(part)
         else:
@@ -106,9 +113,8 @@ class Linear(nn.Module):
     @property
     def weights(self) -> Weights:
         """The stored form."""
-        return Weights(
-            self.format, self.rows, self.columns, self.weight, self.scale, self.zero, self.group, self.parts
-        )
+        beside = self.weight, self.scale, self.zero, self.group, self.parts, self.upper
+        return Weights(self.format, self.rows, self.columns, *beside)
 
     def first(self, rows: int) -> "Linear":
         """A layer of the first rows alone, on the same memory; itself where it has no more."""

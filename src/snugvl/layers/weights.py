@@ -1,9 +1,10 @@
-"""A matrix of weights as it is stored: bf16, the checkpoint's own FP8 blocks, int8, int4 or a GGUF's blocks.
+"""A matrix of weights as stored: bf16, the checkpoint's own FP8 blocks, int8, 4 to 6 bits, a GGUF's blocks.
 
 The torch functions here are the definition; `kernels/` computes the same without ever writing the wide
 form to memory.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,9 +13,13 @@ import torch
 from snugvl.layers import ggml
 from snugvl.layers.ggml import Part
 
-Format = Literal["bf16", "fp8", "int8", "int4", "ggml"]
-FORMATS: tuple[Format, ...] = ("bf16", "fp8", "int8", "int4")  # "ggml" is read, never made
-GROUP = 128  # columns that share a scale (int4 may have 64, int8 a whole row)
+Format = Literal["bf16", "fp8", "int8", "int6", "int5", "int4", "ggml"]
+FORMATS: tuple[Format, ...] = ("bf16", "fp8", "int8", "int6", "int5", "int4")  # "ggml" is read, never made
+GROUP = 128  # columns that share a scale (those of few bits may have 32 or 64, int8 a whole row)
+FEW_BITS: Mapping[Format, int] = {"int6": 6, "int5": 5, "int4": 4}  # with a scale and a zero point a group
+GROUPS: Mapping[Format, int] = {"int6": 64, "int5": 64}  # others than `GROUP` unless asked for
+LEAST_SHARE = 0.01  # of the mean, that every column counts when weights are rounded
+UPPER: Mapping[Format, torch.dtype] = {"int6": torch.int16, "int5": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,10 +28,13 @@ class Weights:
 
     Attributes:
         data: bf16 (or any float) `[rows, columns]`; fp8 the same in float8_e4m3fn; int8 the same; int4 int32
-            `[rows, columns / 8]`, eight neighbours a word, the first in its lowest bits; ggml uint8 `[n]`.
-        scale: fp8 float32 `[rows / 128, columns / 128]`, rounded up; int8, int4 `[rows, columns / group]`.
-        zero: int4 only, `[rows, columns / group]`: the code that means 0, not a whole number.
+            `[rows, columns / 8]`, eight neighbours a word, the first in its lowest bits; int5, int6 the same
+            of the lower four bits of their codes; ggml uint8 `[n]`.
+        scale: fp8 float32 `[rows / 128, columns / 128]`, rounded up; of others `[rows, columns / group]`.
+        zero: of int4, int5, int6 `[rows, columns / group]`: the code that means 0, not a whole number.
         parts: ggml only, its rows by type (`layers/ggml.py`).
+        upper: of int5 and int6 the upper bits of the codes, uint8 or int16 `[rows, columns / 8]`, in the same
+            order.
     """
 
     format: Format
@@ -37,11 +45,12 @@ class Weights:
     zero: torch.Tensor | None = None
     group: int = GROUP
     parts: tuple[Part, ...] = ()
+    upper: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes held, scales included."""
-        return sum(t.nbytes for t in (self.data, self.scale, self.zero) if t is not None)
+        return sum(t.nbytes for t in (self.data, self.scale, self.zero, self.upper) if t is not None)
 
     def wide(self, dtype: torch.dtype, start: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows `start … end` as they are meant, `[end − start, columns]`."""
@@ -59,9 +68,11 @@ class Weights:
         if self.format == "int8":
             return (data.view(end - start, -1, self.group).float() * scale).flatten(1).to(dtype)
         assert self.zero is not None
-        shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=data.device)
-        codes = ((data[..., None] >> shifts) & 15).view(end - start, -1, self.group).float()
-        return ((codes - self.zero[start:end, :, None].float()) * scale).flatten(1).to(dtype)
+        codes = _places(data, 4)
+        if self.upper is not None:
+            codes |= _places(self.upper[start:end], FEW_BITS[self.format] - 4) << 4
+        codes = codes.view(end - start, -1, self.group)
+        return ((codes.float() - self.zero[start:end, :, None].float()) * scale).flatten(1).to(dtype)
 
     def _wide_parts(self, start: int, end: int) -> torch.Tensor:
         pieces = [
@@ -70,6 +81,20 @@ class Weights:
             if (first := max(start - part.start, 0)) < (last := min(end - part.start, part.rows))
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _places(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """`[rows, n]` of eight codes each as `[rows, n, 8]` int32."""
+    shifts = torch.arange(0, 8 * bits, bits, dtype=torch.int32, device=packed.device)
+    return (packed.int()[..., None] >> shifts) & ((1 << bits) - 1)
+
+
+def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """The reverse."""
+    packed = torch.zeros_like(codes[..., 0])
+    for position in range(8):
+        packed |= codes[..., position] << bits * position
+    return packed
 
 
 def to_int8(values: torch.Tensor, group: int = GROUP) -> Weights:
@@ -81,36 +106,57 @@ def to_int8(values: torch.Tensor, group: int = GROUP) -> Weights:
     return Weights("int8", rows, columns, codes.view(rows, columns), scale, group=group)
 
 
-def to_int4(values: torch.Tensor, group: int = GROUP, rounds: int = 20) -> Weights:
-    """Round `[rows, columns]` to int4 by half-quadratic quantisation (HQQ), which needs no calibration data.
+def to_few_bits(
+    values: torch.Tensor,
+    kind: Format,
+    group: int = GROUP,
+    squares: torch.Tensor | None = None,
+    rounds: int = 4,
+) -> Weights:
+    """Round `[rows, columns]` to int4, int5 or int6: by the scale and zero point of least square error.
 
-    The zero point is moved so that the weights' own error shrinks in the lₚ norm (p = 0.7), which forgives
-    outliers: alternately the error is shrunk towards sparsity, and the zero point solved for what is left.
+    From those of the smallest and the largest weight on, in turns codes are rounded and the line through them
+    is fitted, by weighted least squares. The best round counts.
 
-    Source: Badri and Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models"
-    (https://mobiusml.github.io/hqq_blog/).
+    Args:
+        squares: mean square of each column's input, `[columns]`: a weight's error counts as much as what it
+            is multiplied with (`models/sensitivity.py`). None: all alike.
     """
     rows, columns = values.shape
+    bits = FEW_BITS[kind]
+    most = (1 << bits) - 1
     wide = values.float().view(rows, -1, group)
+    share = _shares(squares, columns, group, wide.device)
     low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)
-    step = ((high - low) / 15).clamp(min=1e-8)
-    # From here on as stored, so that the zero point makes up for the rounding of the scale.
-    step = step.to(torch.bfloat16).float()
-    zero = -low / step
-    beta, best = 10.0, torch.full_like(low, torch.inf)
-    kept = zero
-    for _ in range(rounds):
-        codes = (wide / step + zero).round().clamp(0, 15)
-        error = wide - (codes - zero) * step
-        loss = error.abs().pow(0.7).mean(-1, keepdim=True)
-        kept, best = torch.where(loss < best, zero, kept), torch.minimum(loss, best)
-        magnitude = error.abs()
-        shrunk = error.sign() * (magnitude - magnitude.clamp(min=1e-9).pow(-0.3) / beta).clamp(min=0)
-        zero = (codes - (wide - shrunk) / step).mean(-1, keepdim=True)
-        beta *= 1.01
-    zero = kept.to(torch.bfloat16)
-    codes = (wide / step + zero.float()).round().clamp(0, 15).to(torch.int32).view(rows, -1, 8)
-    packed = torch.zeros_like(codes[..., 0])
-    for position in range(8):
-        packed |= codes[..., position] << 4 * position
-    return Weights("int4", rows, columns, packed, step[..., 0].to(torch.bfloat16), zero[..., 0], group)
+    # Always as stored, so that the zero point makes up for the rounding of the scale.
+    step = ((high - low) / most).clamp(min=1e-8).to(torch.bfloat16).float()
+    zero = (-low / step).to(torch.bfloat16).float()
+    mean, least = (wide * share).sum(-1, keepdim=True), torch.full_like(low, torch.inf)
+    kept_step, kept_zero = step, zero
+    for last in range(rounds, -1, -1):
+        codes = (wide / step).add_(zero).round_().clamp_(0, most)
+        error = (codes - zero).mul_(step).sub_(wide).square_().mul_(share).sum(-1, keepdim=True)
+        better = error < least
+        kept_step, kept_zero = torch.where(better, step, kept_step), torch.where(better, zero, kept_zero)
+        least = torch.minimum(error, least)
+        if not last:
+            break
+        middle = (codes * share).sum(-1, keepdim=True)
+        codes -= middle
+        spread = (codes.square() * share).sum(-1, keepdim=True)
+        slope = codes.mul_(wide).mul_(share).sum(-1, keepdim=True) / spread.clamp(min=1e-12)
+        step = torch.where(slope > 1e-8, slope, step).to(torch.bfloat16).float()
+        zero = (middle - mean / step).to(torch.bfloat16).float()
+    codes = (wide / kept_step).add_(kept_zero).round_().clamp_(0, most).to(torch.int32).view(rows, -1, 8)
+    upper = None if bits == 4 else _packed(codes >> 4, bits - 4).to(UPPER[kind])
+    scale, zero = kept_step[..., 0].to(torch.bfloat16), kept_zero[..., 0].to(torch.bfloat16)
+    return Weights(kind, rows, columns, _packed(codes & 15, 4), scale, zero, group, upper=upper)
+
+
+def _shares(squares: torch.Tensor | None, columns: int, group: int, device: torch.device) -> torch.Tensor:
+    """Of each column in its group's error, `[1, groups, group]`."""
+    if squares is None:
+        return torch.full((1, columns // group, group), 1 / group, device=device)
+    floor = LEAST_SHARE * squares.mean().clamp(min=1e-20)  # another text may bring more to a column
+    counts = (squares.float() + floor).to(device).view(1, -1, group)
+    return counts / counts.sum(-1, keepdim=True)

@@ -14,17 +14,17 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
@@ -32,10 +32,11 @@ from snugvl.checkpoint.gguf_folder import read_weights
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import GROUP, Format
-from snugvl.models import ready_made
+from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format
+from snugvl.models import ready_made, sensitivity
+from snugvl.models.allocation import give_memory, without_memory
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
-from snugvl.models.networks import LoadableNetwork, network_of
+from snugvl.models.networks import LoadableNetwork
 from snugvl.models.ready_made import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, TensorPiece, check_dtype, dequantise
 
@@ -51,7 +52,7 @@ class Storage:
         layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks. Those that are 4-bit
             in the checkpoint stay so, whatever else there is stays as wide: "int4" says that of them.
         head: embedding and head ("bf16" or "int8").
-        group: columns that share a scale in int4.
+        group: columns that share a scale in int4, int5 and int6; None: as many as is usual.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
         streamed: the tower's blocks and mergers stay in main memory (`models/main_memory.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
@@ -60,10 +61,16 @@ class Storage:
 
     layers: Format = "bf16"
     head: Format = "bf16"
-    group: int = GROUP
+    group: int | None = None
     tower: Format = "bf16"
     streamed: Literal["pinned", "plain"] | None = None
     embedding: Literal["gpu", "cpu"] = "gpu"
+
+    @property
+    def columns(self) -> int:
+        """That share a scale in a matrix of a layer."""
+        asked = self.group if self.layers in FEW_BITS else None
+        return asked or GROUPS.get(self.layers, GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,14 @@ class OpenCheckpoint:
     model: LoadableNetwork
     stored: Stored
     storage: Storage
+
+    def weigh_inputs(self, device: torch.device, readers: int = GPU_READERS) -> None:
+        """Let the decoder's matrices know what to be rounded for, where that is to few bits.
+
+        Its layers are read once more for this, one after the other.
+        """
+        if self.storage.layers in FEW_BITS and not isinstance(self.stored.form, PackedInt4):
+            _weigh_inputs(self.model, self.stored, device, readers)
 
 
 def load_model(
@@ -120,6 +135,7 @@ def load_model(
     """
     opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
+    opened.weigh_inputs(device, readers)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
@@ -131,7 +147,27 @@ def load_model(
     ready_made.check_orders(dict(targets_of(model)))
     if model.tower is not None and units:
         model.tower.weights = WeightStream(units, host, room, CopyStream(device))
+    sensitivity.forget(model)
     return model
+
+
+def _weigh_inputs(model: LoadableNetwork, stored: Stored, device: torch.device, readers: int) -> None:
+    wide = without_memory(replace(model.config, vision=None))
+    wide.requires_grad_(False).eval().to(model.dtype)
+
+    def layer_ready(layer: nn.Module) -> None:
+        give_memory(layer, device, 0)
+        held = {id(parameter) for parameter in layer.parameters()}
+        targets = {name: target for name, target in targets_of(wide) if id(target.parameter) in held}
+        fill(targets, stored, device, readers, None)
+
+    embedding = next(name for name, each in targets_of(wide) if each.linear is wide.decoder.embed_tokens)
+    with closing(TensorFiles({}, None, device)) as files:
+        ids = sensitivity.some_ids(model.config.text.vocab_size)
+        embedded = files.some_rows(stored.entry(embedding), ids).to(model.dtype)
+    sensitivity.weigh_inputs(model, wide, embedded, layer_ready)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the network is one piece of memory, in which nothing else may lie
 
 
 def open_checkpoint(
@@ -200,7 +236,7 @@ def choose_formats(
         if not isinstance(module, Linear) or not module.quantises or id(module) in stay:
             continue
         if _fits(module, storage, blocks):
-            module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
+            module.store_as(storage.layers, storage.columns)
     for module in () if model.tower is None else model.tower.modules():
         if isinstance(module, Linear) and module.format == "bf16":  # odd widths have a scale for a row
             module.store_as(storage.tower, module.columns if module.columns % GROUP else GROUP)
@@ -211,7 +247,7 @@ def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
         # Packed parts (q, k, v) begin at whole blocks, and the blocks are the kernels' own.
         square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
         return square and linear.columns % GROUP == 0 and linear.rows % GROUP == 0
-    return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
+    return linear.columns % storage.columns == 0
 
 
 def fill(
@@ -292,54 +328,6 @@ def _renamed(
             )
         found[ours] = entry
     return found
-
-
-class _NoInitialValues(TorchFunctionMode):
-    """Makes `torch.nn.init` do nothing.
-
-    The values come from the files; and drawing them for a tensor without memory imports all of
-    `torch._dynamo`, which takes longer than loading a small model.
-    """
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", None) == "torch.nn.init":  # a C method has no module
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return function(*args, **kwargs)
-
-
-def without_memory(config: ModelConfig) -> LoadableNetwork:
-    """The network that a configuration describes, on torch's device for tensors without memory."""
-    with torch.device("meta"), _NoInitialValues():
-        return network_of(config)
-
-
-def give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
-    """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
-
-    On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
-    rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/allocator.py`). `beside`: bytes
-    of the next tensor after these.
-    """
-    if device.type == "cuda":
-        sizes = [tensor.nbytes for tensor in chain(model.parameters(), model.buffers()) if tensor.is_meta]
-        torch.empty(segment_bytes([*sizes, beside]), dtype=torch.uint8, device=device)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.is_meta:  # it has a place in main memory
-                continue
-            made = torch.empty(tuple(parameter.shape), dtype=parameter.dtype, device=device)
-            setattr(module, name, nn.Parameter(made, requires_grad=False))
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:
-                setattr(module, name, torch.empty(tuple(buffer.shape), dtype=buffer.dtype, device=device))
-
-
-def segment_bytes(sizes: Iterable[int]) -> int:
-    """Of one segment for all tensors of more than 1 MiB, each to 512 bytes: torch keeps others apart."""
-    return sum(-(-size // 512) * 512 for size in sizes if size > 1 << 20)
 
 
 def check_names(

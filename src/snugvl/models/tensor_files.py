@@ -63,6 +63,12 @@ class TensorFiles:
         raw = self._read(entry, first * row_bytes, (last - first) * row_bytes)
         return raw.view(_ALL[entry.dtype]).view(last - first, -1).to(self._device, copy=True)
 
+    def some_rows(self, entry: TensorEntry, wanted: list[int]) -> torch.Tensor:
+        """Some rows of a plain tensor `[rows, columns]`, on the device."""
+        nbytes = entry.nbytes // entry.shape[0]
+        read = (self._read(entry, row * nbytes, nbytes).view(_ALL[entry.dtype]).clone() for row in wanted)
+        return torch.stack(list(read)).to(self._device)
+
     def pieces(self, entry: TensorEntry, multiple: int = 1) -> Iterator[TensorPiece]:
         """A tensor in pieces of whole rows (and whole FP8 blocks), each gone when the next is asked for.
 

@@ -22,6 +22,7 @@ from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import (
+    FEW_BITS,
     Engine,
     HeadFormat,
     KVFormat,
@@ -36,6 +37,7 @@ from snugvl.planner.wishes import Wishes
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
 
+PLANES_CAPABILITY: Final = (8, 0)  # whose kernels unpack five and six bits
 NATIVE_CAPABILITY: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
@@ -97,7 +99,7 @@ class Option:
     @property
     def made(self) -> bool:
         """The format is made while loading, and not the stored one."""
-        return self.weights in ("int8", "int4") and self.weights != self.model.facts.quantization
+        return self.weights in ("int8", *FEW_BITS) and self.weights != self.model.facts.quantization
 
     @property
     def by_bits(self) -> bool:
@@ -212,13 +214,15 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
     if device.cpu:
         return _on_cpu(model, device, wishes)
     every = tuple(dict.fromkeys(_as_stored(parts, model) for parts in every))
-    formats: list[WeightFormat] = ["fp8", "bf16", "int8", "int4"]
+    formats: list[WeightFormat] = ["fp8", "bf16", "int8", *FEW_BITS]
     if stored == "int4" or model.has("blocks", "decoder"):
         formats = [stored]
     elif keeps_fp8(model) and wishes.weights != "bf16":
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
+    if capability is not None and capability < PLANES_CAPABILITY:
+        formats = [each for each in formats if each not in ("int6", "int5")]
     wide = bool(wishes.float32)
     return [
         Option(
@@ -249,7 +253,7 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
     formats: list[WeightFormat] = ["fp32"] if wide else ["bf16"]
     if wide and wishes.float32 is None:
         formats.append("bf16")
-    formats += ["fp8", "int8", "int4"] if keeps_fp8(model) else ["int8", "int4"]
+    formats += [*(("fp8",) if keeps_fp8(model) else ()), "int8", *FEW_BITS]
     if stored == "int4" or model.has("blocks", "decoder"):
         formats = [stored]
     return [

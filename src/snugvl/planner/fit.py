@@ -9,6 +9,7 @@ from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
+from snugvl.planner.costs import tier
 from snugvl.planner.footprint import llamacpp
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
@@ -17,18 +18,12 @@ from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, comfort, goals
-from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings, WeightFormat
+from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
 ROOMY_BYTES = 2 << 30  # that stay free beside what only saves time
 ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about a picture
-
-# What a format costs: KL to bf16 in 10^-5 nats a token, on pocket (`training/pocket/format_error.py`; the
-# table in docs/plan.md). What is below `NOTICEABLE` counts alike until images, context and pool are decided.
-WEIGHT_COST: dict[WeightFormat, int] = {"fp32": 0, "bf16": 0, "int8": 5, "fp8": 29, "int4": 684}
-HEAD_COST, TOWER_COST, CACHE_COST = 1, 3, 35
-NOTICEABLE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +48,6 @@ class Fitted:
     def missing_bytes(self) -> int:
         """Beyond what may be used; negative where it fits."""
         return self.footprint.total_bytes - self.budget.usable_bytes
-
-
-def cost(option: Option, settings: Settings) -> int:
-    """Of the formats together, in 10^-5 nats a token; weights are no better than those they are made of."""
-    stored = option.model.facts.quantization or "bf16"
-    parts = {
-        HEAD_COST: settings.head != "bf16",
-        TOWER_COST: settings.vision_weights != "bf16",
-        CACHE_COST: settings.kv == "fp8",
-    }
-    weights = max(WEIGHT_COST[option.weights], WEIGHT_COST[stored])
-    return weights + sum(each for each, so in parts.items() if so)
-
-
-def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
-    """0: as good as bf16, and as quick; higher: what is noticed of the format, in the answers or the waiting.
-
-    transformers reads low bits by bitsandbytes, and a CPU widens them for every token.
-    """
-    slow = option.by_bits or (cpu and option.weights in ("fp8", "int8", "int4"))
-    return (cost(option, settings) >= NOTICEABLE) + slow
 
 
 class Fitter:
@@ -112,7 +86,7 @@ class Fitter:
         return *self.comfort(fitted), -self.tier(fitted), *self.goal(fitted).step
 
     def tier(self, fitted: Fitted) -> int:
-        """See `tier`."""
+        """See `costs.tier`."""
         return tier(self.option, fitted.settings, cpu=self.cpu)
 
     def _best_in(self, kv: KVFormat) -> Fitted | None:
@@ -304,8 +278,7 @@ class Fitter:
     def footprint(self, settings: Settings) -> Footprint:
         """Of this option's model."""
         if settings not in self._footprints:
-            found = footprint(self.option.model, settings, self.budget(settings).device)
-            self._footprints[settings] = found
+            self._footprints[settings] = footprint(self.option.model, settings, self.budget(settings).device)
         return self._footprints[settings]
 
     def fits(self, settings: Settings) -> bool:

@@ -6,7 +6,10 @@ from typing import Final, Literal
 from snugvl.core.config import KVFormat as KVFormat
 
 Engine = Literal["native", "transformers", "vllm", "llamacpp"]
-WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]
+WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int6", "int5", "int4"]
+FEW_BITS: Final[dict[WeightFormat, int]] = {"int6": 6, "int5": 5, "int4": 4}  # of our engine, in groups
+GROUPS: Final[dict[WeightFormat, int]] = {"int6": 64, "int5": 64, "int4": 128}  # columns that share a scale
+LOW_BIT: Final[tuple[WeightFormat, ...]] = ("fp8", "int8", *FEW_BITS)
 HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]

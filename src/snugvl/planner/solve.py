@@ -4,7 +4,7 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
     > no FP8 KV cache for models that don't normalise keys > images, context and KV pool up to comfort
-    (`goals.py`) > formats whose cost isn't noticed (`fit.tier`) > engine (native first)
+    (`goals.py`) > formats whose cost isn't noticed (`costs.tier`) > engine (native first)
     > images > context > KV pool > sequences beyond comfort
     > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
     > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool
@@ -28,7 +28,8 @@ from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, Refusal, offloading, options
 from snugvl.planner.checkpoints import CHECKPOINTS
-from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter, cost
+from snugvl.planner.costs import cost
+from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import Inventory, inventory

@@ -7,11 +7,15 @@ from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, Specula
 from snugvl.errors import RequestError
 from snugvl.planner.settings import Engine, KVFormat, WeightFormat
 
-Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
+Quality = Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
 
-FORMAT_QUALITY: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 4, "fp8": 3, "int8": 2, "int4": 1}
-FLOORS: Final[dict[Quality, int]] = {"any": 0, "int4": 1, "int8": 2, "fp8": 3, "bf16": 4}
+FLOORS: Final[dict[Quality, int]] = {
+    "any": 0, "int4": 1, "int5": 2, "int6": 3, "int8": 4, "fp8": 5, "bf16": 6
+}  # fmt: skip
+FORMAT_QUALITY: Final[dict[WeightFormat, int]] = {
+    "fp32": 6, "bf16": 6, "fp8": 5, "int8": 4, "int6": 3, "int5": 2, "int4": 1
+}  # fmt: skip
 GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anchors: llama.cpp #16842)
 LEAST_TOKENS: Final = 256
 ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template

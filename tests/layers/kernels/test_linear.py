@@ -11,7 +11,7 @@ from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.weights import Format, Weights, to_int4, to_int8
+from snugvl.layers.weights import FEW_BITS, Format, Weights, to_few_bits, to_int8
 
 TOLERANCE = 2e-5
 
@@ -29,8 +29,8 @@ def stored(kind: Format, rows: int, columns: int, device: torch.device, group: i
         return Weights("bf16", rows, columns, values.to(device))
     if kind == "int8":
         weights = to_int8(values)
-    elif kind == "int4":
-        weights = to_int4(values, group)
+    elif kind in FEW_BITS:
+        weights = to_few_bits(values, kind, group)
     else:
         scale = (torch.rand(-(-rows // 128), -(-columns // 128)) + 0.1) * 1e-3
         codes = (torch.randn(rows, columns) * 50).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -38,10 +38,10 @@ def stored(kind: Format, rows: int, columns: int, device: torch.device, group: i
             torch.float8_e4m3fn
         )  # subnormal, largest
         weights = Weights("fp8", rows, columns, codes, scale)
-    parts = (weights.data, weights.scale, weights.zero)
-    data, scale_, zero = (None if part is None else part.to(device) for part in parts)
+    parts = (weights.data, weights.scale, weights.zero, weights.upper)
+    data, scale_, zero, upper = (None if part is None else part.to(device) for part in parts)
     assert data is not None
-    return Weights(weights.format, rows, columns, data, scale_, zero, weights.group)
+    return Weights(weights.format, rows, columns, data, scale_, zero, weights.group, upper)
 
 
 def close(ours: torch.Tensor, reference: torch.Tensor) -> None:
@@ -140,7 +140,7 @@ def test_scales_of_ready_made_weights_are_float16(tokens: int, device: torch.dev
 @pytest.mark.parametrize("group", [64, 128])
 def test_int4_keeps_most_of_a_matrix(group: int) -> None:
     values = torch.randn(64, 256) * 0.02
-    error = (to_int4(values, group).wide(torch.float32) - values).norm() / values.norm()
+    error = (to_few_bits(values, "int4", group).wide(torch.float32) - values).norm() / values.norm()
     plain = values.view(64, -1, group)
     low, high = plain.amin(-1, keepdim=True), plain.amax(-1, keepdim=True)
     step = (high - low) / 15
@@ -156,7 +156,7 @@ def test_int8_keeps_nearly_all_of_a_matrix() -> None:
 
 def test_a_matrix_of_zeros_stays_zero() -> None:
     assert not to_int8(torch.zeros(8, 128)).wide(torch.float32).any()
-    assert to_int4(torch.zeros(8, 128)).wide(torch.float32).abs().max() < 1e-6
+    assert to_few_bits(torch.zeros(8, 128), "int4").wide(torch.float32).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])

@@ -40,6 +40,7 @@ def execute(operation: str, *a: int) -> int:
         "mov.b32": lambda: a[0],
         "and.b32": lambda: a[0] & a[1],
         "shr.u32": lambda: a[0] >> a[1],
+        "shl.b32": lambda: a[0] << a[1] & 0xFFFFFFFF,
         "prmt.b32": lambda: prmt(*a),
         "fma.rn.bf16x2": lambda: fma(*a),
         "lop3.b32": lambda: a[0] & a[1] | a[2],

@@ -33,6 +33,7 @@ def read_load(text: str, slots: int, context_tokens: int) -> Load:
         free_blocks=max(slots - found.get("running", 0), 0),
         block_size=context_tokens,
         prefix_query_tokens=queried,
+        draft_method="",
         **found,
     )
 

@@ -64,6 +64,7 @@ def read_counters(text: str) -> Counters:
         free_blocks=blocks - round(blocks * usage),
         num_blocks=blocks,
         block_size=_whole(config.get("block_size")) or 1,
+        draft_method="",
         **sums,
     )
     return Counters(load, usage, _whole(config.get("kv_cache_memory_bytes")) or None)

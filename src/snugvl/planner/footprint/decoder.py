@@ -21,10 +21,10 @@ from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_component, unwindowed_component
 from snugvl.planner.footprint.vision import features_per_token
 from snugvl.planner.inventory import Inventory, widths
-from snugvl.planner.settings import Settings
+from snugvl.planner.settings import LOW_BIT, Settings
 
 WIDE_ROWS: Final = 4096  # of `layers/linear.py`
-WIDE_BYTES: Final = 16  # an int4 code as int32, as float32, less its zero point, times its scale
+WIDE_BYTES: Final = 16  # a code of few bits as int32, as float32, less its zero point, times its scale
 LOGIT_BYTES: Final = 2 + 4  # as computed, and as float32
 # transformers' cache grows by concatenation, which leaves holes: 8 to 30 % of cache and workspace on an H200.
 FRAGMENTATION_PERCENT: Final = 30
@@ -45,7 +45,7 @@ def native_chunk_attention(model: Inventory, new: int, context: int) -> int:
 
 def widened(model: Inventory, settings: Settings) -> int:
     """What reading low-bit weights without kernels takes: some thousand rows of a matrix at a time."""
-    if settings.weights not in ("fp8", "int8", "int4"):
+    if settings.weights not in LOW_BIT:
         return 0
     w = widths(model)
     return WIDE_ROWS * max(w.h, w.q, w.i) * (WIDE_BYTES + settings.itemsize)

@@ -29,14 +29,15 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.weights import GROUP, ready_made_group
 from snugvl.planner.inventory import Inventory, Widths, widths
-from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.planner.settings import FEW_BITS, LOW_BIT, Settings, WeightFormat
 
-LOW_BIT: Final[tuple[WeightFormat, ...]] = ("fp8", "int8", "int4")
 SLICE_BYTES: Final = 32 << 20  # of widened weights
 SLICE_ROWS: Final = 32  # its rows are a multiple of
 TOKEN_BYTES: Final = 48  # id, three positions, slot, row of a placeholder
 ATTENTION_SPLITS: Final = 16
 SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
+WIDENED: Final[tuple[WeightFormat, ...]] = ("int6", "int5")  # already for more tokens than these
+WIDENED_ROWS: Final = 32
 SAMPLING_BYTES: Final = 56
 GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 # What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context as it
@@ -59,7 +60,9 @@ SMALL_TENSORS_BYTES: Final = 16 << 20
 READERS: Final = (4, 2, 1)  # threads that fill a GPU
 PIECE_BYTES: Final = 8 << 20
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
-PUT_BYTES: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 0, "fp8": 0, "int8": 13, "int4": 33}
+PUT_BYTES: Final[dict[WeightFormat, int]] = {
+    "fp32": 4, "bf16": 0, "fp8": 0, "int8": 13, **dict.fromkeys(FEW_BITS, 17)
+}  # fmt: skip
 DEQUANTISED_BYTES: Final = 12
 BLOCK_BYTES: Final = 6  # of a byte of a GGUF's blocks that are sorted: `layers/ggml.py`
 READY_MADE_BYTES: Final = 1  # codes of a piece that are moved at once
@@ -174,6 +177,8 @@ def split_workspace(model: Inventory, settings: Settings, tokens: int, multiproc
         others = (Product(rows, columns) for rows, columns in hybrid.products(model))
         group = ready_made_group(model)
         found += [split_bytes(product, tokens, multiprocessors, group) for product in (*products, *others)]
+    if settings.weights in WIDENED and tokens > WIDENED_ROWS:
+        found = [slice_bytes(model, settings)]
     if settings.head == "int8":
         found.append(split_bytes(Product(model.facts.text.vocab_size, w.h), tokens, multiprocessors))
     return max(found)

@@ -3,7 +3,7 @@
 It makes nothing possible, only quicker, and is taken where plenty is left. All
 graphs share one pool: what the largest of them has alive at a time, and what they read and write.
 
-    numbers of a step      48 · tokens + slots · (4 · blocks + 40)
+    numbers of a step      48 (with a predictor 64) · tokens + slots · (4 · blocks + 40)
     rows of pictures       tokens · (1 + levels) · h · s          beside a bool a token
     logits                 4 · slots · vocabulary
     patches, encoding      P · patch_dim · s + P / merge² · (1 + levels) · h · s, P = 4096
@@ -21,7 +21,6 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.native import (
-    LOW_BIT,
     SMALL_ROWS,
     TOKEN_BYTES,
     library_bytes,
@@ -31,11 +30,12 @@ from snugvl.planner.footprint.native import (
 )
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory, widths
-from snugvl.planner.settings import BLOCK_TOKENS, Settings
+from snugvl.planner.settings import BLOCK_TOKENS, LOW_BIT, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
 PATCHES: Final = 4096  # of the largest picture
 SLOT_BYTES: Final = 48  # slot, row of logits, landing, unsure tokens, start and length
+PREDICTOR_BYTES: Final = 16  # of a token: where its hidden state goes, and the token after it
 TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
 MOST: Final = 24  # recordings at a time
@@ -132,7 +132,7 @@ def held_bytes(model: Inventory, settings: Settings) -> int:
     """What graphs read and write, from the first of them on."""
     tokens, slots = up(settings.chunk, TOKENS), settings.sequences
     blocks = up(-(-settings.context // BLOCK_TOKENS), TABLE)
-    held = TOKEN_BYTES * tokens + slots * (4 * blocks + SLOT_BYTES)
+    held = (TOKEN_BYTES + PREDICTOR_BYTES * model.facts.predicts) * tokens + slots * (4 * blocks + SLOT_BYTES)
     held += 4 * slots * model.facts.text.vocab_size
     if _pictures(model, settings):
         vision, row = model.facts.vision, encoder_bytes_per_token(model, settings.itemsize)

@@ -5,7 +5,7 @@
 | fp32, bf16 | 4, 2 per element (fp8 checkpoints are multiplied with their scales) |
 | fp8 | 1 per element, and a float32 scale for each block of 128 × 128 |
 | int8 | 1 per element, and a 16-bit scale for each `GROUP` columns of a row: 8.125 bits |
-| int4 | ½ per element, and a 16-bit scale and zero point for each `GROUP` columns of a row: 4.25 bits |
+| int4, int5, int6 | that many bits per element, a 16-bit scale and zero point for `GROUP` columns of a row |
 
 A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
@@ -33,7 +33,7 @@ from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.offload import layer_bytes
 from snugvl.planner.footprint.vllm_tensors import loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
-from snugvl.planner.settings import Settings
+from snugvl.planner.settings import FEW_BITS, GROUPS, Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
@@ -65,10 +65,14 @@ def tower_parts(rows: int, columns: int) -> tuple[int, ...]:
     return int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
 
 
-def int4_parts(rows: int, columns: int, group: int = GROUP) -> tuple[int, ...]:
-    """Codes, scales and zero points of a matrix that is rounded to int4, or was in groups of another size."""
+def few_bits_parts(rows: int, columns: int, bits: int, group: int = GROUP) -> tuple[int, ...]:
+    """Codes, their upper bits, scales and zero points of a matrix that is rounded to 4, 5 or 6 bits.
+
+    `group`: other than ours of a ready-made one.
+    """
     scales = rows * columns // group * SCALE_BYTES
-    return () if columns % group else (rows * columns // 2, scales, scales)
+    upper = (rows * columns * (bits - 4) // 8,) if bits > 4 else ()
+    return () if columns % group else (rows * columns // 2, *upper, scales, scales)
 
 
 def ready_made_parts(group: Group, settings: Settings, *, ordered: bool = False) -> tuple[int, ...]:
@@ -122,7 +126,7 @@ def keeps_fp8(model: Inventory) -> bool:
 
 
 def matrix_parts(
-    rows: int, columns: int, settings: Settings, *, stored_fp8: bool, group: int = GROUP
+    rows: int, columns: int, settings: Settings, *, stored_fp8: bool, group: int | None = None
 ) -> tuple[int, ...]:
     """Bytes of the tensors that a matrix of a decoder layer is kept in, by our engine."""
     wide = (settings.itemsize * rows * columns,)
@@ -130,7 +134,10 @@ def matrix_parts(
         return (fp8_parts(rows, columns) or wide) if stored_fp8 else wide
     if settings.weights == "int8":
         return int8_parts(rows, columns) or wide
-    return (int4_parts(rows, columns, group) or wide) if settings.weights == "int4" else wide
+    bits = FEW_BITS.get(settings.weights)
+    if bits is None:
+        return wide
+    return few_bits_parts(rows, columns, bits, group or GROUPS[settings.weights]) or wide
 
 
 def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
@@ -175,7 +182,8 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
         yield from _joined_blocks(model, settings)
         return
     w = widths(model)
-    stored, columns_of_scale = model.facts.quantization == "fp8", ready_made_group(model)
+    stored = model.facts.quantization == "fp8"
+    columns_of_scale = ready_made_group(model) if model.facts.quantization == "int4" else None
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
         for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored, group=columns_of_scale):
             yield nbytes, model.facts.text.num_layers

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
+from snugvl.planner import costs
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
@@ -37,13 +38,6 @@ ENGINE_NAMES = {
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
 QUICK_PIXELS: Final = 512 * 512
-# By groups of 128; both measured (docs/plan.md, "What a format costs").
-INT4_KL: Final = {"pocket": 0.0069, "SmolLM2-135M": 0.15}
-INT4_COST: Final = (
-    "Of all formats int4 alone changes answers noticeably: by "
-    + " and ".join(f"{kl} nats a token on {model}" for model, kl in INT4_KL.items())
-    + ", small models both; no larger one has been compared. --quality int8 refuses it."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +342,8 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
-    if settings.engine == "native" and settings.weights == "int4" != choice.option.model.facts.quantization:
-        notes.append(INT4_COST)
+    if (cost := costs.told(choice.option)) is not None:
+        notes.append(cost)
     if plan.instead is not None and plan.choice is not None:
         other = plan.instead
         speed = other.speed.decode_tokens_per_s

@@ -23,6 +23,7 @@ from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
 from snugvl.layers.kernels.products.lone import lone, lone_rounds
+from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes, widen_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
     HEAD_OUTPUTS,
@@ -36,7 +37,7 @@ from snugvl.layers.kernels.products.tiles import (
 from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.products.widen import widen
 from snugvl.layers.kernels.rows import normed
-from snugvl.layers.weights import Format, Weights
+from snugvl.layers.weights import FEW_BITS, FORMATS, Format, Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -45,11 +46,13 @@ _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
 _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 # How the compiler lays out operands and loads. With other values results are the same, much slower.
 _PAIR = 4 if _TRITON < (3, 8) else 2
+_PLANES_PAIR = {"int6": 2, "int5": 4 if _TRITON < (3, 8) else 8}
 _FLIP = _TRITON >= (3, 7)
 SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
+PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied by the library
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
-LONE = frozenset({"fp8", "int8", "int4"})  # formats of which one row of input has a kernel of its own
+LONE = frozenset(FORMATS) - {"bf16"}  # formats of which one row of input has a kernel of its own
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -87,6 +90,9 @@ def product(
         return out
     if weights.format == "ggml" and ggml.fits(x, weights, swiglu=swiglu):
         ggml.few(x, weights, beside, out)
+        return out
+    if weights.upper is not None:
+        _planes(x, weights, beside, out)
         return out
     if _fits_lone(x, weights, outputs):
         _lone(x, weights, beside, out)
@@ -153,6 +159,49 @@ def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     )  # fmt: skip
 
 
+def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
+    """5 and 6 bits: few rows, that the matrix unit takes, by kernels of their own, others by widening."""
+    tokens, outputs = out.shape
+    wide = tokens > PLANES_ROWS or (x.is_cuda and not _unpacks(x))
+    if beside.norm is not None and (wide or tokens > 1):
+        x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
+    if wide:
+        _wide(x, weights, beside, out)
+        return
+    norm, bias, residual = beside.tensors(x)
+    stored = _of_planes(weights)
+    if tokens == 1 and weights.format in LONE and weights.group % 64 == 0 and outputs >= LONE_OUTPUTS:
+        rows, warps, batch, _ = lone_tile(outputs, weights, hardware_of(x.device).units, swiglu=beside.swiglu)
+        lone_planes[(-(-outputs // beside.outputs(rows)),)](
+            x, norm, *stored, bias, residual, out, outputs, beside.eps,
+            **_plane_constants(x, weights, beside), BN=rows, BATCH=batch, WARPS=min(warps, batch),
+            num_warps=warps, **pdl(x.device),
+        )  # fmt: skip
+        return
+    rows, warps, batch, soon = skinny_tile(tokens, outputs, weights, swiglu=beside.swiglu)
+    skinny_planes[(-(-outputs // beside.outputs(rows)),)](
+        x, norm, *stored, bias, residual, out, tokens, outputs, beside.eps,
+        **_plane_constants(x, weights, beside), BM=max(8, triton.next_power_of_2(tokens)), BN=rows,
+        BATCH=batch, EACH=min(32, weights.group // 4),
+        num_warps=warps, **(pdl(x.device) if soon else {"PDL": False}),
+    )  # fmt: skip
+
+
+def _of_planes(weights: Weights) -> tuple[torch.Tensor, ...]:
+    """Both planes, scales and zero points for a launch."""
+    assert weights.upper is not None
+    assert weights.scale is not None
+    assert weights.zero is not None
+    return weights.data, weights.upper, weights.scale, weights.zero
+
+
+def _plane_constants(x: torch.Tensor, weights: Weights, beside: Epilogue) -> dict[str, Any]:
+    """Those of `_constants` that kernels of two planes have."""
+    every = _constants(x, weights, beside, words=True)
+    kept = {name: value for name, value in every.items() if name not in ("FORMAT", "NATIVE")}
+    return kept | {"PAIR": _PLANES_PAIR[weights.format], "BITS": FEW_BITS[weights.format]}
+
+
 def _vector(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     rows, groups, warps = vector_tile(weights, out.shape[1])
     norm, bias, residual = beside.tensors(x)
@@ -217,6 +266,12 @@ def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: i
         for rows, start in ((out[:half], first), (out[half:], first + half + beyond)):
             ggml.widen(weights, start, rows)
         return
+    if weights.upper is not None:
+        widen_planes[(-(-out.shape[0] // WIDE_TILE), weights.columns // weights.group)](
+            *_of_planes(weights), out, len(out), first, half, beyond,
+            K=weights.columns, BITS=FEW_BITS[weights.format], GROUP=weights.group, BN=WIDE_TILE, num_warps=4,
+        )  # fmt: skip
+        return
     widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
         *_operands(weights), out, first, half, beyond, K=weights.columns, FORMAT=_FORMATS[weights.format],
         GROUP=weights.group, BN=WIDE_TILE, NATIVE=native_fp8(out.device), num_warps=4,
@@ -252,7 +307,7 @@ def _constants_of(
     operands: torch.dtype | None,
 ) -> dict[str, Any]:
     (form, columns, group), (norm, offset, bias, residual, swiglu) = stored, has
-    constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": _FORMATS[form]}
+    constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": _FORMATS.get(form)}
     constants |= {
         "GROUP": group,
         "HAS_NORM": norm,

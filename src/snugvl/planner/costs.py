@@ -1,0 +1,64 @@
+"""What formats cost: how far they move answers, as it was measured, and whether they make waiting longer.
+
+No larger language model than these two could be had where it was measured; docs/plan.md has the tables, of
+`training/format_cost.py` and `training/pocket/format_error.py`.
+"""
+
+from typing import Final
+
+from snugvl.planner.capabilities import Option
+from snugvl.planner.settings import FEW_BITS, LOW_BIT, Settings, WeightFormat
+
+# KL to float32, nats a token. SmolLM2's matrices don't divide into groups of 128, so that its int4 is in
+# groups of 64, and what it loses in int8 and FP8 can't be said.
+MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
+    "fp32": {},
+    "bf16": {},
+    "int8": {"pocket": 0.00008},
+    "fp8": {"pocket": 0.00031},
+    "int6": {"pocket": 0.00028, "SmolLM2-135M": 0.011},
+    "int5": {"pocket": 0.00111, "SmolLM2-135M": 0.0337},
+    "int4": {"pocket": 0.00352, "SmolLM2-135M": 0.141},
+}
+UNIT: Final = 1e-5  # of the costs below, nats a token
+WEIGHT_COST: Final[dict[WeightFormat, int]] = {
+    kind: round(max(found.values(), default=0.0) / UNIT) for kind, found in MEASURED.items()
+}
+HEAD_COST, TOWER_COST, CACHE_COST = 1, 3, 35
+# Below the first, formats count alike until images, context and pool are decided; so do those between two.
+NOTICEABLE: Final = (100, 2000, 10000)
+
+
+def cost(option: Option, settings: Settings) -> int:
+    """Of the formats together, in `UNIT`s; weights are no better than those they are made of."""
+    stored = option.model.facts.quantization or "bf16"
+    parts = {
+        HEAD_COST: settings.head != "bf16",
+        TOWER_COST: settings.vision_weights != "bf16",
+        CACHE_COST: settings.kv == "fp8",
+    }
+    weights = max(WEIGHT_COST[option.weights], WEIGHT_COST[stored])
+    return weights + sum(each for each, so in parts.items() if so)
+
+
+def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
+    """0: as good as bf16, and as quick; higher: what is noticed of the format, in the answers or the waiting.
+
+    transformers reads low bits by bitsandbytes, and a CPU widens them for every token.
+    """
+    slow = option.by_bits or (cpu and option.weights in LOW_BIT)
+    return sum(cost(option, settings) >= least for least in NOTICEABLE) + slow
+
+
+def told(option: Option) -> str | None:
+    """What is said of weights that our engine rounds to few bits."""
+    if option.engine != "native" or option.weights not in FEW_BITS or not option.made:
+        return None
+    costs = " and ".join(
+        f"{kl:.2g} nats a token on {model}" for model, kl in MEASURED[option.weights].items()
+    )
+    finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
+    return (
+        f"{option.weights} changes answers: by {costs}, small models both; no larger one has been compared "
+        f"(docs/plan.md). --quality {finer} refuses it."
+    )

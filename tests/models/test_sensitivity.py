@@ -1,0 +1,74 @@
+"""Weights of few bits are rounded for what comes into them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from snugvl.layers.linear import Linear
+from snugvl.layers.weights import Format, to_few_bits
+from snugvl.models import sensitivity
+from snugvl.models.loader import Storage, load_model
+from tests import text_checkpoints
+from tests.text_checkpoints import MODELS
+
+CPU = torch.device("cpu")
+PARTS = {
+    "self_attn.qkv_proj": "self_attn.q_proj",
+    "self_attn.o_proj": "self_attn.o_proj",
+    "mlp.gate_up_proj": "mlp.up_proj",
+    "mlp.down_proj": "mlp.down_proj",
+}
+
+
+def loaded(folder: Path, kind: Format, monkeypatch: pytest.MonkeyPatch) -> dict[str, Linear]:
+    """The decoder's matrices, that still know what they were rounded for."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sensitivity, "forget", lambda _: None)
+        model = load_model(folder, dtype=torch.float32, device=CPU, storage=Storage(kind, group=32))
+    return {name: each for name, each in model.decoder.layers.named_modules() if isinstance(each, Linear)}
+
+
+def test_the_squares_are_those_of_transformers_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])
+    found = loaded(folder, "int5", monkeypatch)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    inputs: dict[str, Any] = {}
+    for name, module in theirs.model.layers.named_modules():
+        module.register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args}))
+    with torch.inference_mode():
+        theirs(torch.tensor([sensitivity.some_ids(theirs.config.vocab_size)]))
+    assert len(found) == 4 * theirs.config.num_hidden_layers
+    for name, linear in found.items():
+        layer, part = name.split(".", 1)
+        expected = inputs[f"{layer}.{PARTS[part]}"][0][0].square().mean(0)
+        assert linear.squares is not None
+        assert torch.allclose(linear.squares, expected, rtol=1e-3, atol=1e-6), name
+        assert linear.format == "int5"
+
+
+def test_weights_are_rounded_for_their_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])
+    wide = load_model(folder, dtype=torch.float32, device=CPU)
+    for name, linear in loaded(folder, "int4", monkeypatch).items():
+        exact = wide.decoder.layers.get_submodule(name).weight
+        made = to_few_bits(exact, "int4", 32, linear.squares)
+        assert torch.equal(linear.weight, made.data), name
+    model = load_model(folder, dtype=torch.float32, device=CPU, storage=Storage("int4", group=32))
+    assert all(each.squares is None for each in model.modules() if isinstance(each, Linear))
+
+
+def test_a_large_input_makes_its_column_exact_at_the_others_cost() -> None:
+    chance = torch.Generator().manual_seed(1)
+    values, x = (torch.randn(64, 256, generator=chance) for _ in range(2))
+    x[:, 70] *= 50
+    for kind in ("int4", "int6"):
+        plain = to_few_bits(values, kind, 64).wide(torch.float32)  # type: ignore[arg-type]
+        fitted = to_few_bits(values, kind, 64, x.square().mean(0)).wide(torch.float32)  # type: ignore[arg-type]
+        error, before = ((each - values) @ x.T for each in (fitted, plain))
+        assert error.norm() < 0.45 * before.norm()
+        assert (fitted - values).norm() < 1.7 * (plain - values).norm()
