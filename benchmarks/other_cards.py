@@ -62,6 +62,8 @@ STORAGES = {
     "bf16": Storage("bf16"),
     "fp8": Storage("fp8"),
     "int8": Storage("int8", "int8"),
+    "int6": Storage("int6", "int8"),
+    "int5": Storage("int5", "int8"),
     "int4": Storage("int4", "int8"),
 }
 STEPS = EngineConfig(num_blocks=1, max_num_seqs=32, max_batched_tokens=2048)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import snugvl
 
-QUESTIONS = ["Is there a cat?", "Where is the dog?", "What color is the car?"]
+QUESTIONS = ["Is there a cat?", "Where is the dog?", "What color is the tree?"]
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--server", help="a running `snugvl serve`, such as http://127.0.0.1:8000")

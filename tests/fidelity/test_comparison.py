@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,12 @@ from snugvl.fidelity.results import compared as boxes_of
 from snugvl.fidelity.variants import allocation_of, variants_of
 from snugvl.fidelity.work import Work
 from snugvl.layers.kv_cache import E4M3
-from snugvl.layers.weights import to_int4, to_int8
+from snugvl.layers.weights import Format, to_int8
+from snugvl.models.loader import Storage, load_model, targets_of
 from snugvl.tasks.results import Box, Detection, Detections
 from tests.fidelity.conftest import POCKET, answers_of, compared, divergence, items, oracle_logits
 
+CPU = torch.device("cpu")
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Ran = tuple[Comparison, Work, list[Outcome]]
 
@@ -81,15 +82,10 @@ def check(
         assert accepted == [a.argmax(-1).tolist()]
 
 
-quickly = partial(to_int4, rounds=1)  # twenty make it better, and take ten seconds in all
-
-
 @pytest.fixture(scope="module")
 def formats() -> Ran:
     """Pocket in three formats about two scenes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("snugvl.layers.linear.to_int4", quickly)
-        return ran(POCKET, items(2), weights=["int4", "int8", "bf16"])
+    return ran(POCKET, items(2), weights=["int4", "int8", "bf16"])
 
 
 @pytest.fixture(scope="module")
@@ -97,27 +93,23 @@ def pocket() -> Any:
     return oracle(POCKET)
 
 
-@pytest.fixture
-def rounded() -> Any:
-    """Rounds the decoder's matrices of a model in place, as our loader does."""
-    model = oracle(POCKET)
-
-    def to(how: Any) -> Any:
-        for name, module in model.named_modules():
-            if name.rpartition(".")[2] in LINEARS and "visual" not in name:
-                module.weight.data = how(module.weight.data).wide(torch.float32)
-        return model
-
-    return to
+def rounded(kind: Format) -> Any:
+    """transformers' model with the decoder's matrices as our loader rounds them."""
+    theirs, ours = oracle(POCKET), load_model(POCKET, dtype=torch.float32, device=CPU, storage=Storage(kind))
+    for name, target in targets_of(ours):
+        if target.linear is not None and target.linear.format == kind:
+            rows = target.start, target.start + target.rows
+            theirs.get_parameter(name).data = target.linear.weights.wide(torch.float32, *rows)
+    return theirs
 
 
-@pytest.mark.parametrize(("number", "how", "atol"), [(0, quickly, 1e-6), (1, to_int8, 1e-7)])
+@pytest.mark.parametrize(("number", "kind", "atol"), [(0, "int4", 1e-6), (1, "int8", 1e-7)])
 def test_rounded_weights_cost_what_transformers_says(
-    number: int, how: Any, atol: float, formats: Ran, pocket: Any, rounded: Any
+    number: int, kind: Format, atol: float, formats: Ran, pocket: Any
 ) -> None:
-    check(formats, number, pocket, rounded(how), atol)
-    assert formats[0].rivals[number].name == ("int4", "int8")[number]
-    mine = [each for each in formats[2] if each.variant == formats[0].rivals[number].name]
+    check(formats, number, pocket, rounded(kind), atol)
+    assert formats[0].rivals[number].name == kind
+    mine = [each for each in formats[2] if each.variant == kind]
     assert max(max(each.score.kl) for each in mine if each.score) > 10 * atol
 
 

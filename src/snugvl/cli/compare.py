@@ -56,7 +56,9 @@ def compare(
     weights: Annotated[
         str | None,
         typer.Option(
-            "--weights", metavar="FORMAT,...", help="Formats of the weights: bf16, fp8, int8, int4."
+            "--weights",
+            metavar="FORMAT,...",
+            help="Formats of the weights: bf16, fp8, int8, int6, int5, int4.",
         ),
     ] = None,
     kv_cache: Annotated[

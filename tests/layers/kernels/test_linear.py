@@ -41,7 +41,7 @@ def stored(kind: Format, rows: int, columns: int, device: torch.device, group: i
     parts = (weights.data, weights.scale, weights.zero, weights.upper)
     data, scale_, zero, upper = (None if part is None else part.to(device) for part in parts)
     assert data is not None
-    return Weights(weights.format, rows, columns, data, scale_, zero, weights.group, upper)
+    return Weights(weights.format, rows, columns, data, scale_, zero, weights.group, upper=upper)
 
 
 def close(ours: torch.Tensor, reference: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ for name, (kind, tile) in json.loads(sys.argv[1]).items():
         words = torch.empty(256, 1024 // 8, dtype=torch.int32, device="meta")
         upper = None if kind not in UPPER else torch.empty(256, 1024 // 8, dtype=UPPER[kind], device="meta")
         x = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta")
-        linear.product(x, Weights(kind, 256, 1024, words, scale, scale, 64, upper))
+        linear.product(x, Weights(kind, 256, 1024, words, scale, scale, 64, upper=upper))
     driver.set_active(_DescribedDriver(H200))
     made = launches[-1].kernel.kernel.warmup(*launches[-1].values, grid=(1,), **launches[-1].constants)
     found[name] = launches[-1].name, made.metadata.shared, made.asm["ttgir"]

@@ -46,7 +46,7 @@ _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
 _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 # How the compiler lays out operands and loads. With other values results are the same, much slower.
 _PAIR = 4 if _TRITON < (3, 8) else 2
-_PLANES_PAIR = {"int6": 2, "int5": 4 if _TRITON < (3, 8) else 8}
+_PLANES_PAIR = {"int6": 2, "int5": 4}
 _FLIP = _TRITON >= (3, 7)
 SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
 PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied by the library
