@@ -6,15 +6,30 @@ and ovals are the unit square and the unit circle, stretched by their half exten
 
 import functools
 import math
+import random
 
 import numpy as np
 
 PATCH = 16  # pixels
 MERGE = 2  # patches along each side of one image token
 TOKEN = PATCH * MERGE  # pixels along each side of one image token
+SLIM = 6.0, 16.0  # long side over short side of a strip
+SIDES = 64, 1024  # pixels: the shortest and the longest side of a picture
 MIN_PIXELS, MAX_PIXELS = 53_248, 73_728  # 52..72 image tokens for ordinary shapes of picture
 
 Points = tuple[tuple[float, float], ...]
+
+
+def strip(rng: random.Random) -> tuple[int, int]:
+    """The sides of a strip in pixels, every ratio as likely as the others (on a logarithmic scale).
+
+    The ratio comes first: a random area and a random ratio rarely fit between the shortest and the longest
+    side, and the more rarely the slimmer the strip is.
+    """
+    ratio = math.exp(rng.uniform(*map(math.log, SLIM)))
+    short = math.exp(rng.uniform(math.log(SIDES[0]), math.log(SIDES[1] / ratio)))
+    sides = round(short * ratio), round(short)
+    return sides if rng.random() < 0.5 else sides[::-1]
 
 
 @functools.cache

@@ -15,10 +15,9 @@ from training.pocket import geometry, world
 from training.pocket.looks import Cast, Look
 from training.pocket.world import Rgb
 
+SQUARES = (64, 96, 128, 192, 224, 256, 300, 384, 400, 512, 640, 768, 1000, 1024)  # sides of square pictures
 Box = tuple[float, float, float, float]
 Kind = Literal["shape", "pictogram", "word"]
-SLIM = 6.0, 16.0  # long side over short side of a strip
-SIDES = 64, 1024  # pixels: the shortest and the longest side of a picture
 UNIT = 255.0  # about the side, in pixels, of the square picture that the network sees
 
 
@@ -106,32 +105,18 @@ class Recipe:
     evaluation: bool = False
     word_share: float = 0.35
     strip_share: float = 0.3  # of pictures of any shape down to 1:16, among those that are not square
-    slim_share: float = 0.0  # of pictures between SLIM[0] and SLIM[1], beside those
+    slim_share: float = 0.0  # of pictures of 6:1 to 16:1 (`geometry.strip`), beside those
     photo_share: float = 0.0
     max_tokens: int = 72
-
-
-def _strip(rng: random.Random) -> tuple[int, int]:
-    """The sides of a strip in pixels, every ratio as likely as the others (on a logarithmic scale).
-
-    The ratio comes first: a random area and a random ratio rarely fit between the shortest and the longest
-    side, and the more rarely the slimmer the strip is.
-    """
-    ratio = math.exp(rng.uniform(*map(math.log, SLIM)))
-    short = math.exp(rng.uniform(math.log(SIDES[0]), math.log(SIDES[1] / ratio)))
-    sides = round(short * ratio), round(short)
-    return sides if rng.random() < 0.5 else sides[::-1]
 
 
 def _canvas(rng: random.Random, recipe: Recipe) -> tuple[int, int]:
     slim = recipe.slim_share > 0 and rng.random() < recipe.slim_share
     while True:
         if slim:
-            width, height = _strip(rng)
+            width, height = geometry.strip(rng)
         elif rng.random() < 0.35:
-            width = height = rng.choice(
-                (64, 96, 128, 192, 224, 256, 300, 384, 400, 512, 640, 768, 1000, 1024)
-            )
+            width = height = rng.choice(SQUARES)
         else:
             area = math.exp(rng.uniform(math.log(80), math.log(860)))
             wide = rng.random() < recipe.strip_share  # strips down to 1:16 among ordinary pictures
@@ -139,12 +124,11 @@ def _canvas(rng: random.Random, recipe: Recipe) -> tuple[int, int]:
             width, height = round(area * ratio**0.5), round(area / ratio**0.5)
         if recipe.evaluation and not slim:
             height += rng.randrange(10)
-        if not (SIDES[0] <= min(width, height) and max(width, height) <= SIDES[1]):
+        if not (geometry.SIDES[0] <= min(width, height) and max(width, height) <= geometry.SIDES[1]):
             continue
         if world.unseen_canvas(width, height) != recipe.evaluation:
             continue
-        rows, columns = geometry.token_grid(width, height)
-        if rows * columns <= recipe.max_tokens:
+        if math.prod(geometry.token_grid(width, height)) <= recipe.max_tokens:
             return width, height
 
 

@@ -33,10 +33,8 @@ from snugvl.planner.settings import (
 )
 from snugvl.planner.wishes import Wishes
 
-# What is said of options that need more than their engine.
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
-
 PLANES_CAPABILITY: Final = (8, 0)  # whose kernels unpack five and six bits
 NATIVE_CAPABILITY: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too

@@ -249,7 +249,7 @@ def _wide(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor
         count = min(step, outputs - first)
         _widen(weights, first, wide[: parts * count], count, outputs - count)
         bias = beside.bias
-        shift = None if bias is None else bias.view(parts, -1)[:, first : first + count].flatten()
+        shift = None if bias is None else bias.view(parts, -1)[:, first : first + count].flatten().to(x.dtype)
         if beside.swiglu:
             swiglu_into(linear(x, wide[: 2 * count], shift), out, first)
         elif shift is None:
