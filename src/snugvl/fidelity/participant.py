@@ -138,7 +138,6 @@ class Participant:
     def network(self, device: torch.device, told: Callable[[int], None]) -> LayeredNetwork:
         """Its network, of which one part is in memory at a time; `told`: see `LayeredNetwork`."""
         opened = open_checkpoint(self.folder, dtype=self.dtype, storage=self.storage())
-        opened.weigh_inputs(device)  # as the engine rounds
         return LayeredNetwork(opened, device, told=told)
 
     def close(self) -> None:

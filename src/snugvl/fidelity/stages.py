@@ -161,6 +161,7 @@ class Stages:
                 plan = plan_pass(side, network, loads, place)
                 network.readers = plan.readers
                 cap(place, LATE_BYTES)
+                network.weigh_inputs()
                 with self._measured(stage, plan.footprint.total_bytes):
                     for batch in plan.batches:
                         self._sweep(

@@ -46,6 +46,7 @@ class LayeredNetwork:
     ) -> None:
         """`told`: given the bytes of files that were read, now and then."""
         self.model: LoadableNetwork = opened.model
+        self._opened = opened
         self.device, self.readers = device, GPU_READERS
         self._stored = opened.stored
         self._told = told
@@ -95,6 +96,10 @@ class LayeredNetwork:
             yield
         finally:
             module.to("meta")
+
+    def weigh_inputs(self) -> None:
+        """Before the first part of a decoder that is rounded to few bits: so does the engine."""
+        self._opened.weigh_inputs(self.device, self.readers)
 
     def read_ahead(self, module: nn.Module) -> None:
         """Ask the system to read what a part needs, without waiting; where it can't be asked, nothing."""
