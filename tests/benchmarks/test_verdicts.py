@@ -151,6 +151,7 @@ def test_a_prompt_that_fills_the_context_leaves_room_for_the_picture(script: Any
     model = SimpleNamespace(
         capabilities=SimpleNamespace(images=True, max_pixels=64**2, context_tokens=1000),
         chat=lambda message, *_: sent.append(message),
+        backend=SimpleNamespace(tokenize=lambda text: SimpleNamespace(ids=text.split())),
     )
     script("plan_vs_native").fill(model, 1, lambda side, most: 300 if (side, most) == (64, 64**2) else 0)
     assert (

@@ -110,7 +110,7 @@ QWEN3_5: dict[str, Any] = {
 CASES: dict[str, tuple[dict[str, Any], Storage, KVFormat]] = {
     "2B-FP8": (QWEN3_VL_2B | {"quantization_config": FP8}, Storage("fp8"), "bf16"),
     "2B in 4 bits": (QWEN3_VL_2B, Storage("int4", "int8", tower="int8"), "fp8"),
-    "Qwen3.5": (QWEN3_5, Storage("int8"), "bf16"),
+    "Qwen3.5": (QWEN3_5, Storage("int6"), "bf16"),
     "2B as Q4_K_M": (QWEN3_VL_2B | {"blocks": True}, Storage("int4"), "bf16"),
 }
 

@@ -95,7 +95,7 @@ def _cache(model: LoadableNetwork, embedded: torch.Tensor) -> KVCache:
     states = None
     if linear is not None:
         states = StateCache(
-            num_layers=text.num_layers - text.kv_layers,
+            num_layers=text.linear_layers,
             slots=1,
             heads=(linear.value_heads, linear.key_dim, linear.value_dim),
             inputs=(linear.kernel - 1, linear.channels),
