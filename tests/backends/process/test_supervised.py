@@ -118,7 +118,7 @@ def test_a_reader_that_leaves_ends_its_request(leave: str) -> None:
             if leave == "close":
                 stream.close()
                 stream.close()
-                assert len(await read(stream)) <= 2  # what was there, what was just being received, then the end
+                assert len(await read(stream)) <= 2  # what was there, what was on its way, then the end
             elif leave == "cancel":
                 reader = asyncio.create_task(read(stream))
                 await asyncio.sleep(0.02)
