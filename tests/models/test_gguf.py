@@ -102,7 +102,7 @@ def test_text_models(architecture: str, kind: str, tied: bool, tmp_path: Path) -
 def test_llama_3_turns_by_the_files_own_factors(tmp_path: Path) -> None:
     """transformers computes its frequencies from the configuration, llama.cpp stores what divides them."""
     pair = gguf_models.text_model(tmp_path, "LlamaForCausalLM", "llama", mixed)
-    config = json.loads((pair.wide / "config.json").read_text()) | {"rope_scaling": LLAMA3}
+    config = json.loads((pair.wide / "config.json").read_text()) | {"rope_scaling": dict(LLAMA3)}
     (pair.wide / "config.json").write_text(json.dumps(config))
     theirs = LlamaRotaryEmbedding(LlamaConfig(**config))
     plain = config.get("rope_theta", 10000.0) ** (-torch.arange(0, 64, 2) / 64)

@@ -17,7 +17,10 @@ from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import LoadOptions, PurposeName
 from snugvl.errors import DoesNotFit, InputError, RequestError
 from snugvl.hardware.describe import describe
+from snugvl.planner.costs import NOTICEABLE, WEIGHT_COST
+from snugvl.planner.footprint.images import pixels_for
 from snugvl.planner.footprint.step_graphs import DRIVER, POOL
+from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Allocation, allocation_of
 from snugvl.planner.report.plain import plain
@@ -108,7 +111,7 @@ def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
 def test_more_memory_never_gives_less_of_what_people_value(
     free: int, more: int, name: str, purpose: Any, kv_cache: Any
 ) -> None:
-    """Images, context and requests in flight only grow, unless noticeably better weights take their place."""
+    """Images and context only grow; noticeably better weights take what is beyond comfort, and no comfort."""
     found = []
     facts = FACTS[name]
     purpose = purpose if facts.vision else "chat"
@@ -119,11 +122,19 @@ def test_more_memory_never_gives_less_of_what_people_value(
             assert not found
             return
     less, rich = (each.settings for each in found)
-    if (less.weights == "int4", less.vision) == (rich.weights == "int4", rich.vision):
-        assert (rich.max_pixels or 0) >= (less.max_pixels or 0)
-        assert rich.context >= less.context
+    if less.vision != rich.vision:
+        assert rich.vision == "gpu"
+        return
+    tokens, context, _, _ = COMFORT[purpose]
+    most = pixels_for(inventory(facts), tokens) if facts.vision else 0
+    before, after = ((min(each.max_pixels or 0, most), min(each.context, context)) for each in (less, rich))
+    noticed = [sum(WEIGHT_COST[each.weights] >= least for least in NOTICEABLE) for each in (less, rich)]
+    if noticed[0] == noticed[1]:
+        before, after = ((each.max_pixels or 0, each.context) for each in (less, rich))
     else:
-        assert (less.weights, less.vision) > (rich.weights, rich.vision) or less.weights == "int4"
+        assert noticed[0] > noticed[1] or after > before
+    assert after[0] >= before[0]
+    assert after[1] >= before[1]
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)

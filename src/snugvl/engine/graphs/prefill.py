@@ -43,11 +43,7 @@ from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, Network, encoded
 
-FEWEST: Final = (
-    8,
-    16,
-    32,
-)  # tokens, of steps without pictures; a product reads its weights for 16 as for one
+FEWEST: Final = (8, 16, 32)  # tokens, of steps without pictures: drafts, forced tokens, short prompts
 FINE, FINE_MOST = 64, 512  # tokens: sizes are multiples of this, up to so many
 TOKENS = 128  # and of this beyond: a ninth of a step in vain at most, and few enough sizes to meet again
 FEW = 8  # sequences of the middle size
