@@ -177,7 +177,9 @@ def build(
     folder = out / "build"
     folder.mkdir(parents=True, exist_ok=True)
     options = {**OPTIONS, "GGML_NATIVE": "ON" if native else "OFF"}
-    if not native:
+    if native:
+        options["GGML_BACKEND_DL"] = "OFF"  # a backend that is loaded must not be of one processor alone
+    else:
         options |= {f"GGML_{name}": "ON" for name in X86}
     if cuda:
         options |= {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "90-real", "GGML_CUDA_FA_QUANTS": CACHES}

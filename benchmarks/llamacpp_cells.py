@@ -12,9 +12,9 @@ of `--out` has are not run again (failed ones are with `--again`); it is saved a
 that may not end within `--seconds`. `--cells` takes numbers as `--list` shows them, or cells in words, as
 4B-Q8_0:8192:1:1024:fp8. Exit code 1: a cell failed, is more than 3 % and 96 MiB off, or was left out.
 
-`--speed`: tokens a second instead, on the whole card, of llama.cpp and our engine on the same model, each
-in its formats; this needs `random_checkpoint.py`'s disk space, too. `--device cpu` tries all of it without a
-GPU, where the ledger's count of main memory stands for NVML's.
+`--speed`: tokens a second instead, on the whole card, of llama.cpp and our engine on the same model, the
+same GGUF files and the formats of ours; this needs `random_checkpoint.py`'s disk space, too. `--device cpu`
+tries all of it without a GPU, where the ledger's count of main memory stands for NVML's.
 """
 
 import argparse
@@ -294,9 +294,11 @@ def compare(given: argparse.Namespace, end: float) -> bool:
         ways: list[tuple[str, Path, list[str]]] = []
         for kind in ("Q4_K_M", "Q8_0"):
             words = ["--backend", "llamacpp", *(["--llamacpp-command", given.server] if given.server else [])]
-            ways.append((f"{model} llama.cpp {kind}", given.folder / f"{model}-{kind}.gguf", words))
+            path = given.folder / f"{model}-{kind}.gguf"
+            ways.append((f"{model} llama.cpp {kind}", path, words))
+            ways.append((f"{model} snugvl GGUF {kind}", path, ["--backend", "native"]))
         ways += [(f"{model} snugvl {kind}", given.folder / model, ["--weights", kind]) for kind in OURS]
-        for name, path, words in ways:
+        for index, (name, path, words) in enumerate(ways):
             if results.rows.get(name, {"said": "not yet"})["said"] is None:
                 continue
             if (
@@ -314,7 +316,7 @@ def compare(given: argparse.Namespace, end: float) -> bool:
             results.add(row)
             good = good and row["said"] is None
             print(f"{name:<28}{row['said'] or row['shown']}", flush=True)
-            if path.suffix and not given.keep:
+            if path.suffix and not given.keep and path not in [later for _, later, _ in ways[index + 1 :]]:
                 remove(path.stem, given.folder)
         if not given.keep:
             shutil.rmtree(given.folder / model, ignore_errors=True)
