@@ -46,6 +46,13 @@ MIB = 1 << 20
 RECORDED = json.loads(
     (Path(__file__).parents[2] / "benchmarks/results/llamacpp/buffers.json").read_text(encoding="utf-8")
 )
+CELLS = json.loads(
+    (Path(__file__).parents[2] / "benchmarks/results/h200/llamacpp_cells.json").read_text(encoding="utf-8")
+)["rows"]
+NAMES = {size: f"Qwen/Qwen3-VL-{size}-Instruct" for size in ("2B", "4B", "8B")} | {
+    "3.5-4B": "Qwen/Qwen3.5-4B",
+    "30B": "Qwen/Qwen3-VL-30B-A3B-Instruct",
+}
 SIDE = 32  # pixels of a token
 
 Load = Callable[..., Inventory]
@@ -104,6 +111,26 @@ def test_all_of_it_is_within_three_percent(load: Load) -> None:
     for row in RECORDED:
         planned, taken = sum(row["planned"].values()), sum(row["taken"].values())
         assert abs(planned - taken) <= max(0.03 * taken, 96), row
+
+
+@pytest.mark.parametrize("model", ["2B", "3.5-4B", "4B", "8B", "30B"])
+def test_a_process_on_a_gpu_is_within_three_percent(load: Load, model: str) -> None:
+    """What `benchmarks/llamacpp_cells.py` measured on an H200, with the flags that it ran with."""
+    rows = [row for row in CELLS if row["model"] == model and "flags" in row]
+    assert rows
+    for row in rows:
+        flags = row["flags"]
+        gguf = load(NAMES[model], row["kind"])
+        pixels = int(flags["--image-max-tokens"]) * SIDE**2
+        settings = Settings(
+            "llamacpp", kv="fp8" if "-ctk" in flags else "bf16", context=row["context"],
+            concurrency=row["slots"], chunk=int(flags["-ub"]), max_pixels=pixels,
+            offloaded=gguf.facts.text.num_layers + 1 - int(flags["-ngl"]),
+            host_experts=int(flags.get("--n-cpu-moe", 0)),
+        )  # fmt: skip
+        place = Device(DATA_CENTRE_CONTEXT_BYTES, compute_capability=(9, 0))
+        off = footprint(gguf, settings, place).total_bytes - row["taken_bytes"]
+        assert abs(off) <= max(0.03 * row["taken_bytes"], 96 * MIB), (row["name"], off / MIB)
 
 
 def test_a_node_takes_its_parents_place_only_where_nobody_else_looks() -> None:

@@ -36,8 +36,8 @@ CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of 
 QUANTISED_BLOCK: Final = (32, 34)  # values and bytes of q8_0
 HALF: Final = 2
 COPIED_SINCE: Final = 32  # tokens of a step whose products with weights in main memory are the GPU's
-# What ggml keeps of CUDA memory beside its buffers: scratch of products; not in its log.
-POOL_BYTES: Final = 64 << 20
+# What ggml keeps of CUDA memory beside its buffers, and its log doesn't name: scratch of the decoder's products.
+POOL_BYTES: Final = 16 << 20
 HOST_PROCESS_BYTES: Final = 160 << 20  # of `llama-server` or Python with the wheel, beside its buffers
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
@@ -166,8 +166,14 @@ def llamacpp_components(
     parts.append(
         Component("compute buffer", decoder, basis="predicted", why=f"steps of {settings.chunk:,} tokens")
     )
+    scratch = POOL_BYTES
     if settings.images and not settings.language_only and (settings.vision == "gpu" or not gpu):
+        assert model.facts.vision is not None
         patches = largest_image(model, settings.max_pixels).patches
+        # cuBLAS takes the tower's inputs in f16 and gives f16: ggml keeps room for the largest product's
+        # (`ggml_cuda_op_mul_mat_cublas`), beside the buffer that its graph needs.
+        widths = model.facts.vision.hidden_size + model.facts.vision.intermediate_size
+        scratch = max(scratch, HALF * patches * widths)
         why = f"{patches:,} patches"
         parts.append(
             Component(
@@ -175,7 +181,7 @@ def llamacpp_components(
             )
         )
     if gpu and api != "Metal":
-        pool, of = POOL_BYTES + cublas_bytes, "cuBLAS and scratch" if cublas_bytes else "scratch"
+        pool, of = scratch + cublas_bytes, "cuBLAS and scratch" if cublas_bytes else "scratch"
         parts.append(Component(f"{api} pool", pool, basis="default", why=f"{of} of products"))
     if not gpu:
         each = checkpoint_bytes(model, settings)
