@@ -389,6 +389,16 @@ def test_other_makers_gpus_have_plans_of_their_own(load: Load, name: str) -> Non
     assert bool(choice.settings.offloaded) == (name == "rx-6950-xt-in-use")
 
 
+def test_a_mac_that_is_too_small_is_told_so_in_its_own_words(load: Load) -> None:
+    machine = on("macbook-m1-8gb")
+    found = solve([Candidate(load("Qwen/Qwen3-VL-8B-Instruct").facts)], machine, Wishes())
+    assert found.choice is None
+    text = plain(report(found, machine))
+    assert "wherever its layers are computed" in text
+    assert "use a file with fewer bits a weight, a smaller model, or a machine with more memory" in text
+    assert "of the GPU's" not in text
+
+
 def test_other_makers_gpus_are_for_ggufs_alone(load: Load) -> None:
     machine = on("rx-6700-xt-rocm")
     checkpoint = solve([Candidate(facts_of(POCKET))], machine, Wishes())

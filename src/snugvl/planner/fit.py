@@ -168,6 +168,8 @@ class Fitter:
         if (least := self._first_that_fits(ways)) is None:
             total = format_size(self.footprint(ways[-1][-1]).total_bytes)
             usable = format_size(self.budgets[0].usable_bytes)
+            if self.budgets[0].device.unified:
+                return f"wherever its layers are computed, it takes {total} of the one memory's {usable}"
             return f"with every layer in main memory it still takes {total} of the GPU's {usable}"
         moved, layers = max(least.offloaded, least.host_experts), self.option.model.facts.text.num_layers
         free = format_size(self.host.usable_bytes if self.host else 0)

@@ -147,4 +147,8 @@ def way_out(plan: Plan, budget: Budget) -> str:
     remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
     if remedies:
         return remedies[0]
-    return "use a smaller model, or a GPU with more memory"
+    fewer = (
+        "a file with fewer bits a weight, " if plan.closest and plan.closest.option.model.facts.gguf else ""
+    )
+    more = "machine" if budget.device.unified or budget.gpu is None else "GPU"
+    return f"use {fewer}a smaller model, or a {more} with more memory"

@@ -36,7 +36,7 @@ CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of 
 QUANTISED_BLOCK: Final = (32, 34)  # values and bytes of q8_0
 HALF: Final = 2
 COPIED_SINCE: Final = 32  # tokens of a step whose products with weights in main memory are the GPU's
-# What ggml keeps of CUDA memory beside its buffers, and its log doesn't name: scratch of the decoder's products.
+# Scratch of the decoder's products, which ggml keeps beside its buffers and its log doesn't name.
 POOL_BYTES: Final = 16 << 20
 HOST_PROCESS_BYTES: Final = 160 << 20  # of `llama-server` or Python with the wheel, beside its buffers
 _LAYER = re.compile(r"blk\.(\d+)\.")
