@@ -6,20 +6,13 @@ from pathlib import Path
 import pytest
 
 from snugvl.cli.app import run
-from tests import checkpoints
-from tests.inputs.conftest import SPECIAL, small_tokenizer, write_checkpoint
+from tests.inputs.conftest import write_whole
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint with tokenizer and template."""
-    folder = write_checkpoint(tmp_path_factory.mktemp("cli"))
-    tokenizer = small_tokenizer()
-    ids = {text: tokenizer.token_to_id(text) for text in SPECIAL}
-    names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-    image, video, start, end = (ids[name] for name in names)
-    options = checkpoints.Options(vocab=512, placeholders=(image, video, start, end))
-    return checkpoints.write(folder, options)
+    return write_whole(tmp_path_factory.mktemp("cli"))
 
 
 def test_a_batch_runs_through_the_native_engine(

@@ -1,6 +1,5 @@
 """Pocket and a tiny checkpoint of random weights, with what compares them and transformers beside."""
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from snugvl.fidelity.stages import Item
 from snugvl.fidelity.variants import variants_of
 from snugvl.fidelity.work import Work
 from tests import checkpoints
-from tests.inputs.conftest import SPECIAL, small_tokenizer, write_checkpoint
+from tests.inputs.conftest import whole_options, write_whole
 
 POCKET = Path(snugvl.__file__).parent / "pocket"
 CAPTION = Question("caption", max_tokens=12)
@@ -29,12 +28,7 @@ Tokens = tuple[int, ...]
 @pytest.fixture(scope="session")
 def tiny_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights, a real tokenizer and template."""
-    folder = write_checkpoint(tmp_path_factory.mktemp("compared"))
-    tokenizer = small_tokenizer()
-    ids = {text: tokenizer.token_to_id(text) for text in SPECIAL}
-    names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-    image, video, start, end = (ids[name] for name in names)
-    return checkpoints.write(folder, checkpoints.Options(vocab=512, placeholders=(image, video, start, end)))
+    return write_whole(tmp_path_factory.mktemp("compared"))
 
 
 @pytest.fixture(scope="session")
@@ -42,12 +36,7 @@ def tiny_other(tiny_whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """The same tokens, other weights."""
     folder = tmp_path_factory.mktemp("other")
     shutil.copytree(tiny_whole, folder, dirs_exist_ok=True)
-    values = json.loads((tiny_whole / "config.json").read_text())
-    image, video, start, end = (
-        values[f"{name}_token_id"] for name in ("image", "video", "vision_start", "vision_end")
-    )
-    options = checkpoints.Options(vocab=512, placeholders=(image, video, start, end), seed=1)
-    return checkpoints.write(folder, options)
+    return checkpoints.write(folder, whole_options(folder, seed=1))
 
 
 def scene(number: int, size: tuple[int, int] = (224, 160)) -> Image.Image:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families import read_config
 from snugvl.inputs.prompt import Processor
+from tests import checkpoints
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
@@ -133,6 +134,20 @@ def write_checkpoint(folder: Path) -> Path:
         (folder / name).write_text(json.dumps(value))
     (folder / "chat_template.jinja").write_text(SIMPLE_TEMPLATE)
     return folder
+
+
+def whole_options(folder: Path, **others: Any) -> checkpoints.Options:
+    """How weights are made that belong to `write_checkpoint`'s files."""
+    values = json.loads((folder / "config.json").read_text())
+    image, video, start, end = (
+        values[f"{name}_token_id"] for name in ("image", "video", "vision_start", "vision_end")
+    )
+    return checkpoints.Options(vocab=512, placeholders=(image, video, start, end), **others)
+
+
+def write_whole(folder: Path, **others: Any) -> Path:
+    """Random weights, a real tokenizer and template."""
+    return checkpoints.write(folder, whole_options(write_checkpoint(folder), **others))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 from snugvl.inputs.tokenizer import Tokenizer
 from tests import checkpoints
 from tests.backends.contract.engines import CHOSEN, IN_PROCESS, Running
-from tests.inputs.conftest import write_checkpoint
+from tests.inputs.conftest import whole_options, write_checkpoint
 
 POCKET = Path(__file__).parents[3] / "src/snugvl/pocket"
 
@@ -18,14 +18,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3-VL with heads as wide as vLLM's CPU kernels need, and a template that shows tools."""
     folder = write_checkpoint(tmp_path_factory.mktemp("contract"))
     (folder / "chat_template.jinja").write_bytes((POCKET / "chat_template.jinja").read_bytes())
-    ids = Tokenizer.from_folder(folder).token_id
-    marks = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-    image, video, start, end = (ids(mark) or 0 for mark in marks)
-    options = checkpoints.Options(vocab=512, placeholders=(image, video, start, end))
     rope = checkpoints.TEXT["rope_scaling"] | {"mrope_section": [8, 4, 4]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "TEXT", checkpoints.TEXT | {"head_dim": 32, "rope_scaling": rope})
-        return checkpoints.write(folder, options)
+        return checkpoints.write(folder, whole_options(folder))
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from snugvl.hardware import host
 from tests import checkpoints
 from tests.backends.transformers import families
 from tests.backends.transformers.conftest import CPU, Opened, load_engine, run
-from tests.inputs.conftest import write_checkpoint
+from tests.inputs.conftest import whole_options, write_checkpoint
 
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
 Find = Callable[[str], Any]
@@ -110,9 +110,7 @@ def test_fp8_is_widened_and_answers_as_its_values_say(tmp_path: Path) -> None:
     for made in (plain, fp8):
         made.mkdir()
         write_checkpoint(made)
-    ids = json.loads((plain / "config.json").read_text())
-    pads = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    options = checkpoints.Options(vocab=512, fp8=True, placeholders=tuple(ids[name] for name in pads))  # type: ignore[arg-type]
+    options = whole_options(plain, fp8=True)
     checkpoints.write(fp8, options)
     checkpoints.write(plain, replace(options, fp8=False))
     from safetensors.torch import save_file
