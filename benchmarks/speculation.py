@@ -43,6 +43,7 @@ from snugvl.engine.drafts import NgramIndex, PredictorProposer
 from snugvl.engine.engine import Engine
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.speculation import Speculation
+from snugvl.engine.telling import Teller
 from snugvl.tasks import grammar
 from snugvl.tasks.prompts import SCENE
 
@@ -162,17 +163,17 @@ class BlindPredictor(PredictorProposer):
 
 
 def decided(take: Callable[..., Any]) -> Callable[..., Any]:
-    """`Engine._take`, for whom one guess and two are right in turn, whatever the network chose."""
+    """`Teller.take`, for whom one guess and two are right in turn, whatever the network chose."""
     right = cycle((1, 2))
 
-    def decides(engine: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled]) -> Any:
+    def decides(teller: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled]) -> Any:
         chosen = list(results)
         if drafts:
             count = min(next(right), len(drafts))
             chosen[:count] = map(Sampled, drafts[:count])
             if count < len(drafts) and chosen[count].token_id == drafts[count]:
                 chosen[count] = Sampled(drafts[count] + 1)
-        return take(engine, sequence, drafts, chosen)
+        return take(teller, sequence, drafts, chosen)
 
     return decides
 
@@ -193,7 +194,7 @@ def forced(
             with (
                 patch.object(speculation, "NgramProposer", Blind),
                 patch.object(speculation, "PredictorProposer", BlindPredictor),
-                patch.object(Engine, "_take", decided(Engine._take)),
+                patch.object(Teller, "take", decided(Teller.take)),
             ):
                 _, speed = timed(model, asked, clients)
             if round_:

@@ -12,8 +12,7 @@ Not thread-safe by design: one thread drives it (`backends/native/worker.py`), a
 
 import logging
 import time
-from collections.abc import Iterable
-from itertools import count, islice, zip_longest
+from itertools import count
 from traceback import clear_frames
 
 import torch
@@ -29,11 +28,12 @@ from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
-from snugvl.engine.sampling.sampler import Choice, Sampled, begin, results_of
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler, prefill_beside_decodes
-from snugvl.engine.sequence import Sequence, State, choices_of, no_token
-from snugvl.engine.speculation import Speculation, choices_with
+from snugvl.engine.sequence import Sequence, State, choices_of
+from snugvl.engine.speculation import Speculation, only_decodes
+from snugvl.engine.started import StartedStep
+from snugvl.engine.telling import Teller
 from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
@@ -57,14 +57,15 @@ class Engine:
         if monitor is not None:
             monitor.begin(config, self._cache.nbytes // config.num_blocks, state_bytes(self._cache))
             self._reclaimer = MemoryReclaimer(monitor, config, self._scheduler, self._encoder, self._runner)
-        self._in_flight: PendingStep | None = None  # a step whose tokens are not read yet
+        self._in_flight: PendingStep | StartedStep | None = None  # a step whose tokens are not read yet
         self._wait_limit = WaitLimit()  # of the oldest request, while other programs hold the memory
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests = LiveRequests(self._scheduler, self._keep_encodings)
+        self._teller = Teller(self._requests, self._scheduler, self._runner)
         self._arrivals = count()
         self._speculation = Speculation(config, self._runner.drafter)
         self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
-        self._steps = self._computed = self._generated = self._forced = self._faults = self._shortages = 0
+        self._steps = self._computed = self._faults = self._shortages = 0
 
     @property
     def has_work(self) -> bool:
@@ -87,8 +88,8 @@ class Engine:
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             steps=self._steps,
             computed_tokens=self._computed,
-            generated_tokens=self._generated,
-            forced_tokens=self._forced,
+            generated_tokens=self._teller.generated,
+            forced_tokens=self._teller.forced,
             draft_method=self._speculation.method,
             drafted_tokens=self._speculation.drafted,
             accepted_tokens=self._speculation.accepted,
@@ -140,11 +141,12 @@ class Engine:
             if self._reclaimer is not None and not self._steps:
                 self._reclaimer.start()
             self.poll_memory()
-            self._runner.capture_due()
-            if self._in_flight is not None:
-                self._overlap(self._in_flight, outputs)
-            else:
+            if not isinstance(self._in_flight, StartedStep):  # whose tokens would wait for that
+                self._runner.capture_due()
+            if self._in_flight is None:
                 self._schedule(outputs)
+            else:
+                self._read(self._in_flight, outputs)
         except Exception as error:
             outputs += self._recover(error)
         return outputs
@@ -195,22 +197,21 @@ class Engine:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
         running = self._scheduler.running
         late = settle((s.grammar for s in running if not s.prefills), self._masks)
-        outputs += [output for s in list(running) for output in self._skip_forced(s)]
+        if self.config.skip_forced:
+            outputs += [output for s in list(running) for output in self._teller.skip_forced(s)]
         step = self._scheduler.schedule(self._encoder.ready)
         if not step.chunks:
-            if late:
+            if late and not outputs:
                 self._masks.wait(POLL_S)  # nobody else has anything to do
-            else:
-                outputs += self._wait() if self.has_work else []
+            elif self.has_work and not outputs:
+                outputs += self._wait()
             return
         self._wait_limit.begin()
         self._alone = step.chunks[0] if step.alone else None
         self._speculation.extend(step, self._scheduler.pool)
         self._in_flight = self._runner.launch_ahead(step)
         if self._in_flight is None:
-            known = self._generated
             self._advance(step, outputs)
-            self._speculation.learn(len(step.chunks), self._generated - known)
         else:
             self._count(step)
         for chunk in step.later:
@@ -292,13 +293,33 @@ class Engine:
         self._faults += 1
         return engine_failed(error)
 
+    def _read(self, pending: PendingStep | StartedStep, outputs: list[TokenOutput]) -> None:
+        """Say the tokens of a step that has started; and start the next one before anybody is told of them.
+
+        Not one with prompts: it would take long, and is read in the same breath.
+        """
+        if isinstance(pending, PendingStep):
+            self._overlap(pending, outputs)
+        else:
+            self._in_flight = None
+            self._finish(pending, outputs)
+        running = self._scheduler.running
+        if (
+            self._in_flight is None
+            and running
+            and not self._scheduler.could_admit
+            and not any(each.prefills or each.alone for each in running)
+            and not self._runner.has_due
+        ):
+            self._schedule(outputs)
+
     def _overlap(self, pending: PendingStep, outputs: list[TokenOutput]) -> None:
         """Start the step after `pending` if its tokens aren't needed for that, then read and say them."""
         self._runner.save_states(self._scheduler.checkpoints.take(pending.sequences))
         if pending.masked:
             settle((s.grammar for s in pending.sequences if s.state is State.RUNNING), self._masks)
-            for row, sequence in enumerate(pending.sequences):
-                if forced := self._skip_forced(sequence):
+            for row, sequence in enumerate(pending.sequences if self.config.skip_forced else ()):
+                if forced := self._teller.skip_forced(sequence):
                     outputs += forced
                     pending.void.add(row)
             choose(pending, self._runner)
@@ -307,12 +328,12 @@ class Engine:
         if self._in_flight is not None:
             self._steps += 1
             self._computed += self._in_flight.tokens
-        known = self._generated
+        known = self._teller.generated
         for sequence, result in pending.results():
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
                 self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
-                outputs += self._emit(sequence, result)
-        self._speculation.learn(len(pending.sequences), self._generated - known)
+                outputs += self._teller.give(sequence, result)
+        self._speculation.learn(len(pending.sequences), self._teller.generated - known)
         if not self._scheduler.running:  # whoever waited for a slot may have needed a picture's rows till now
             self._keep_encodings()
 
@@ -322,79 +343,39 @@ class Engine:
         self._computed += step.tokens
 
     def _advance(self, step: Schedule, outputs: list[TokenOutput]) -> None:
-        """Run a schedule and give each sequence whose tokens are all computed its next one."""
+        """Run a schedule, in which each sequence whose tokens are all computed gets its next one.
+
+        Where that takes a GPU no longer than a token does, the next call of `step` reads them.
+        """
         self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
         logits = self._runner.run(step)
-        ready = [(chunk.sequence, chunk.drafts) for chunk in step.chunks if chunk.samples]
+        ready = [chunk for chunk in step.chunks if chunk.samples]
         self._count(step)
         for chunk in step.chunks:
             self._scheduler.publish(chunk.sequence)
         self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
-        takers, choices, row = list[tuple[Sequence, tuple[int, ...]]](), list[Choice](), 0
-        for head, drafts in ready:
-            for sequence in (head, *self._fork(head)):
-                takers.append((sequence, drafts))
-                choices += choices_with(row, sequence, drafts)
-            row += 1 + len(drafts)
-        begun = begin(logits, choices)
+        heads = [(chunk, [chunk.sequence, *self._fork(chunk.sequence)]) for chunk in ready]
+        started = StartedStep(logits, heads, len(step.chunks))
         self._encode_upcoming(step, outputs)
-        results = iter(results_of(begun))
-        for sequence, drafts in takers:
-            outputs += self._take(sequence, drafts, islice(results, 1 + len(drafts)))
+        if self._runner.has_graphs and only_decodes(step):
+            self._in_flight = started
+        else:
+            self._finish(started, outputs)
+
+    def _finish(self, started: StartedStep, outputs: list[TokenOutput]) -> None:
+        """Read the tokens of a step, and say them."""
+        known = self._teller.generated
+        for sequence, drafts, results in started.results():
+            told = self._teller.take(sequence, drafts, results)
+            if drafts:
+                self._speculation.count(sequence, drafts, told)
+            outputs += told
         self._speculation.ask_ahead(self._scheduler)
         self._keep_encodings()
-
-    def _take(
-        self, sequence: Sequence, drafts: tuple[int, ...], results: Iterable[Sampled]
-    ) -> list[TokenOutput]:
-        """Give a sequence its token, and another one for each draft that was right.
-
-        `results`: one more than drafts; behind a draft that was wrong they count for nothing.
-        """
-        outputs, right = list[TokenOutput](), 0
-        for draft, result in zip_longest(drafts, list(results)):
-            if sequence.state is State.FINISHED:  # a broken sibling ended it, or a token of its own
-                break
-            if drafts and result.token_id is None:  # a guess may have broken it: it goes on without any
-                sequence.drafts = None
-                self._scheduler.withdraw(sequence)
-                self._scheduler.preempt(sequence)
-                break
-            outputs += self._emit(sequence, result)
-            if draft is None or draft != result.token_id:
-                break
-            right += 1
-            if sequence.state is State.RUNNING:
-                sequence.confirm(state_follows=not self._runner.can_recompute)
-                self._scheduler.publish(sequence)
-        if drafts:
-            self._speculation.count(sequence, len(drafts), right, outputs)
-        return outputs
+        self._speculation.learn(started.streams, self._teller.generated - known)
 
     def _fork(self, head: Sequence) -> list[Sequence]:
         """The choices that start from a sequence whose prompt is computed."""
         siblings = self._scheduler.fork(head)
         self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
         return siblings
-
-    def _skip_forced(self, sequence: Sequence) -> list[TokenOutput]:
-        """Give a sequence that decodes the tokens that its grammar forces, if they are enough.
-
-        Nobody computes logits for them; where log-probabilities are wanted, somebody has to.
-        """
-        mask, outputs = sequence.grammar, list[TokenOutput]()
-        if mask is None or sequence.request.sampling.logprobs is not None or not self.config.skip_forced:
-            return outputs
-        if mask.ready and sequence.decodes and (mask.ends or len(mask.forced) >= self._runner.least_run):
-            while sequence.state is State.RUNNING and mask.forced:
-                self._forced += 1
-                outputs += self._emit(sequence, Sampled(mask.forced[0]))
-        return outputs
-
-    def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
-        if result.token_id is None:
-            self._scheduler.withdraw(sequence)
-            return self._requests.fail(sequence.request.request_id, no_token(sequence))
-        self._generated += 1
-        output = sequence.take(result)
-        return [self._requests.end(sequence, output) if output.finish else output]

@@ -87,6 +87,11 @@ class Runner:
             self.graph_pool.clear()
 
     @property
+    def has_due(self) -> bool:
+        """Whether there is something for `capture_due`."""
+        return self.graph_pool is not None and self.graph_pool.has_due
+
+    @property
     def captures(self) -> int:
         """CUDA graphs that were captured, each again after a `clear`."""
         return self.graphs.captures + (0 if self.graph_pool is None else self.graph_pool.captures)

@@ -114,7 +114,7 @@ class Speculation:
     def extend(self, step: Schedule, pool: BlockPool) -> None:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
         waited, self._waits = self._waits, False
-        if self._config.speculation == "off" or not _may_draft(step):
+        if self._config.speculation == "off" or not only_decodes(step):
             self._told = None
             return
         again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
@@ -151,8 +151,10 @@ class Speculation:
             self._payoff(streams).note(self._guessing, now - self._told, kept, streams)
         self._told, self._guessing = now, False
 
-    def count(self, sequence: Sequence, drafted: int, accepted: int, outputs: list[TokenOutput]) -> None:
-        """Of so many drafts that were computed, so many were right; the last of the outputs says so."""
+    def count(self, sequence: Sequence, drafts: tuple[int, ...], outputs: list[TokenOutput]) -> None:
+        """Drafts were computed, and that came of it; the last of the outputs says how many were right."""
+        drafted = len(drafts)
+        accepted = sum(draft == told.token_id for draft, told in zip(drafts, outputs, strict=False))
         self.drafted += drafted
         self.accepted += accepted
         if sequence.drafts is not None:
@@ -245,7 +247,7 @@ def _quick(sequence: Sequence) -> bool:
     return sequence.grammar is None or sequence.grammar.seconds < MASKS_S
 
 
-def _may_draft(step: Schedule) -> bool:
+def only_decodes(step: Schedule) -> bool:
     """Whether a step only computes generated tokens, and nobody needs all memory."""
     return not step.alone and all(
         chunk.samples and chunk.start >= len(chunk.sequence.prompt) for chunk in step.chunks

@@ -171,6 +171,11 @@ class GraphPool:
         work()
         self._due[key] = work
 
+    @property
+    def has_due(self) -> bool:
+        """Whether `capture_due` has something to capture."""
+        return self.on and bool(self._due)
+
     def capture_due(self) -> None:
         """Capture what ran since the last time. It takes as long as a step: nobody should wait for it."""
         while self.on and self._due:
