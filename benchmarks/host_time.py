@@ -8,10 +8,10 @@ those that a mask allows. So what is left is what the host does, and of that the
 wait (`gap`): from reading what was started last to the next start. Steps that run ahead of the host have
 none. Launches themselves are not in it: how many operations of torch a step starts is counted instead.
 
-TOKENIZER is a folder with one: for the masks of llguidance, and the text of what is delivered. Kinds:
-`ngram`, `mtp` (one client, guessed tokens of which one and two are right in turn), `ngram 8`, `free 32`, `typed 32` (a
-JSON schema). Of all steps that which a quarter is below, as others use the processor, too; microseconds of
-this machine.
+TOKENIZER is a folder with one: for the masks of llguidance, and the text of what is delivered. Kinds are
+`ngram` and `mtp` (one client, guessed tokens of which one and two are right in turn), `ngram 8`, `free 32`,
+`typed 32` (a JSON schema). Of all steps that which a quarter is below, as others use the processor, too;
+microseconds of this machine.
 """
 
 import argparse

@@ -13,9 +13,9 @@ ratios within a round. Where others use the processor, too, the ratio of process
 answers must be equal, but for ties of rounding: how many differ is printed. `smollm2` is the one real
 language model that a package index has (`training/smollm2.py`).
 
-`--method mtp`: the checkpoint's multi-token predictor guesses instead of n-grams. Forced, it computes its
-drafts, and others are checked: of random weights it is never right, and takes as long. One that is right is
-`training/predictor.py`'s, which has a measurement of its own.
+`--method mtp`: the checkpoint's multi-token predictor guesses instead of n-grams. Of random weights it is
+never right, and takes as long. One that is right is `training/predictor.py`'s, which has a measurement of its
+own.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from masks import PICTURES, Answers, show, timed
 from snugvl.core.messages import Grammar, Picture, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
-from snugvl.engine.drafts import NgramIndex, PredictorProposer
+from snugvl.engine.drafts import NgramIndex
 from snugvl.engine.engine import Engine
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.speculation import Speculation
@@ -154,14 +154,6 @@ class Blind:
         return [100, 101, 102][:most]
 
 
-class BlindPredictor(PredictorProposer):
-    """Waits for what the predictor guesses, and says something else."""
-
-    def propose(self, most: int) -> list[int]:
-        """As many as the predictor has."""
-        return [100, 101, 102][: len(super().propose(most))]
-
-
 def decided(take: Callable[..., Any]) -> Callable[..., Any]:
     """`Teller.take`, for whom one guess and two are right in turn, whatever the network chose."""
     right = cycle((1, 2))
@@ -193,7 +185,6 @@ def forced(
             before = engine.stats.steps
             with (
                 patch.object(speculation, "NgramProposer", Blind),
-                patch.object(speculation, "PredictorProposer", BlindPredictor),
                 patch.object(Teller, "take", decided(Teller.take)),
             ):
                 _, speed = timed(model, asked, clients)

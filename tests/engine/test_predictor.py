@@ -20,6 +20,7 @@ from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.request import EngineRequest
+from snugvl.engine.schedule import Schedule
 from snugvl.engine.sequence import Sequence
 from snugvl.engine.speculation import Speculation
 from snugvl.errors import CheckpointError, RequestError
@@ -212,6 +213,58 @@ def test_answers_are_those_without(
     assert tight.stats.preemptions > 0
     assert tight.stats.accepted_tokens > 0
     assert tight.stats.faults == together.stats.faults == 0
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_host_starts_a_step_without_knowing_its_drafts(
+    graphs: bool,
+    gone: bool,
+    model: LoadableNetwork,
+    right: dict[tuple[str, int], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But where they are `gone` from the device, or tokens count: then it waits for them."""
+    engine = Engine(model, EngineConfig(**SIZES, speculation="mtp"))
+    if graphs:
+        recorded(engine)
+    unread: list[bool] = []
+    run_, extend = engine._runner.run, engine._speculation.extend
+
+    def watched(step: Schedule) -> torch.Tensor:
+        for chunk in step.chunks:
+            if chunk.unseen is not None:
+                assert set(chunk.drafts) == {0}
+                assert chunk.unseen.found._found is None  # type: ignore[attr-defined]
+            unread.extend([chunk.unseen is not None] if chunk.drafts else [])
+        return run_(step)
+
+    def forgetful(step: Schedule, pool: BlockPool) -> None:
+        assert engine._runner.drafter is not None
+        engine._runner.drafter.forget()
+        extend(step, pool)
+
+    monkeypatch.setattr(engine._runner, "run", watched)
+    if gone:
+        monkeypatch.setattr(engine._speculation, "extend", forgetful)
+        monkeypatch.setattr(engine._speculation, "_ask", lambda *_: None, raising=False)
+        ahead = Speculation._ask
+        monkeypatch.setattr(
+            engine._speculation,
+            "ask_ahead",
+            lambda scheduler: ahead(engine._speculation, scheduler.running, scheduler.pool),
+        )
+    assert said(engine, asked()) == right
+    assert len(unread) > 10
+    assert any(unread) != gone
+    assert all(unread) != gone
+    unread.clear()
+    sampling = SamplingParams(max_tokens=20, repetition_penalty=1.2)
+    item = EngineRequest("punished", requests()[0].prompt_ids, sampling)
+    off = Engine(model, EngineConfig(**SIZES))
+    assert tokens(run(engine, item)["punished"]) == tokens(run(off, item)["punished"])
+    assert unread
+    assert not any(unread)
 
 
 def test_where_nobody_guessed_for_a_while_the_predictor_catches_up(

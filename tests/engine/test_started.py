@@ -44,7 +44,7 @@ def test_a_prompt_waits_until_tokens_are_told(here: Engine) -> None:
     outputs = until_guesses(here)
     here.add(REQUESTS[3]())
     told = here.step()
-    assert told
+    assert {each.request_id for each in told} == {"greedy"}
     assert here._in_flight is None, "its step is read in the same breath"
     found = finish(here, outputs + told)
     assert found["greedy", 0][:-1] == [line[0] for line in right()["greedy", 0]]  # type: ignore[index]

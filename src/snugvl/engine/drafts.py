@@ -12,7 +12,7 @@ chains of deflate (RFC 1951, section 4). So a token is added in constant time, a
 places of a chain, however long the context is. It takes about 100 bytes of main memory a token.
 
 The other one asks the model's own multi-token predictor (`predictor.py`), which runs on the device while the
-host is busy with other things.
+host is busy with other things. Where nobody has to know what it guessed the next step takes that from there.
 
 Source: prompt lookup decoding, Saxena 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -21,6 +21,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 PAIR = 2  # tokens of the shortest end that is looked for
 LONGEST = 8  # of an end: a longer one says no more
@@ -52,9 +54,12 @@ class Drafts:
     misses: int = 0
     rest: int = 0
 
-    def guess(self, length: int, most: int) -> list[int]:
-        """Drafts behind `length` tokens, `most` at most."""
-        return [] if length < self.rest else self.proposer.propose(min(self.width, most))
+    def guess(self, length: int, most: int, unseen: "Unseen | None" = None) -> list[int]:
+        """Drafts behind `length` tokens, `most` at most; zeros for those that are `unseen`."""
+        if length < self.rest:
+            return []
+        most = min(self.width, most)
+        return self.proposer.propose(most) if unseen is None else [0] * min(most, unseen.count)
 
     def learn(self, length: int, drafted: int, accepted: int) -> None:
         """Of so many drafts, so many were right; it has `length` tokens now."""
@@ -65,11 +70,39 @@ class Drafts:
 
 
 class PredictedTokens(Protocol):
-    """Drafts that may still be computed: `predictor.PendingDrafts`."""
+    """Drafts that may still be computed: `predictor.PendingDrafts`.
+
+    Attributes:
+        tokens: `[rows, drafts]` int64 on the device, as long as they stand there.
+    """
+
+    tokens: torch.Tensor | None
 
     def of(self, row: int) -> list[int]:
         """Those of a row, waiting for them."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Drafts of one choice on the device: the first of a row of `found`."""
+
+    found: PredictedTokens
+    row: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 0 if self.found.tokens is None else self.found.tokens.shape[1]
+
+    def put(self, ids: torch.Tensor) -> None:
+        """Write the first ones to `ids` `[n]` int64 of a step that starts now."""
+        assert self.found.tokens is not None, "drafts that are gone"
+        ids.copy_(self.found.tokens[self.row, : len(ids)])
+
+    def read(self, count: int) -> tuple[int, ...]:
+        """So many of them, waiting for them."""
+        return tuple(self.found.of(self.row)[:count])
 
 
 class PredictorProposer:
@@ -89,6 +122,13 @@ class PredictorProposer:
     def expect(self, found: PredictedTokens, row: int) -> None:
         """The predictor is asked."""
         self._found, self._row, self._length = found, row, len(self._generated)
+
+    @property
+    def unseen(self) -> Unseen | None:
+        """What it proposes, where that stands on the device."""
+        if self._found is None or not self.asked or self._found.tokens is None:
+            return None
+        return Unseen(self._found, self._row)
 
     def propose(self, most: int) -> list[int]:
         """See `Proposer`."""

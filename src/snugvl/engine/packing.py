@@ -136,6 +136,15 @@ class Unread:
         numbers.ids.index_copy_(0, numbers.logit_rows.index_select(0, rows), ids)
 
 
+def put_drafts(numbers: Numbers[torch.Tensor], chunks: Sequence[Chunk]) -> None:
+    """Write the drafts that the host doesn't know to the ids of a step on the device."""
+    end = 0
+    for chunk in chunks:
+        end += chunk.end - chunk.start
+        if chunk.unseen is not None:
+            chunk.unseen.put(numbers.ids[end - len(chunk.drafts) : end])
+
+
 def shape_of(chunks: Sequence[Chunk], recent: int = 0) -> Shape:
     """Exactly what chunks need; `recent`: see `Shape`."""
     return Shape(

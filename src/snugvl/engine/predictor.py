@@ -2,7 +2,7 @@
 
     network      │ step n          │ choose │              │ step n + 1, with drafts
     predictor                               │ d1 ─ d2 ─ d3 │
-    host         … read tokens n, take them ┤ deliver      │ read drafts, start n + 1
+    host         … read tokens n, take them ┤ put n + 1 together, start it ┤ deliver n
 
 It needs of each sequence the hidden state of the last token that the network has read, and the newest token,
 which follows it. What it makes of them goes behind the keys and values of all tokens before, and then it goes
@@ -47,14 +47,16 @@ _FIELDS: Final = 4  # of a row before its block table: token, length, delta, slo
 
 
 class PendingDrafts:
-    """Drafts on their way to the host."""
+    """Drafts on their way to the host. `tokens`: see `drafts.PredictedTokens`."""
 
     def __init__(self, drafts: torch.Tensor) -> None:
-        """`drafts`: `[rows, drafts]` int64, which may be written over once they are copied."""
+        """`drafts`: `[rows, drafts]` int64, which may be written over once `tokens` is None."""
+        self.tokens: torch.Tensor | None = drafts
         self._found: list[list[int]] | None = None
         self._event = None
-        self._host = drafts
-        if drafts.is_cuda:
+        if not drafts.is_cuda:
+            self._host = drafts.clone()
+        else:
             self._host = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=True)
             self._host.copy_(drafts, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -98,6 +100,7 @@ class Drafter:
     ) -> None:
         """`batch_of`: the batch of chunks whose tokens the host knows, as the network is given it."""
         self.graph_pool: GraphPool | None = None
+        self._last: PendingDrafts | None = None
         self._model, self._cache = model, cache
         self._batch_of = batch_of
         self._rows = _size(config.max_num_seqs)
@@ -117,12 +120,19 @@ class Drafter:
         if not asked:
             return
         self._catch_up(asked)
-        drafts = PendingDrafts(self._start(asked, count))
+        self.forget()
+        self._last = drafts = PendingDrafts(self._start(asked, count))
         for row, sequence in enumerate(asked):
             sequence.foreseen = sequence.length - 1
             assert sequence.drafts is not None
             assert isinstance(sequence.drafts.proposer, PredictorProposer)
             sequence.drafts.proposer.expect(drafts, row)
+
+    def forget(self) -> None:
+        """Drafts are no longer to be taken from the device: they are written over, or their memory goes."""
+        if self._last is not None:
+            self._last.tokens = None
+        self._last = None
 
     def _make_room(self, sequence: SequenceState, count: int, pool: BlockPool) -> bool:
         """Whether there are blocks, the sequence's own, for all but the last draft."""

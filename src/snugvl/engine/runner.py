@@ -26,7 +26,7 @@ from snugvl.engine.overlap import (
     may_run_ahead,
     rows_of,
 )
-from snugvl.engine.packing import Unread, left_by, numbers_of, pack, shape_of
+from snugvl.engine.packing import Unread, left_by, numbers_of, pack, put_drafts, shape_of
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.sampling.sampler import scores_of
 from snugvl.engine.schedule import Chunk, Schedule
@@ -83,6 +83,7 @@ class Runner:
     def clear(self) -> None:
         """Let go of all graphs; each is made again when it is needed."""
         self.graphs.clear()
+        self._forget_drafts()
         if self.graph_pool is not None:
             self.graph_pool.clear()
 
@@ -103,6 +104,7 @@ class Runner:
 
     def drop_graphs(self) -> None:
         """Let go of the graph_pool, whose memory is wanted, and make none: it was room to spare."""
+        self._forget_drafts()
         if self.graph_pool is not None and self.graph_pool.on:
             self.graph_pool.stop()
             release(self.model.device)
@@ -166,6 +168,11 @@ class Runner:
             assert self.cache.states is not None
             self.cache.states.save(self.cache.states.scratch if slot is None else slot, checkpoint)
 
+    def _forget_drafts(self) -> None:
+        """They stand in memory that is wanted."""
+        if self.drafter is not None:
+            self.drafter.forget()
+
     def _prepare(self, step: Schedule) -> None:
         """Copy the blocks that the step writes to, and the states that sequences start from."""
         for copy in step.copies:
@@ -227,6 +234,7 @@ class Runner:
         """
         model, shape = self.model, shape_of(chunks, self.cache.recent_rows)
         numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
+        put_drafts(numbers, chunks)
         if unread is not None:
             unread.put(numbers)
         kernels = model.device.type == "cuda"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from snugvl.engine.blocks import BlockCopy
 from snugvl.engine.checkpoints import StateCopy
+from snugvl.engine.drafts import Unseen
 from snugvl.engine.sequence import Sequence
 
 
@@ -11,6 +12,7 @@ from snugvl.engine.sequence import Sequence
 class Chunk:
     """Tokens `start … end - 1` of a sequence, to be computed in this step; the last may be guessed: `drafts`.
 
+    `unseen`: where the drafts are that the host doesn't know; zeros stand for them.
     `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
     `again`: tokens before the drafts that come again in the next step, for a checkpoint before them.
     """
@@ -21,6 +23,7 @@ class Chunk:
     landing: int = 0
     drafts: tuple[int, ...] = ()
     again: int = 0
+    unseen: Unseen | None = None
 
     @property
     def unsure(self) -> int:

@@ -26,7 +26,8 @@ again. A step reads all weights for one row or for 15. Nothing else knows of it:
 block's key go by `computed`, where the state is.
 
 What guesses is n-grams of prompt and answer (`drafts.py`), or the model's own predictor (`predictor.py`): it
-is asked as soon as the tokens of a step are taken, and drafts are there when the next one is put together.
+is asked as soon as the tokens of a step are taken, and the next step, which is put together meanwhile, takes
+its drafts from the device.
 
 A draft takes the row of logits of a sequence that doesn't run: a step has never more than `max_num_seqs`, for
 which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
@@ -50,11 +51,12 @@ from typing import Final
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer, PredictorProposer
+from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer, PredictorProposer, Unseen
 from snugvl.engine.overlap import choice_of
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
 from snugvl.engine.sampling.grammar import Foreseen, Mask
+from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import Choice
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler
@@ -132,7 +134,9 @@ class Speculation:
             if drafts:
                 self._guessing = True
                 step.copies.extend(pool.extend(table, place, place + len(drafts)))
-                step.chunks[row] = replace(chunk, end=place + len(drafts), drafts=tuple(drafts))
+                unseen = _unseen(chunk.sequence)
+                end = place + len(drafts)
+                step.chunks[row] = replace(chunk, end=end, drafts=tuple(drafts), unseen=unseen)
 
     def ask_ahead(self, scheduler: Scheduler) -> None:
         """Ask the predictor for drafts of the next step, if that has no prompts: the host is busy now."""
@@ -201,14 +205,17 @@ class Speculation:
             self._drafter.ask(asked, min(width, MOST_DRAFTS, -(-room // len(sequences))), pool)
 
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
-        """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
+        """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share.
+
+        Zeros stand for those that are on the device and that nobody has to know.
+        """
         found: dict[int, list[int]] = {}
         left, left_s = min(self._config.max_num_seqs - len(chunks), tokens), MASKS_S
         for row, chunk in enumerate(chunks):
             sequence = chunk.sequence
             share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
-                drafts = sequence.drafts.guess(sequence.length, share)
+                drafts = sequence.drafts.guess(sequence.length, share, _unseen(sequence))
                 if drafts and sequence.grammar is not None:
                     drafts = _allowed(sequence, sequence.drafts, drafts, left_s)
                     left_s -= len(drafts) * sequence.grammar.seconds
@@ -231,6 +238,15 @@ def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[
         return choices
     masks: list[Mask | Foreseen] = [sequence.grammar, *sequence.grammar.foresee(drafts)]
     return [replace(choice, grammar=mask) for choice, mask in zip(choices, masks, strict=True)]
+
+
+def _unseen(sequence: Sequence) -> Unseen | None:
+    """Drafts of a sequence on the device, if nobody has to know them: for a mask, or to count tokens."""
+    assert sequence.drafts is not None
+    proposer = sequence.drafts.proposer
+    if sequence.grammar is not None or penalizes(sequence.request.sampling):
+        return None
+    return proposer.unseen if isinstance(proposer, PredictorProposer) else None
 
 
 def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) -> list[int]:

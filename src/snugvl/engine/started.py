@@ -48,6 +48,7 @@ class StartedStep:
         """What each sequence may take that has not ended until its turn, waiting for it."""
         results = iter(results_of(self._begun))
         for sequence, chunk in self._takers:
-            own = list(islice(results, 1 + len(chunk.drafts)))
+            drafts = chunk.drafts
+            own = list(islice(results, 1 + len(drafts)))
             if sequence.state is not State.FINISHED:
-                yield sequence, chunk.drafts, own
+                yield sequence, drafts if chunk.unseen is None else chunk.unseen.read(len(drafts)), own

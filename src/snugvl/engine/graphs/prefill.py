@@ -34,6 +34,7 @@ from snugvl.engine.packing import (
     Unread,
     left_by,
     numbers_of,
+    put_drafts,
     shape_of,
     table_width,
 )
@@ -107,6 +108,7 @@ class StepGraphs:
         if shape not in buffers.numbers:
             buffers.numbers[shape] = numbers_of(flat, shape)
         numbers = buffers.numbers[shape]
+        put_drafts(numbers, chunks)
         if unread is not None:
             unread.put(numbers)
         self._see(buffers, numbers.pictured[: exact.pictured], embeds)
