@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -33,6 +34,8 @@ LONG_S = 60.0  # until a test has failed
 class Slow:
     """Allows everything; the mask after `at` tokens takes until `go`."""
 
+    took_s = 2 * QUICK_S  # so that threads make them
+
     def __init__(self, at: int) -> None:
         self.at, self.go, self.reached = at, threading.Event(), threading.Event()
 
@@ -50,7 +53,7 @@ class SlowState(GrammarState):
         if self.seen == self.owner.at:
             self.owner.reached.set()
             assert self.owner.go.wait(LONG_S)
-        spend(2 * QUICK_S)  # so that threads make them
+        spend(self.owner.took_s)
         bits.fill_(-1)
 
     def accept(self, token: int) -> None:
@@ -314,3 +317,54 @@ def test_tokens_are_the_same_where_threads_begin(monkeypatch: pytest.MonkeyPatch
         assert [said[str(index)] for index in range(FEW + 2) if index != 1] == [free] * (FEW + 1)
         assert any(handed)
         handed.clear()
+
+
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.2, "seed": 4, "repetition_penalty": 1.2}])
+def test_who_has_no_mask_in_time_leaves_the_others_ahead_and_comes_back(
+    drawn: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its tokens is lost or computed by others' state, and the pipeline never stops."""
+    monkeypatch.setattr(MaskPace, "note", lambda *_: None)  # whatever this machine takes
+    here, _ = engine_with(True, MODEL, max_num_seqs=8)
+    slow, quick = Slow(4), Quick()
+    slow.took_s = 0.0
+    asked = [
+        replace(
+            request(name, 3, number, 4, grammar=kind, count=24 if name == "late" else 40), sampling=params
+        )
+        for number, (name, kind) in enumerate((("first", quick), ("late", slow), ("last", quick)))
+        for params in [SamplingParams(max_tokens=24 if name == "late" else 40, **drawn)]  # type: ignore[arg-type]
+    ]
+    right = {
+        each.request_id: tokens(run(engine(MODEL), replace(each, grammar=None))[each.request_id])
+        for each in asked
+    }
+    for each in asked:
+        here.add(each)
+        for sequence in here._requests[each.request_id]:
+            assert sequence.grammar is not None
+            sequence.grammar.pace.seconds = QUICK_S if each.grammar is slow else 0.0
+    said: dict[str, list[int | None]] = {each.request_id: [] for each in asked}
+
+    def step() -> None:
+        for output in here.step():
+            said[output.request_id].append(output.token_id)
+        here.check_integrity()
+
+    while len(said["late"]) < 2:
+        step()
+    monkeypatch.setattr(
+        here, "_schedule", lambda _: pytest.fail("a step waited for tokens of the one before")
+    )
+    while len(said["first"]) < 20:
+        step()
+    assert slow.reached.is_set()
+    assert len(said["late"]) == 4
+    slow.go.set()
+    while len(said["late"]) < 12:
+        step()
+    monkeypatch.undo()
+    while here.has_work:
+        step()
+    assert said == right
+    assert here.stats.free_blocks == here.stats.num_blocks

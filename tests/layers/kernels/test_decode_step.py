@@ -82,6 +82,9 @@ def test_the_likeliest_allowed_tokens(vocabulary: int, device: torch.device) -> 
     right = likeliest(scores, bits)
     ours = decode_step.choose_allowed(scores.to(device), bits.to(device)).cpu()
     assert torch.equal(ours, right)
+    free = decode_step.choose_allowed(scores.to(device), None).cpu()
+    assert torch.equal(free, likeliest(scores, torch.full_like(bits, -1)))
+    assert torch.equal(free, likeliest(scores, None))
     assert right[2] == -1, "nothing is allowed"
     assert right[[3, 4, 5, 7]].tolist() == [-1] * 4
     assert right[8] == 3, "the first of equals that is allowed"

@@ -262,23 +262,23 @@ def begin_likeliest(logits: torch.Tensor, masks: Sequence[Mask | Foreseen | None
 
     What a `Sampler` gives where everybody is greedy and moves no score, in two launches.
     """
-    bits = allowed_bits(masks, logits.shape[1], logits.device)
+    bits = allowed_bits(masks, logits.shape[1], logits.device) if any(masks) else None
     return PendingSample(likeliest(logits, bits), logits[:0, 0], None, {})
 
 
-def likeliest(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+def likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
     """The likeliest token of each row, `[n]` int64; −1 where there is none, or the logits are not finite.
 
     Args:
         logits: `[n, vocab]` float32.
-        bits: `[n, ceil(vocab / 32)]` int32, the tokens that are allowed.
+        bits: `[n, ceil(vocab / 32)]` int32, the tokens that are allowed; None: all are.
     """
     if logits.is_cuda:
         from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
 
         return decode_step.choose_allowed(logits, bits)
-    allowed = unpacked(bits, logits.shape[1])
-    highest, tokens = logits.masked_fill(~allowed, -torch.inf).max(-1)
+    scores = logits if bits is None else logits.masked_fill(~unpacked(bits, logits.shape[1]), -torch.inf)
+    highest, tokens = scores.max(-1)
     sound = (logits < torch.inf).all(-1)  # NaN is not lower, either
     return torch.where(sound & (highest > -torch.inf), tokens, -1)
 

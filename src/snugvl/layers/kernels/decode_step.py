@@ -134,8 +134,10 @@ def choose(
     _choose(logits, None, tokens, following, lengths)
 
 
-def choose_allowed(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+def choose_allowed(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
     """The likeliest tokens, `[rows]` int64, of those that `bits` `[rows, ceil(vocabulary / 32)]` int32 allow.
+
+    None: all are.
 
     −1 where none is, or one of the row's `logits`, forbidden or not, is NaN or infinite.
     """
