@@ -41,10 +41,11 @@ from snugvl.backends import streams
 from snugvl.backends.process.child import SWITCH_S
 from snugvl.backends.receiver import Receiver
 from snugvl.checkpoint.architecture import ModelConfig, Rope, TextConfig
-from snugvl.core.config import EngineConfig
+from snugvl.core.config import EngineConfig, SpeculationName
 from snugvl.core.messages import Grammar
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import packing, predictor, speculation
+from snugvl.engine.drafts import NgramProposer
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs import decode
 from snugvl.engine.graphs.capture import GraphPool, Work
@@ -59,7 +60,7 @@ from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.tokenizer import Tokenizer
 
 VOCABULARY, HIDDEN = 151_936, 64
-KINDS = {  # clients, what guesses, whether answers are typed
+KINDS: dict[str, tuple[int, SpeculationName, bool]] = {  # clients, what guesses, whether answers are typed
     "ngram": (1, "ngram", False),
     "mtp": (1, "mtp", False),
     "ngram 8": (8, "ngram", False),
@@ -231,7 +232,7 @@ class Clock:
         return call
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what torch starts: on a GPU nearly all of it is a launch or a copy."""
 
     count = 0
@@ -247,15 +248,12 @@ class Blind:
     """Guesses three tokens: whether they are right is decided elsewhere."""
 
     def __init__(self, prompt: Any, generated: list[int]) -> None:
-        self._ngrams = speculation_ngrams(prompt, generated)
+        self._ngrams = NgramProposer(prompt, generated)
 
     def propose(self, most: int) -> list[int]:
         """After a look-up, as n-grams."""
         self._ngrams.propose(most)
         return [100, 101, 102][:most]
-
-
-speculation_ngrams = speculation.NgramProposer
 
 
 def likeliest(
@@ -359,7 +357,7 @@ def engine_of(kind: str, clock: Clock) -> Engine:
         max_num_seqs=max(clients, 32),
         step_graph_bytes=1 << 30,
         speculation=guesses,
-    )  # type: ignore[arg-type]
+    )
     network: Any = Idle(int(guesses == "mtp"), clock)
     engine = Engine(network, config)
     engine._runner.has_graphs = True
@@ -411,7 +409,7 @@ def measure(kind: str, folder: Path, steps: int) -> dict[str, Any]:
         spent_ns, kept = process_time_ns() - begun, clock.steps[1::2]
         after = engine.stats
         assert not after.faults, "a step failed"
-        with Operations() as counted:
+        with Operations() as counted:  # type: ignore[no-untyped-call]
             for _ in range(50):
                 step()
     names = sorted({name for each in kept for name in each} - {"gap", "gpu"})

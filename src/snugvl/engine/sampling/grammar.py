@@ -145,7 +145,8 @@ class MaskThreads:
 
         def job() -> None:
             try:
-                done.set_result(make(asked, self._processors(asked)))
+                make(asked, self._processors(asked))
+                done.set_result(None)
             except BaseException as error:  # what Rust panics at is no Exception
                 done.set_exception(error)
 
