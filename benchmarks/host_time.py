@@ -10,15 +10,13 @@ none. Launches themselves are not in it: how many operations of torch a step sta
 
 TOKENIZER is a folder with one: for the masks of llguidance, and the text of what is delivered. Kinds are
 `ngram` and `mtp` (one client, guessed tokens of which one and two are right in turn), `ngram 8`, `free 32`,
-`typed 32` (a JSON schema). Microseconds of processor time of the engine's thread, so that neither other work
-of the machine nor waiting counts: of all steps that which a quarter is below; and of `all threads`, on
-average.
+`typed 32` (a JSON schema). Of all steps that which a quarter is below, as others use the processor, too;
+microseconds of this machine.
 """
 
 import argparse
 import json
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,8 +24,7 @@ from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from statistics import quantiles
-from threading import get_ident
-from time import process_time_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import Any
 from unittest.mock import patch
 
@@ -38,7 +35,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import machine
 from masks import SCHEMAS
 from snugvl.backends import streams
-from snugvl.backends.process.child import SWITCH_S
 from snugvl.backends.receiver import Receiver
 from snugvl.checkpoint.architecture import ModelConfig, Rope, TextConfig
 from snugvl.core.config import EngineConfig, SpeculationName
@@ -146,10 +142,9 @@ class Clock:
         self.steps: list[dict[str, float]] = []
         self._spent: dict[str, float] = defaultdict(float)
         self._stack: list[str] = ["other"]
-        self._since = thread_time_ns()
+        self._since = perf_counter_ns()
         self._begun = self._done = 0  # numbers of what was started last, and of what is known to be over
         self._read = 0  # since when
-        self._thread = get_ident()
         self.quiet = False  # whether what starts is part of a step that has been counted
 
     def enter(self, part: str) -> None:
@@ -165,14 +160,14 @@ class Clock:
     def read(self, number: int) -> None:
         """Results are read, of what was started as the `number`th, or before."""
         if number > self._done:
-            self._done, self._read = number, thread_time_ns()
+            self._done, self._read = number, perf_counter_ns()
 
     def started(self) -> None:
         """A step, or drafts."""
         if self.quiet:
             return
         if self._done == self._begun:
-            self._spent["gap"] += (thread_time_ns() - self._read) / 1000
+            self._spent["gap"] += (perf_counter_ns() - self._read) / 1000
         self._begun += 1
 
     def watched(self, kind: type, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -197,7 +192,7 @@ class Clock:
         self._spent.clear()
 
     def _charge(self) -> None:
-        now = thread_time_ns()
+        now = perf_counter_ns()
         if self._stack[-1] == "gpu":
             self._read += now - self._since
         self._spent[self._stack[-1]] += (now - self._since) / 1000
@@ -218,11 +213,9 @@ class Clock:
         return call
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, whose time is a part's, where the engine's thread calls it."""
+        """`function`, whose time is a part's."""
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if get_ident() != self._thread:
-                return function(*arguments, **named)
             self.enter(part)
             try:
                 return function(*arguments, **named)
@@ -403,10 +396,10 @@ def measure(kind: str, folder: Path, steps: int) -> dict[str, Any]:
         for _ in range(WARM):
             step()
         clock.steps.clear()
-        before, begun = engine.stats, process_time_ns()
+        before = engine.stats
         for _ in range(steps):
             step()
-        spent_ns, kept = process_time_ns() - begun, clock.steps[1::2]
+        kept = clock.steps[1::2]
         after = engine.stats
         assert not after.faults, "a step failed"
         with Operations() as counted:  # type: ignore[no-untyped-call]
@@ -422,8 +415,6 @@ def measure(kind: str, folder: Path, steps: int) -> dict[str, Any]:
     )
     row["gap"] = typical(each.get("gap", 0.0) for each in kept)
     row |= {name: typical(each.get(name, 0.0) for each in kept) for name in names}
-    gpu = sum(each.get("gpu", 0.0) for each in kept) / len(kept)
-    row["all threads"] = spent_ns / 1000 / steps - gpu
     row["steps with a gap"] = sum("gap" in each for each in kept) / len(kept)
     return row | {"torch operations": counted.count / 50}
 
@@ -439,7 +430,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sys.setswitchinterval(SWITCH_S)  # as in the engine's process
     rows = [measure(kind, options.tokenizer, options.steps) for kind in options.kinds]
     for row in rows:
         print(

@@ -3,17 +3,14 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import count
 
 import pytest
 import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling import grammar, turns
+from snugvl.engine.sampling import grammar
 from snugvl.engine.sampling.grammar import (
-    FEW,
     QUICK_S,
     GrammarState,
     Mask,
@@ -22,7 +19,6 @@ from snugvl.engine.sampling.grammar import (
     mask_threads,
     settle,
 )
-from tests.engine.eager import engine_with
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.masks import spend
 from tests.patience import PATIENCE_S
@@ -33,8 +29,6 @@ LONG_S = 60.0  # until a test has failed
 
 class Slow:
     """Allows everything; the mask after `at` tokens takes until `go`."""
-
-    took_s = 2 * QUICK_S  # so that threads make them
 
     def __init__(self, at: int) -> None:
         self.at, self.go, self.reached = at, threading.Event(), threading.Event()
@@ -53,7 +47,7 @@ class SlowState(GrammarState):
         if self.seen == self.owner.at:
             self.owner.reached.set()
             assert self.owner.go.wait(LONG_S)
-        spend(self.owner.took_s)
+        spend(2 * QUICK_S)  # so that threads make them
         bits.fill_(-1)
 
     def accept(self, token: int) -> None:
@@ -110,11 +104,11 @@ def test_an_engine_with_nothing_else_to_do_waits_in_pieces() -> None:
 def test_requests_take_turns() -> None:
     threads, first, done = MaskThreads(1, 48), threading.Event(), threading.Event()
     order: list[str] = []
-    threads.turns.submit("greedy", lambda: first.wait(LONG_S))
+    threads.submit("greedy", lambda: first.wait(LONG_S))
     for _ in range(50):
-        threads.turns.submit("greedy", lambda: order.append("greedy"))
-    threads.turns.submit("other", lambda: order.append("other"))
-    threads.turns.submit("last", done.set)
+        threads.submit("greedy", lambda: order.append("greedy"))
+    threads.submit("other", lambda: order.append("other"))
+    threads.submit("last", done.set)
     first.set()
     assert done.wait(LONG_S)
     assert order.index("other") <= 1
@@ -138,13 +132,13 @@ def test_a_mask_waits_for_its_share_and_no_longer() -> None:
 
 def test_a_mask_that_nobody_needs_is_not_made() -> None:
     threads, go, done = MaskThreads(1, 48), threading.Event(), threading.Event()
-    threads.turns.submit("first", lambda: go.wait(LONG_S))
+    threads.submit("first", lambda: go.wait(LONG_S))
     slow = Slow(1)
     mask = Mask(slow.start(), threads, MaskPace(1.0))
     mask.accept(1)
     mask.drop()
     go.set()
-    threads.turns.submit("b", done.set)
+    threads.submit("b", done.set)
     assert done.wait(LONG_S)
     assert not slow.reached.is_set()
 
@@ -246,125 +240,3 @@ def test_what_was_dropped_is_not_made_with_the_others() -> None:
     masks[1].drop()
     settle(masks[::2], threads)
     assert quick.together == [2]
-
-
-def asked(number: int, threads: MaskThreads, quick: Quick | None = None) -> list[Mask]:
-    """Quick masks that are asked for."""
-    masks = [Mask((quick or Quick()).start(), threads, MaskPace(0.0)) for _ in range(number)]
-    for mask in masks:
-        mask.accept(0)
-    return masks
-
-
-def test_a_thread_begins_with_many_masks_while_the_engine_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "HANDED_S", PATIENCE_S)
-    quick, threads, here = Quick(), MaskThreads(1, 48), threading.current_thread().name
-    for number, maker in ((FEW, "snugvl-masks"), (FEW - 1, here)):
-        masks = asked(number, threads, quick)
-        quick.makers.clear()
-        threads.begin_together()
-        settle(masks, threads)
-        assert all(mask.ready for mask in masks)
-        assert quick.makers == [maker] * number
-        assert quick.together == [number]
-        quick.together.clear()
-
-
-def test_where_all_threads_are_at_slow_masks_the_engine_makes_them_itself() -> None:
-    quick, threads, go = Quick(), MaskThreads(1, 48), threading.Event()
-    threads.turns.submit("slow", lambda: go.wait(LONG_S))
-    masks = asked(FEW, threads, quick)
-    quick.makers.clear()
-    threads.begin_together()
-    settle(masks, threads)
-    assert set(quick.makers) == {threading.current_thread().name}
-    go.set()
-
-
-def test_what_a_thread_raises_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "HANDED_S", PATIENCE_S)
-    threads = MaskThreads(1, 48)
-    masks = asked(FEW, threads)
-    monkeypatch.setattr(QuickState, "fill", lambda *_: 1 // 0)
-    threads.begin_together()
-    with pytest.raises(ZeroDivisionError):
-        settle(masks, threads)
-
-
-def test_tokens_are_the_same_where_threads_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a step runs ahead, too; whoever is aborted meanwhile is no trouble."""
-    monkeypatch.setattr(turns, "HANDED_S", PATIENCE_S)
-    monkeypatch.setattr(grammar, "QUICK_S", PATIENCE_S)
-    monkeypatch.setattr(grammar, "TOGETHER_S", 1000 * PATIENCE_S)
-    free = tokens(run(engine(MODEL), request("a", 3, 1, 4))["a"])
-    quick, handed, hand = Quick(), list[bool](), turns.Turns.hand
-    monkeypatch.setattr(
-        turns.Turns, "hand", lambda self, job: (handed.append(hand(self, job)), handed[-1])[1]
-    )
-    for graphs in (False, True):
-        here, _ = engine_with(graphs, MODEL, max_num_seqs=8)
-        for index in range(FEW + 2):
-            here.add(request(str(index), 3, 1, 4, grammar=quick))
-        said: dict[str, list[int | None]] = {}
-        for step in count():
-            for output in here.step():
-                said.setdefault(output.request_id, []).append(output.token_id)
-            here.check_integrity()
-            if step == 4:
-                here.abort("1")
-            if not here.has_work:
-                break
-        assert [said[str(index)] for index in range(FEW + 2) if index != 1] == [free] * (FEW + 1)
-        assert any(handed)
-        handed.clear()
-
-
-@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.2, "seed": 4, "repetition_penalty": 1.2}])
-def test_who_has_no_mask_in_time_leaves_the_others_ahead_and_comes_back(
-    drawn: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None of its tokens is lost or computed by others' state, and the pipeline never stops."""
-    monkeypatch.setattr(MaskPace, "note", lambda *_: None)  # whatever this machine takes
-    here, _ = engine_with(True, MODEL, max_num_seqs=8)
-    slow, quick = Slow(4), Quick()
-    slow.took_s = 0.0
-    asked = [
-        replace(
-            request(name, 3, number, 4, grammar=kind, count=24 if name == "late" else 40), sampling=params
-        )
-        for number, (name, kind) in enumerate((("first", quick), ("late", slow), ("last", quick)))
-        for params in [SamplingParams(max_tokens=24 if name == "late" else 40, **drawn)]  # type: ignore[arg-type]
-    ]
-    right = {
-        each.request_id: tokens(run(engine(MODEL), replace(each, grammar=None))[each.request_id])
-        for each in asked
-    }
-    for each in asked:
-        here.add(each)
-        for sequence in here._requests[each.request_id]:
-            assert sequence.grammar is not None
-            sequence.grammar.pace.seconds = QUICK_S if each.grammar is slow else 0.0
-    said: dict[str, list[int | None]] = {each.request_id: [] for each in asked}
-
-    def step() -> None:
-        for output in here.step():
-            said[output.request_id].append(output.token_id)
-        here.check_integrity()
-
-    while len(said["late"]) < 2:
-        step()
-    monkeypatch.setattr(
-        here, "_schedule", lambda _: pytest.fail("a step waited for tokens of the one before")
-    )
-    while len(said["first"]) < 20:
-        step()
-    assert slow.reached.is_set()
-    assert len(said["late"]) == 4
-    slow.go.set()
-    while len(said["late"]) < 12:
-        step()
-    monkeypatch.undo()
-    while here.has_work:
-        step()
-    assert said == right
-    assert here.stats.free_blocks == here.stats.num_blocks

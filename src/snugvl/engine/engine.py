@@ -149,7 +149,6 @@ class Engine:
                 self._read(self._in_flight, outputs)
         except Exception as error:
             outputs += self._recover(error)
-        self._masks.begin_together()
         return outputs
 
     def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
@@ -203,7 +202,7 @@ class Engine:
         step = self._scheduler.schedule(self._encoder.ready)
         if not step.chunks:
             if late and not outputs:
-                self._masks.turns.wait(POLL_S)  # nobody else has anything to do
+                self._masks.wait(POLL_S)  # nobody else has anything to do
             elif self.has_work and not outputs:
                 outputs += self._wait()
             return

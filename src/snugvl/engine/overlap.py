@@ -16,9 +16,6 @@ threads make from the tokens of step n while the network of step n + 1 runs:
     host     │ … masks n ready ┤ start network n + 1 │ read n │ … masks n + 1 ready ┤ start network n + 2
     threads                                          └ masks n + 1 ┘
 
-Whose mask is late is left out of the next step, alone, and comes back in the first one that finds it made;
-the others' tokens stay on the GPU meanwhile.
-
 A grammar that forces several tokens makes the row that is under way void: whatever its logits are, the next
 tokens are known. They are all computed in the step after it, beside the others' single ones
 (`Runner.start_chunks`), so a run of k forced tokens takes one step for k.
@@ -39,7 +36,6 @@ from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampl
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
-from snugvl.layers.upload import upload
 
 # Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
 # graph, too, and where it is started launch by launch.
@@ -200,29 +196,23 @@ def launch_next(pending: PendingStep, starter: StepStarter, scheduler: Scheduler
     """Start the step after `pending` before its tokens are known; None where the host must decide first.
 
     That is: somebody waits who could be admitted or go on, somebody ended, a sequence reaches its last token,
-    or there is no room for the next ones. Who has no mask in time is left out, and comes back with one.
+    or there is no room for the next ones.
     """
     sequences = pending.sequences
-    back = [s for s in scheduler.running if s.can_sample and s not in sequences]
-    if scheduler.could_admit or any(s.prefills or not pending.masked for s in back):
+    if scheduler.could_admit or any(s.can_sample and s not in sequences for s in scheduler.running):
         return None
-    chunks, rows = list[Chunk](), list[int | None]()
+    chunks = []
     for row, sequence in enumerate(sequences):
         unread = row not in pending.void
         last = len(sequence.generated) + unread >= sequence.max_tokens
-        if sequence.state is not State.RUNNING or last:
+        if sequence.state is not State.RUNNING or last or not (unread or sequence.can_sample):
             return None
-        if unread or sequence.can_sample:
-            end = sequence.computed + 1 if unread else sequence.length
-            chunks.append(Chunk(sequence, sequence.computed, end))
-            rows.append(row if unread else None)
-    chunks += [Chunk(sequence, sequence.computed, sequence.length) for sequence in back]
-    rows += [None] * len(back)
+        chunks.append(
+            Chunk(sequence, sequence.computed, sequence.computed + 1 if unread else sequence.length)
+        )
     tokens = sum(chunk.end - chunk.start for chunk in chunks)
     missing = [scheduler.pool.missing(chunk.sequence.table, chunk.start, chunk.end) for chunk in chunks]
     if tokens > scheduler.config.max_batched_tokens or sum(missing) > scheduler.pool.num_free:
-        return None
-    if not 0 < len(chunks) <= starter.graphs.largest or not starter.graphs.ensure(len(chunks)):
         return None
     grown = {}
     for row, (chunk, blocks) in enumerate(zip(chunks, missing, strict=True)):
@@ -231,44 +221,30 @@ def launch_next(pending: PendingStep, starter: StepStarter, scheduler: Scheduler
             assert not copies, "a decoding sequence shares no block that it writes to"
             grown[row] = chunk.sequence.table
         chunk.sequence.computed = chunk.end
-    step = _started(pending, chunks, rows, grown, starter)
+    step = _started(pending, chunks, grown, starter)
     if pending.sampler is None or pending.sampling is None:
         return step
     if not pending.masked:
         pending.sampler.note(pending.sampling.tokens)
         _choose(step, pending.sampler, starter.graphs, ahead=1)
-    elif step.sequences is sequences and not any(penalizes(each.request.sampling) for each in sequences):
+    elif not pending.void and not any(penalizes(sequence.request.sampling) for sequence in sequences):
         step.sampler = pending.sampler  # it has nothing to count
     return step
 
 
 def _started(
-    pending: PendingStep,
-    chunks: list[Chunk],
-    rows: list[int | None],
-    grown: dict[int, list[int]],
-    starter: StepStarter,
+    pending: PendingStep, chunks: list[Chunk], grown: dict[int, list[int]], starter: StepStarter
 ) -> PendingStep:
-    """The step after `pending`.
-
-    Args:
-        rows: of the chunks in `pending`; None where the host knows all of a chunk's tokens.
-        grown: the tables that are longer now, by chunk.
-    """
-    graphs, unread = starter.graphs, [row for row in rows if row is not None]
-    same = rows == list(range(len(pending.sequences)))
-    sequences = pending.sequences if same else [chunk.sequence for chunk in chunks]
-    if pending.run is not None and same:
+    """The step after `pending`; `grown`: the tables that are longer now, by row."""
+    sequences, graphs = pending.sequences, starter.graphs
+    if pending.run is not None and not pending.void:
         run = graphs.advance(len(sequences), grown)
         return PendingStep(sequences, run.logits, run, pending.masked, len(sequences))
     assert pending.sampling is not None, "only a masked step is void for some, or one of chunks"
-    found = pending.sampling.tokens
-    if not same and unread:
-        found = found.index_select(0, upload([row or 0 for row in rows], torch.int64, found.device))
-    if len(unread) == len(chunks):
-        run = graphs.start(rows_of(sequences), found)
+    if not pending.void:
+        run = graphs.start(rows_of(sequences), pending.sampling.tokens)
         return PendingStep(sequences, run.logits, run, pending.masked, len(sequences))
-    places = [place for place, row in enumerate(rows) if row is not None]
-    logits = starter.start_chunks(chunks, Unread(places, found))
+    rows = [row for row in range(len(sequences)) if row not in pending.void]
+    logits = starter.start_chunks(chunks, Unread(rows, pending.sampling.tokens))
     tokens = sum(chunk.end - chunk.start for chunk in chunks)
     return PendingStep(sequences, logits, None, pending.masked, tokens)

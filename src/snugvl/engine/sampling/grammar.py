@@ -7,11 +7,10 @@ prefill, preemption and strangers in the batch can't touch it.
 
 A mask may take microseconds or a tenth of a second. Those of requests whose last ones were quick are made
 together before the next choice, on all processors, and without Python's lock: with a thread for each of them
-threads wait for that lock and not for masks. One thread begins with them while the engine delivers the tokens
-before them. Others are made by threads (`MaskThreads`), as soon as the token before them is known, requests
-taking turns; and each choice has a share of time for which a step waits:
+threads wait for that lock and not for masks. Others are made by threads (`MaskThreads`), as soon as the token
+before them is known, requests taking turns; and each choice has a share of time for which a step waits:
 
-    engine    sample ─ accept │ … deliver │ quick masks ─ wait 5 ms at most ─ whoever has its mask goes on …
+    engine    sample ─ accept │ … next step │ quick masks ─ wait 5 ms at most ─ whoever has its mask goes on …
     threads                   └ token, mask ┘ one that is not ready is left out of this step
 
 Where a mask allows a single token, that one is forced, whatever the network thinks: the state takes it and
@@ -27,16 +26,15 @@ has started with the guesses that the grammar takes; those behind right guesses 
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from threading import Condition, Lock, Thread
 from typing import Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from snugvl.engine.sampling.turns import Turns
 from snugvl.errors import RequestError
 
 MOST_THREADS = 8
@@ -47,7 +45,6 @@ SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks ar
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
 FIRST_WORDS = 64  # of a mask, which say of most that they allow more than one token
 FORCING_S = 0.005  # after so long it looks no further
-FEW = 4  # quick masks for which a thread is asked
 
 
 class GrammarState(Protocol):
@@ -115,16 +112,19 @@ class MaskPace:
 class MaskThreads:
     """Makes masks over `vocab` tokens: threads, where owners (requests) take turns, or who asks for them.
 
-    Only the engine's own thread asks for masks.
+    Threads start with their first job. Only the engine's own thread asks for masks.
     """
 
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
-        self.turns = Turns(threads)
-        self._threads = threads
         self._left_s = TOGETHER_S  # for masks that are made together, in this step
         self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
-        self._begun: list[Future[None]] = []  # others, which a thread makes
+        lock = Lock()
+        self.changed = Condition(lock)  # notified whenever a job is done
+        self._submitted = Condition(lock)
+        self._threads = threads
+        self._started = 0
+        self._jobs: dict[Hashable, deque[Callable[[], object]]] = {}  # by owner; whose turn is next, first
 
     def begin(self) -> None:
         """A step begins."""
@@ -137,34 +137,40 @@ class MaskThreads:
             self._left_s -= share_s
             self._together.append((mask, token))
         else:
-            self.turns.submit(pace, lambda: make([(mask, token)]))
-
-    def begin_together(self) -> None:
-        """Let a thread make the quick masks that were asked for, while the engine does something else."""
-        asked, done = self._together, Future[None]()
-
-        def job() -> None:
-            try:
-                make(asked, self._processors(asked))
-                done.set_result(None)
-            except BaseException as error:  # what Rust panics at is no Exception
-                done.set_exception(error)
-
-        if len(asked) >= FEW and self.turns.hand(job):
-            self._together = []
-            self._begun.append(done)
+            self.submit(pace, lambda: make([(mask, token)]))
 
     def make_together(self) -> None:
-        """Make the quick masks that were asked for, or wait for the thread that has begun with them."""
+        """Make the quick masks that were asked for."""
         asked, self._together = self._together, []
         if asked:
-            make(asked, self._processors(asked))
-        begun, self._begun = self._begun, []
-        for done in begun:
-            done.result()
+            make(asked, min(self._threads, len(asked)))
 
-    def _processors(self, asked: Sequence[tuple["Mask", int]]) -> int:
-        return min(self._threads, len(asked))
+    def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
+        """Run `job`, which must not raise, when it is its owner's turn."""
+        with self._submitted:
+            self._jobs.setdefault(owner, deque()).append(job)
+            if self._started < self._threads:
+                self._started += 1
+                Thread(target=self._run, name="snugvl-masks", daemon=True).start()
+            self._submitted.notify()
+
+    def wait(self, most_s: float) -> None:
+        """Let a job be done, or time pass."""
+        with self.changed:
+            self.changed.wait(most_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._submitted:
+                self.changed.notify_all()
+                while not self._jobs:
+                    self._submitted.wait()
+                owner = next(iter(self._jobs))
+                jobs = self._jobs.pop(owner)
+                job = jobs.popleft()
+                if jobs:
+                    self._jobs[owner] = jobs  # behind all others
+            job()
 
 
 class Foreseen:
@@ -212,7 +218,7 @@ class Mask:
         state.fill(torch.from_numpy(self._bits))
         if state.error is None and self.put(self._bits):  # the masks after it cost something
             self.ready = False
-            threads.turns.submit(pace, lambda: make([(self, self.forced[-1])]))
+            threads.submit(pace, lambda: make([(self, self.forced[-1])]))
 
     @property
     def error(self) -> str | None:
@@ -271,7 +277,7 @@ class Mask:
     def put(self, bits: NDArray[np.int32], more: bool = True) -> bool:
         """Take `bits` for what may come behind `forced`; whether they force a token that isn't the last.
 
-        `more`: whether it may become longer, and they may force one.
+        `more`: whether it may become longer.
         """
         self._bits = bits
         token = _only(bits) if more and len(self.forced) < MOST_FORCED else None
@@ -319,8 +325,8 @@ class Mask:
             return 0.0
         self._threads.make_together()
         begun, limit_s = time.monotonic(), None if most_s is None else min(most_s, self._share_s)
-        with self._threads.turns.changed:
-            self._threads.turns.changed.wait_for(lambda: self.ready, limit_s)
+        with self._threads.changed:
+            self._threads.changed.wait_for(lambda: self.ready, limit_s)
         took_s = time.monotonic() - begun
         self._share_s = max(self._share_s - took_s, 0.0)
         return took_s
@@ -343,9 +349,8 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
             bits = torch.empty(len(sound), asked[0][0].words, dtype=torch.int32)
             kind.fill_all([mask.state for mask in sound], bits)
             more = time.monotonic() < begun + FORCING_S
-            few = np.count_nonzero(bits.numpy()[:, :FIRST_WORDS], axis=1) <= 1
-            rows = zip(sound, bits.numpy(), (few & more).tolist(), strict=True)
-            left = [(mask, mask.forced[-1]) for mask, row, maybe in rows if mask.put(row, maybe)]
+            rows = zip(sound, bits.numpy(), strict=True)
+            left = [(mask, mask.forced[-1]) for mask, row in rows if mask.put(row, more)]
     if len(asked) == 1:  # a thread that waits for Python's lock would take its mask for a slow one
         took_s = time.thread_time() - spent
     else:
@@ -359,7 +364,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
 
 def _only(bits: NDArray[np.int32]) -> int | None:
     """The token that is allowed, if it is the only one."""
-    if np.count_nonzero(bits) != 1:
+    if np.count_nonzero(bits[:FIRST_WORDS]) > 1 or np.count_nonzero(bits) != 1:
         return None
     (places,) = bits.nonzero()  # sixty times as slow as counting
     word = int(bits.view(np.uint32)[places[0]])
