@@ -183,7 +183,7 @@ PROBLEMS: dict[str, tuple[str, Change, type[SnugvlError], str]] = {
             and s.update({f"{Q}.weight": torch.zeros(128, 128)})
         ),
         UnsupportedModel,
-        r"k_proj\.qweight' has 4 bits and F16 scales, but '.*q_proj\.weight' none; .*--weights int4",
+        r"k_proj\.qweight' has 4 bits in groups of 64 and F16 scales, but '.*q_proj\.weight' none; .*int4",
     ),
     "a head": (
         "awq",
