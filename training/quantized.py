@@ -4,8 +4,8 @@
 
 The yardsticks are those of `training/format_cost.py`: KL to float32 of the model's answers to twelve
 questions, and of a text. What is given with --with are answers of the model to other questions, and
-beginnings of other chapters of the book that the text is from. Checkpoints are written, loaded again as any other, and
-computed in float32, so the figures are of the rounding alone.
+beginnings of other chapters of the book that the text is from. Checkpoints are written, loaded again as any
+other, and computed in float32, so the figures are of the rounding alone.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snugvl.cli import compare_view, options, session, sources
+from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
 from snugvl.cli.stderr import say
 from snugvl.cli.stdout import write
@@ -92,6 +92,7 @@ def quantize(
 def _quantize(
     load: LoadOptions, out: Path, given: Given, bits: float, group: int | None, *, json: bool, quiet: bool
 ) -> None:
+    from snugvl.cli import compare_view
     from snugvl.quantize.setup import Job
 
     with (
