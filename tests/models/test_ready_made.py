@@ -18,8 +18,7 @@ from snugvl.core.messages import user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
-from snugvl.models import ready_made as ours
-from snugvl.models import tensor_files
+from snugvl.models.code_words import move_awq
 from snugvl.models.loader import Storage, load_model
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
@@ -354,7 +353,7 @@ def test_moving_codes_needs_no_more_than_planned() -> None:
     trace.keep(words)
     trace.keep(out)
     with torch.inference_mode(), trace:
-        ours.move_awq(words, out)
+        move_awq(words, out)
     assert 0 < trace.peak <= READY_MADE_BYTES * words.nbytes // 2
 
 

@@ -34,10 +34,9 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
 from snugvl.layers.linear import Linear
+from snugvl.models.code_words import AWQ, PLAIN, codes_of, move_awq, packed
 from snugvl.models.tensor_files import DTYPES, TensorFiles
 
-PLAIN = (0, 1, 2, 3, 4, 5, 6, 7)  # where in a word the code of each of eight neighbours is
-AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 _SCALES = ("F16", "BF16")
 _ENDINGS = {  # of codes, scales, zero points
     "awq": ("qweight", "scales", "qzeros"),
@@ -354,7 +353,7 @@ def _fill_ordered(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, 
     if form.method == "compressed-tensors":
         for piece in files.pieces(matrix.words):
             moved = codes_of(piece.values, PLAIN)[:, order]
-            words[piece.start : piece.start + len(moved)].copy_(_packed(moved))
+            words[piece.start : piece.start + len(moved)].copy_(packed(moved))
         return
     places = torch.empty_like(order)
     places[order] = torch.arange(columns, device=device)
@@ -375,15 +374,6 @@ def _place(target: LoadTarget) -> int:
     return 0 if target.start == 0 else last if target.start + target.rows == linear.rows else 1
 
 
-def _packed(codes: torch.Tensor) -> torch.Tensor:
-    """`[n, columns]` codes as `[n, columns / 8]` int32."""
-    eights = codes.view(len(codes), -1, 8)
-    made = eights[..., 0].clone()
-    for place in range(1, 8):
-        made |= eights[..., place] << 4 * place
-    return made
-
-
 def check_orders(targets: Mapping[str, LoadTarget]) -> None:
     """Refuse matrices of which two parts have their columns in another order.
 
@@ -397,23 +387,3 @@ def check_orders(targets: Mapping[str, LoadTarget]) -> None:
                 f"{name!r} has its columns in another order than what our engine has in one matrix with it: "
                 f"{INSTEAD}"
             )
-
-
-def codes_of(words: torch.Tensor, nibbles: tuple[int, ...]) -> torch.Tensor:
-    """`[n, m / 8]` int32 as `[n, m]` codes."""
-    shifts = torch.tensor([4 * nibble for nibble in nibbles], dtype=torch.int32, device=words.device)
-    return ((words[..., None] >> shifts) & 15).flatten(1)
-
-
-def move_awq(words: torch.Tensor, out: torch.Tensor) -> None:
-    """`[n, rows / 8]` int32 in AWQ's order to `out` `[rows, n / 8]` in ours.
-
-    A code of each word at a time: the codes of a whole piece are eight times as large.
-    """
-    out.zero_()
-    eights = out.view(-1, 8, out.shape[1])
-    for column in range(8):
-        some = words[column::8]
-        for row, nibble in enumerate(AWQ):
-            codes = (some >> 4 * nibble) & 15
-            eights[:, row].bitwise_or_((codes << 4 * column).T)
