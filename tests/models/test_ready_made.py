@@ -18,6 +18,7 @@ from snugvl.core.messages import user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
+from snugvl.models import tensor_files
 from snugvl.models.code_words import move_awq
 from snugvl.models.loader import Storage, load_model
 from snugvl.planner.footprint.weights import weight_bytes
