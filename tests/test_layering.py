@@ -26,6 +26,9 @@ ALLOWED = {
         "backends.native", "backends.place", "tasks", "inputs", "engine", "models", "layers", "checkpoint",
         "planner",
     },
+    "quantize": {
+        "fidelity", "backends.place", "engine", "models", "layers", "checkpoint", "planner",
+    },
     "server": {
         "tasks", "inputs.image", "inputs.frames", "inputs.tools", "inputs.trials", "checkpoint",
         "planner.plan",
@@ -33,8 +36,8 @@ ALLOWED = {
     "client": {"tasks", "inputs.image"},
     "bench": {"client", "hardware"},
     "cli": {
-        "server", "bench", "client", "fidelity", "tasks", "inputs", "checkpoint", "hardware", "planner",
-        "diagnose",
+        "server", "bench", "client", "fidelity", "quantize", "tasks", "inputs", "checkpoint", "hardware",
+        "planner", "diagnose",
         "backends.child", "backends.llamacpp", "backends.process", "backends.vllm", "loading", "model",
     },
 }  # fmt: skip

@@ -18,8 +18,8 @@ from snugvl.core.messages import user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
-from snugvl.models import ready_made as ours
 from snugvl.models import tensor_files
+from snugvl.models.code_words import move_awq
 from snugvl.models.loader import Storage, load_model
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
@@ -183,7 +183,7 @@ PROBLEMS: dict[str, tuple[str, Change, type[SnugvlError], str]] = {
             and s.update({f"{Q}.weight": torch.zeros(128, 128)})
         ),
         UnsupportedModel,
-        r"k_proj\.qweight' has 4 bits and F16 scales, but '.*q_proj\.weight' none; .*--weights int4",
+        r"k_proj\.qweight' has 4 bits in groups of 64 and F16 scales, but '.*q_proj\.weight' none; .*int4",
     ),
     "a head": (
         "awq",
@@ -354,7 +354,7 @@ def test_moving_codes_needs_no_more_than_planned() -> None:
     trace.keep(words)
     trace.keep(out)
     with torch.inference_mode(), trace:
-        ours.move_awq(words, out)
+        move_awq(words, out)
     assert 0 < trace.peak <= READY_MADE_BYTES * words.nbytes // 2
 
 

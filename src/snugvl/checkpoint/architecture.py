@@ -228,7 +228,8 @@ class PackedInt4:
 
     Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
     zero points, code 8 means 0. `offset`: what is added to stored zero points. `ordered`: a group's columns
-    don't stand together; files say of each column which group it is of.
+    don't stand together; files say of each column which group it is of. `bits`: 4, or 8 of those of `others`,
+    which some matrices are stored in instead: which ones is what their shapes say.
     """
 
     method: Literal["awq", "gptq", "compressed-tensors"]
@@ -236,6 +237,8 @@ class PackedInt4:
     symmetric: bool = False
     offset: int = 0
     ordered: bool = False
+    bits: Literal[4, 8] = 4
+    others: tuple["PackedInt4", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from snugvl.checkpoint.families.network import Network
 from snugvl.checkpoint.gguf_facts import gguf_facts
 from snugvl.checkpoint.gguf_network import ARCHITECTURE
 from snugvl.checkpoint.material import Material, Stored
-from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
+from snugvl.checkpoint.quantized import Packing, bits_of, check_whole, place, read_packing
 from snugvl.checkpoint.safetensors import read_tensors
 from snugvl.checkpoint.section import Section, read_json
 from snugvl.errors import CheckpointError
@@ -74,7 +74,7 @@ def _classified(
     expected = {tensor.name: tensor for tensor in network.tensors}
     beside = {tensor.name: tensor for tensor in network.unloaded}
     held: dict[str, int] = defaultdict(int)
-    facts = []
+    facts, eights = [], set()
     for tensor in material.tensors:
         plain = expected.get(tensor.name) if packing is None else None
         if plain is not None:  # most tensors of most models; the whole catalogue is read in one go
@@ -87,10 +87,20 @@ def _classified(
         if spot.part == "scale":
             role = "scale"
         elif known:
-            held[known.name] += elements(math.prod(tensor.shape), tensor.nbytes, spot.part, packing)
+            bits = bits_of(tensor.nbytes, spot.part, packing, math.prod(known.shape))
+            held[known.name] += tensor.nbytes * 8 // bits if bits else math.prod(tensor.shape)
+            if bits == 8 and packing is not None and packing.mixed:
+                eights.add(tensor.name.rpartition(".")[0])
         loaded = spot.of in expected or role == "lm_head"
         name = known.name if known and packing is None else tensor.name  # older files have other prefixes
         facts.append(TensorFact(name, role, tensor.dtype, tensor.shape, tensor.nbytes, loaded))
+    if eights:
+        facts = [
+            fact._replace(role="scale8")
+            if fact.role == "scale" and fact.name.rpartition(".")[0] in eights
+            else fact
+            for fact in facts
+        ]
     missing = [name for name in expected if name not in held]
     if missing:
         raise CheckpointError(

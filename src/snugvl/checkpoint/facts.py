@@ -9,14 +9,16 @@ from math import prod
 from typing import Final, Literal, NamedTuple, Protocol
 
 Role = Literal[
-    "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"
+    "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "scale8",
+    "other",
 ]  # fmt: skip
 FactSource = Literal["folder", "hub cache", "hub", "catalogue", "file"]
 PREDICTOR: Final = "mtp."  # what names of a multi-token predictor's tensors begin with
 
 
 class TensorFact(NamedTuple):
-    """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales.
+    """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales;
+    "scale8": those of an 8-bit one among 4-bit ones.
 
     `loaded` False: stored, but no network has it (old rotary tables), or none unasked (Qwen3.5's mtp.*): it
     costs disk only.

@@ -39,11 +39,13 @@ class Packing:
     """How the quantised matrices of a checkpoint are stored: each element in `bits`.
 
     `ordered`: a group's columns don't stand together (GPTQ's desc_act, compressed-tensors' actorder).
+    `mixed`: some elements in 8 bits, which ones is what shapes say.
     """
 
     kind: Kind
     bits: int
     ordered: bool = False
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def _schemes(section: Section) -> dict[str, tuple[Section, Section]]:
 
 
 def _compressed_packing(section: Section) -> Packing:
-    """All groups must be of one kind."""
+    """All groups must be of one kind, or integers of 4 and of 8 bits."""
     found = set()
     for _, weights in _schemes(section).values():
         bits, number = weights.count("num_bits"), weights.get("type", str, "int")
@@ -143,6 +145,8 @@ def _compressed_packing(section: Section) -> Packing:
             raise UnsupportedModel(
                 f"{weights.where} has {bits}-bit {plain(number)} weights; int 4, int 8, float 8 can be read"
             )
+    if found == {Packing("int4", 4), Packing("int8", 8)}:
+        return Packing("int4", 4, mixed=True)
     if len(found) != 1:
         kinds = sorted(packing.kind for packing in found)
         raise UnsupportedModel(f"{section.where} mixes weights of {kinds or 'no kind'}; one kind can be read")
@@ -192,7 +196,10 @@ def _gptq(section: Section) -> PackedInt4:
 
 
 def _compressed_layout(section: Section) -> PackedInt4:
-    """compressed-tensors' "pack-quantized": 4-bit groups, symmetric or not, activations as they are."""
+    """compressed-tensors' "pack-quantized": 4-bit groups, symmetric or not, activations as they are.
+
+    Beside them there may be 8-bit groups, symmetric ones.
+    """
     for key in ("kv_cache_scheme", "transform_config", "sparsity_config"):
         if section.values.get(key):
             _refuse(
@@ -203,9 +210,11 @@ def _compressed_layout(section: Section) -> PackedInt4:
             )
     schemes = _schemes(section)
     found = {_packed(section, scheme, weights.values) for scheme, weights in schemes.values()}
-    if len(found) != 1:
-        _refuse(section, "compressed-tensors", {"config_groups": sorted(schemes)}, "one scheme for all")
-    return found.pop()
+    order = sorted(found, key=lambda each: (each.bits, each.group, each.symmetric))
+    if not order or order[0].bits != 4 or (len(order) > 1 and any(each.ordered for each in order)):
+        known = "schemes of 4 bits, and beside them others of 8 bits; one alone where it is ordered"
+        _refuse(section, "compressed-tensors", {"config_groups": sorted(schemes)}, known)
+    return replace(order[0], others=tuple(order[1:]))
 
 
 def _packed(section: Section, scheme: Section, weights: Mapping[str, Any]) -> PackedInt4:
@@ -221,16 +230,22 @@ def _packed(section: Section, scheme: Section, weights: Mapping[str, Any]) -> Pa
     }
     known = (
         found["format"] == "pack-quantized"
-        and (found["num_bits"], found["type"], found["strategy"]) == (4, "int", "group")
+        and found["num_bits"] in (4, 8)
+        and (found["type"], found["strategy"]) == ("int", "group")
         and found["group_size"] in GROUPS
         and found["actorder"] in (None, "static", "weight", "group")
         and not (found["input_activations"] or found["output_activations"])
     )
-    if not known:
-        wanted = f"pack-quantized weights of 4-bit int in groups of {_GROUPS}, activations left alone"
-        _refuse(scheme, "compressed-tensors", found, wanted)
     symmetric, ordered = bool(weights.get("symmetric", True)), found["actorder"] == "group"
-    return PackedInt4("compressed-tensors", weights["group_size"], symmetric, ordered=ordered)
+    bits = found["num_bits"]
+    if not known or (bits == 8 and (ordered or not symmetric)):
+        found["symmetric"] = symmetric
+        wanted = (
+            f"pack-quantized weights of 4-bit int in groups of {_GROUPS}, beside them symmetric ones of 8 "
+            "bits, activations left alone"
+        )
+        _refuse(scheme, "compressed-tensors", found, wanted)
+    return PackedInt4("compressed-tensors", weights["group_size"], symmetric, ordered=ordered, bits=bits)
 
 
 def _refuse(section: Section, method: str, found: dict[str, Any], known: str) -> NoReturn:
@@ -259,11 +274,11 @@ def _whole(name: str) -> str:
     return f"{expert[1]}.down_proj" if expert[2] == "down" else f"{expert[1]}.gate_up_proj"
 
 
-def elements(numel: int, nbytes: int, part: str, packing: Packing | None) -> int:
-    """Elements of the matrix that a stored tensor of `numel` elements and `nbytes` bytes holds."""
-    if part == "packed" and packing is not None:
-        return nbytes * 8 // packing.bits
-    return numel
+def bits_of(nbytes: int, part: str, packing: Packing | None, wanted: int) -> int:
+    """Of an element of a packed tensor of `nbytes` bytes, whose matrix has `wanted` elements; else 0."""
+    if part != "packed" or packing is None:
+        return 0
+    return 8 if packing.mixed and nbytes >= wanted else packing.bits
 
 
 def check_whole(name: str, held: int, shape: tuple[int, ...], wanted: int, where: str) -> None:

@@ -27,6 +27,7 @@ from snugvl.cli import (
     plan,
     ps,
     pull,
+    quantize,
     scene,
     serve,
     top,
@@ -63,6 +64,7 @@ app.command("serve")(serve.serve)
 app.command("ps")(ps.ps)
 app.command("bench")(bench.bench)
 app.command("compare")(compare.compare)
+app.command("quantize")(quantize.quantize)
 app.add_typer(config.app, name="config")
 
 

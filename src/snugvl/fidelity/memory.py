@@ -87,8 +87,14 @@ class PassPlan:
     readers: int
 
 
-def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load], place: Place) -> PassPlan:
-    """The plan for a pass over `side` with these questions.
+def plan_pass(
+    side: Participant,
+    network: LayeredNetwork,
+    loads: Sequence[Load],
+    place: Place,
+    more: Sequence[Component] = (),
+) -> PassPlan:
+    """The plan for a pass over `side` with these questions, and `more` that is held meanwhile.
 
     Raises:
         DoesNotFit: not even the smallest chunk fits, or one question doesn't; with the numbers.
@@ -101,7 +107,7 @@ def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load],
     both, none = [a + b for a, b in zip(states, pictures, strict=True)], [0] * len(loads)
     host = sum(both) if place.host_bytes is None else place.host_bytes // HOST_SHARE
     for chunk, readers in product(CHUNKS, (1,) if cpu else native.READERS):
-        parts = _components(side, network, loads, place, chunk, readers)
+        parts = [*_components(side, network, loads, place, chunk, readers), *more]
         room = place.usable_bytes - footprint_of(parts).total_bytes
         home = place.device if cpu or room >= sum(states) else torch.device("cpu")
         inside, beside = (both, none) if cpu else (states, pictures) if home == place.device else (none, both)
@@ -117,10 +123,10 @@ def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load],
     found = footprint_of(parts)
     largest = max(found.counted, key=lambda part: part.nbytes)
     raise DoesNotFit(
-        f"comparing with {side.capabilities.model} needs "
+        f"a pass over {side.capabilities.model} needs "
         f"{format_size(found.total_bytes + max(both))} at once, "
         f"the largest part being {largest.name} ({format_size(largest.nbytes)}); "
-        f"{format_size(place.usable_bytes)} can be had; free some, or compare smaller pictures (--max-pixels)"
+        f"{format_size(place.usable_bytes)} can be had; free some, or give smaller pictures (--max-pixels)"
     )
 
 

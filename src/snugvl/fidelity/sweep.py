@@ -14,6 +14,8 @@ A recurrent state is kept behind the prompt, and every answer starts from it.
 What comes of it are the last hidden states, after the norm, at the places where the answers' tokens are
 chosen: 8 KiB a token of an 8B, from which `distributions.py` makes logits.
 
+Who visits the layers may change one before it is computed, or compute it for some sequences alone.
+
 A chunk that runs out of memory is computed again in two halves.
 """
 
@@ -108,6 +110,7 @@ class Sweep:
         self._text: TextConfig = network.model.config.text
         vision = network.model.config.vision
         self._levels = 0 if vision is None else len(vision.deepstack_layers)
+        self._keep = True
         self._encoded: dict[bytes, torch.Tensor] = {}  # of pictures, on the host
         total = sum(group.tokens for group in groups)
         hidden = self._text.hidden_size
@@ -116,8 +119,11 @@ class Sweep:
         self._starts = [0, *accumulate(group.tokens for group in groups)]
 
     @torch.inference_mode()
-    def run(self) -> list[list[torch.Tensor]]:
-        """All of it: per group and answer `[tokens, hidden]` on the host."""
+    def run(self, visit: Callable[[int, Layer], None] | None = None) -> list[list[torch.Tensor]]:
+        """All of it: per group and answer `[tokens, hidden]` on the host.
+
+        `visit`: given each layer with its weights in memory; computes it by `advance`.
+        """
         network, decoder = self._network, self._network.model.decoder
         parts: list[Layer] = list(decoder.layers)  # type: ignore[arg-type]
         self._encode()
@@ -128,12 +134,27 @@ class Sweep:
                 if index + 1 < len(parts):
                     network.read_ahead(parts[index + 1])
                 places.callback(_placed(layer))
-                for group, first in zip(self._groups, self._starts, strict=False):
-                    self._advance(index, layer, group, first)
+                if visit is None:
+                    self.advance(index, layer)
+                else:
+                    visit(index, layer)
         with network.part(decoder.norm):
             return [
                 self._wanted(group, first) for group, first in zip(self._groups, self._starts, strict=False)
             ]
+
+    def advance(
+        self, index: int, layer: Layer, numbers: Sequence[int] | None = None, *, keep: bool = True
+    ) -> None:
+        """A layer over all sequences, or the groups of these numbers; not to `keep` what comes of it."""
+        self._keep = keep
+        for number in range(len(self._groups)) if numbers is None else numbers:
+            self._advance(index, layer, self._groups[number], self._starts[number])
+
+    def repeat(self, source: int, target: int) -> None:
+        """Hidden states of a group as those of another, equal one."""
+        first, second, tokens = self._starts[source], self._starts[target], self._groups[source].tokens
+        self._states[second : second + tokens] = self._states[first : first + tokens]
 
     def _encode(self) -> None:
         """Pictures through the vision tower, each once."""
@@ -217,7 +238,8 @@ class Sweep:
             level = self._pictured(prompt, chunk.start, end)[:, (index + 1) * width : (index + 2) * width]
             where = torch.tensor(places, device=device) - chunk.start
             x.index_add_(0, where, level.to(device, x.dtype))
-        self._states[rows] = x
+        if self._keep:
+            self._states[rows] = x
 
     def _wanted(self, group: Sequences, first: int) -> list[torch.Tensor]:
         """The last norm of the states that choose the answers' tokens."""

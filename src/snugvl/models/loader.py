@@ -193,12 +193,12 @@ def open_checkpoint(
     form = config.quantization
     matrices: dict[str, PackedMatrix] = {}
     if isinstance(form, PackedInt4):
-        known = {name for name, _ in targets_of(model)}
+        known = {name: each.parameter.shape[-1] for name, each in targets_of(model)}
         tensors, matrices = ready_made.collect(tensors, form, folder, known)
     check_names(model, config, tensors, folder, matrices)
     if isinstance(form, PackedInt4):
         inside = {id(module) for module in model.decoder.layers.modules()}
-        ready_made.store(dict(targets_of(model)), matrices, form, inside)
+        ready_made.store(dict(targets_of(model)), matrices, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
     ready_made.store_blocks(dict(targets_of(model)), tensors)
@@ -273,8 +273,8 @@ def fill(
             own.files = TensorFiles(by_name, stored.blocks, device)
             files.append(own.files)
         with torch.inference_mode(inference), torch.no_grad():
-            if isinstance(stored.form, PackedInt4) and name in stored.matrices:
-                ready_made.fill(stored.matrices[name], targets[name], own.files, stored.form)
+            if name in stored.matrices:
+                ready_made.fill(stored.matrices[name], targets[name], own.files)
                 return entry.nbytes
             for piece in own.files.pieces(entry):
                 _place(piece, targets[name], stored.blocks)
@@ -343,8 +343,7 @@ def check_names(
     targets = dict(targets_of(model))
     for name, target in targets.items():
         if name in matrices:
-            assert isinstance(config.quantization, PackedInt4)
-            ready_made.check_matrix(matrices[name], target, config.quantization)
+            ready_made.check_matrix(matrices[name], target)
             continue
         if name not in tensors:
             raise CheckpointError(f"{folder} lacks tensor {name!r}; the checkpoint is incomplete or foreign")

@@ -34,10 +34,9 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
 from snugvl.layers.linear import Linear
+from snugvl.models.code_words import AWQ, PLAIN, codes_of, move_awq, packed
 from snugvl.models.tensor_files import DTYPES, TensorFiles
 
-PLAIN = (0, 1, 2, 3, 4, 5, 6, 7)  # where in a word the code of each of eight neighbours is
-AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 _SCALES = ("F16", "BF16")
 _ENDINGS = {  # of codes, scales, zero points
     "awq": ("qweight", "scales", "qzeros"),
@@ -66,11 +65,13 @@ class PackedMatrix:
     """The stored tensors of one matrix.
 
     Attributes:
+        form: how it is stored.
         shape: what compressed-tensors says of it.
         order: the group of each column (GPTQ; compressed-tensors, where columns are ordered).
         bias: one of zeros that GPTQ's files have where the network has none.
     """
 
+    form: PackedInt4
     words: TensorEntry
     scales: TensorEntry
     zeros: TensorEntry | None
@@ -80,11 +81,11 @@ class PackedMatrix:
 
 
 def collect(
-    tensors: Mapping[str, TensorEntry], form: PackedInt4, folder: Path, known: Collection[str]
+    tensors: Mapping[str, TensorEntry], form: PackedInt4, folder: Path, known: Mapping[str, int]
 ) -> tuple[dict[str, TensorEntry], dict[str, PackedMatrix]]:
     """The other tensors, and the 4-bit matrices by the names they have when they are plain.
 
-    `known`: names of the network's own tensors.
+    `known`: names of the network's own tensors, and how many columns each has.
 
     Raises:
         CheckpointError: scales or zero points are missing, or there is nothing 4-bit in `folder`.
@@ -96,12 +97,19 @@ def collect(
             continue
         base = name.removesuffix(codes)
         del others[name]
+        mine = _form_of(
+            (words, others.get(base + scales)),
+            form,
+            known.get(f"{base}weight", 0),
+            zeros=base + zeros in others,
+        )
         gptq = form.method == "gptq"
         order = "g_idx" if gptq else "weight_g_idx"
         matrix = PackedMatrix(
+            mine,
             words,
             _beside(words, others, base, scales),
-            others.pop(base + zeros, None) if form.symmetric else _beside(words, others, base, zeros),
+            others.pop(base + zeros, None) if mine.symmetric else _beside(words, others, base, zeros),
             others.pop(f"{base}weight_shape", None) if form.method == "compressed-tensors" else None,
             _beside(words, others, base, order) if form.ordered else others.pop(base + order, None),
             others.pop(f"{base}bias", None) if gptq and f"{base}bias" not in known else None,
@@ -112,20 +120,36 @@ def collect(
     return others, found
 
 
+def _form_of(
+    stored: tuple[TensorEntry, TensorEntry | None], form: PackedInt4, columns: int, *, zeros: bool
+) -> PackedInt4:
+    """Which of the checkpoint's forms a matrix has, by its rows of codes and scales, and its zero points."""
+    words, scales = stored
+    groups = 0 if scales is None else scales.shape[-1]
+    fits = (
+        each
+        for each in (form, *form.others)
+        if words.shape[-1] * 32 == columns * each.bits
+        and groups * each.group == columns
+        and each.symmetric != zeros
+    )
+    return next(fits, form)
+
+
 def _beside(words: TensorEntry, tensors: dict[str, TensorEntry], base: str, part: str) -> TensorEntry:
     if base + part not in tensors:
         raise CheckpointError(f"{words.file}: 4-bit tensor {words.name!r} has no {part} beside it")
     return tensors.pop(base + part)
 
 
-def check_matrix(matrix: PackedMatrix, target: LoadTarget, form: PackedInt4) -> None:
+def check_matrix(matrix: PackedMatrix, target: LoadTarget) -> None:
     """Compare the stored tensors with the place they go to.
 
     Raises:
         CheckpointError: a shape or a type that the layout doesn't have.
         UnsupportedModel: a tensor that can't be 4-bit here.
     """
-    words, linear = matrix.words, target.linear
+    words, linear, form = matrix.words, target.linear, matrix.form
     if linear is None:
         raise UnsupportedModel(f"{words.file}: {words.name!r} is 4-bit; our engine keeps it wide: {INSTEAD}")
     rows, columns = target.rows, linear.columns
@@ -134,7 +158,7 @@ def check_matrix(matrix: PackedMatrix, target: LoadTarget, form: PackedInt4) -> 
             f"{words.file}: {words.name!r} is of {rows} x {columns} weights, which don't divide into eights "
             f"of rows and groups of {form.group}: {INSTEAD}"
         )
-    shapes = _shapes(rows, columns, columns // form.group)[form.method]
+    shapes = _shapes(rows, columns, columns // form.group, form.bits)[form.method]
     for entry, shape, dtypes in (
         (words, shapes[0], ("I32",)),
         (matrix.zeros, shapes[1], ("I32",)),
@@ -152,19 +176,18 @@ def check_matrix(matrix: PackedMatrix, target: LoadTarget, form: PackedInt4) -> 
             )
 
 
-def _shapes(rows: int, columns: int, groups: int) -> dict[str, tuple[tuple[int, int], ...]]:
+def _shapes(rows: int, columns: int, groups: int, bits: int) -> dict[str, tuple[tuple[int, int], ...]]:
     """Of codes, zero points and scales."""
     return {
         "awq": ((columns, rows // 8), (groups, rows // 8), (groups, rows)),
         "gptq": ((columns // 8, rows), (groups, rows // 8), (groups, rows)),
-        "compressed-tensors": ((rows, columns // 8), (rows // 8, groups), (rows, groups)),
+        "compressed-tensors": ((rows, columns * bits // 32), (rows // 8, groups), (rows, groups)),
     }
 
 
 def store(
     targets: Mapping[str, LoadTarget],
     matrices: Mapping[str, PackedMatrix],
-    form: PackedInt4,
     inside: Collection[int],
 ) -> None:
     """Give the linears that `matrices` fill their format, before there is memory.
@@ -179,29 +202,36 @@ def store(
     for name, target in targets.items():
         parts[id(target.linear)].append(name)
     for name in matrices:
-        linear, words = targets[name].linear, matrices[name].words
+        linear, words, form = targets[name].linear, matrices[name].words, matrices[name].form
         assert linear is not None
         if id(linear) not in inside:
             raise UnsupportedModel(
                 f"{words.file}: {words.name!r} is 4-bit outside of the decoder's layers: {INSTEAD}"
             )
         for other in parts[id(linear)]:
-            scales = matrices[other].scales.dtype if other in matrices else "none"
-            if scales != matrices[name].scales.dtype:
+            if (theirs := _held(matrices.get(other))) != (ours := _held(matrices[name])):
                 raise UnsupportedModel(
-                    f"{words.file}: {words.name!r} has 4 bits and {matrices[name].scales.dtype} scales, but "
-                    f"{other!r} {scales}; our engine has them in one matrix: {INSTEAD}"
+                    f"{words.file}: {words.name!r} has {ours}, but {other!r} {theirs}; our engine has them "
+                    f"in one matrix: {INSTEAD}"
                 )
         if linear.format == "bf16":
-            linear.store_as("int4", form.group)
+            linear.store_as("int4" if form.bits == 4 else "int8", form.group)
             assert linear.scale is not None
             linear.scale = torch.empty_like(linear.scale, dtype=DTYPES[matrices[name].scales.dtype])
-            linear.zero = torch.empty_like(linear.scale)
+            linear.zero = torch.empty_like(linear.scale) if form.bits == 4 else None
             if form.ordered:
                 count = len(parts[id(linear)])
                 linear.order = torch.empty(
                     count, linear.columns, dtype=torch.int32, device=linear.scale.device
                 )
+
+
+def _held(matrix: PackedMatrix | None) -> str:
+    """What parts of one matrix must have in common."""
+    if matrix is None:
+        return "none"
+    form = matrix.form
+    return f"{form.bits} bits in groups of {form.group} and {matrix.scales.dtype} scales"
 
 
 def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, TensorEntry]) -> None:
@@ -228,7 +258,7 @@ def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, Tensor
         linear.store_blocks(kinds)
 
 
-def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: PackedInt4) -> None:
+def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles) -> None:
     """Read a matrix into its rows of a linear, a piece at a time.
 
     Raises:
@@ -236,15 +266,18 @@ def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: Pac
             hasn't.
         UnsupportedModel: the columns' groups aren't in order, or of another size.
     """
-    linear = target.linear
+    linear, form = target.linear, matrix.form
     assert linear is not None
     assert linear.scale is not None
-    assert linear.zero is not None
     rows = slice(target.start, target.start + target.rows)
     by_row = form.method == "compressed-tensors"
     _check_values(matrix, target.rows, linear.columns, files, form)
     scales = files.whole(matrix.scales)
     linear.scale[rows].copy_(scales if by_row else scales.T)
+    if form.bits == 8:
+        _fill_bytes(matrix, linear.weight[rows], files)
+        return
+    assert linear.zero is not None
     if matrix.zeros is None:
         linear.zero[rows].fill_(8)
     else:
@@ -263,6 +296,14 @@ def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: Pac
             words[start : start + count].copy_(piece.values)
         else:
             words[:, start : start + count].copy_(piece.values.T)
+
+
+def _fill_bytes(matrix: PackedMatrix, place: torch.Tensor, files: TensorFiles) -> None:
+    """Codes of 8 bits, four in a word, of which 128 means 0, to int8 `place` `[rows, columns]`."""
+    for piece in files.pieces(matrix.words):
+        rows = place[piece.start : piece.start + len(piece.values)]
+        rows.copy_(piece.values.view(torch.int8))
+        rows.bitwise_xor_(-128)  # less 128
 
 
 def _check_values(
@@ -312,7 +353,7 @@ def _fill_ordered(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, 
     if form.method == "compressed-tensors":
         for piece in files.pieces(matrix.words):
             moved = codes_of(piece.values, PLAIN)[:, order]
-            words[piece.start : piece.start + len(moved)].copy_(_packed(moved))
+            words[piece.start : piece.start + len(moved)].copy_(packed(moved))
         return
     places = torch.empty_like(order)
     places[order] = torch.arange(columns, device=device)
@@ -333,15 +374,6 @@ def _place(target: LoadTarget) -> int:
     return 0 if target.start == 0 else last if target.start + target.rows == linear.rows else 1
 
 
-def _packed(codes: torch.Tensor) -> torch.Tensor:
-    """`[n, columns]` codes as `[n, columns / 8]` int32."""
-    eights = codes.view(len(codes), -1, 8)
-    made = eights[..., 0].clone()
-    for place in range(1, 8):
-        made |= eights[..., place] << 4 * place
-    return made
-
-
 def check_orders(targets: Mapping[str, LoadTarget]) -> None:
     """Refuse matrices of which two parts have their columns in another order.
 
@@ -355,23 +387,3 @@ def check_orders(targets: Mapping[str, LoadTarget]) -> None:
                 f"{name!r} has its columns in another order than what our engine has in one matrix with it: "
                 f"{INSTEAD}"
             )
-
-
-def codes_of(words: torch.Tensor, nibbles: tuple[int, ...]) -> torch.Tensor:
-    """`[n, m / 8]` int32 as `[n, m]` codes."""
-    shifts = torch.tensor([4 * nibble for nibble in nibbles], dtype=torch.int32, device=words.device)
-    return ((words[..., None] >> shifts) & 15).flatten(1)
-
-
-def move_awq(words: torch.Tensor, out: torch.Tensor) -> None:
-    """`[n, rows / 8]` int32 in AWQ's order to `out` `[rows, n / 8]` in ours.
-
-    A code of each word at a time: the codes of a whole piece are eight times as large.
-    """
-    out.zero_()
-    eights = out.view(-1, 8, out.shape[1])
-    for column in range(8):
-        some = words[column::8]
-        for row, nibble in enumerate(AWQ):
-            codes = (some >> 4 * nibble) & 15
-            eights[:, row].bitwise_or_((codes << 4 * column).T)

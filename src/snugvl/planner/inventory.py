@@ -12,7 +12,7 @@ from snugvl.checkpoint.facts import PREDICTOR, KVLayer, ModelFacts, Role, Tensor
 from snugvl.checkpoint.gguf_network import BLOCKS
 
 Part = Literal["vision", "embedding", "lm_head", "decoder", "predictor"]
-Kind = Literal["plain", "matrix", "fp8", "scale", "tower", "packed", "blocks"]
+Kind = Literal["plain", "matrix", "fp8", "scale", "scale8", "tower", "packed", "blocks"]
 PARTS: Final[tuple[Part, ...]] = ("decoder", "predictor", "embedding", "lm_head", "vision")
 PLAIN: Final = frozenset(("BF16", "F16", "F32", "F64"))
 POSITIONS: Final = "pos_embed.weight"
@@ -26,8 +26,9 @@ class Group:
     """`count` tensors of one shape, role and stored dtype.
 
     `kind`: "plain" weights that stay 16-bit, a "matrix" of the decoder that may be quantised, its stored
-    "fp8" form, its "scale"s, a matrix of the vision "tower", "packed" integers of a ready-made 4- or 8-bit
-    checkpoint, or the "blocks" of a GGUF, whatever they are a matrix of.
+    "fp8" form, its "scale"s ("scale8": of 8-bit integers among 4-bit ones), a matrix of the vision "tower",
+    "packed" integers of a ready-made 4- or 8-bit checkpoint, or the "blocks" of a GGUF, whatever they are a
+    matrix of.
     """
 
     part: Part
@@ -80,7 +81,9 @@ def inventory(facts: ModelFacts) -> Inventory:
         if tensors[0].loaded and not (one.part == "lm_head" and facts.tied):
             counts[one] += len(tensors)
     groups = tuple(replace(one, count=count) for one, count in counts.items())
-    parameters = sum(each.elements * each.count for each in groups if each.kind not in ("scale", "packed"))
+    parameters = sum(
+        each.elements * each.count for each in groups if each.kind not in ("scale", "scale8", "packed")
+    )
     normed = any(tensor.role == "norm" and "q_norm" in tensor.name for tensor in facts.tensors)
     return Inventory(facts, groups, parameters, tuple(Counter(facts.text.kv_layers).items()), normed)
 
@@ -97,8 +100,8 @@ def _part(tensor: TensorFact) -> Part:
 
 
 def _kind(tensor: TensorFact, part: Part) -> Kind:
-    if tensor.role == "scale":
-        return "scale"
+    if tensor.role in ("scale", "scale8"):
+        return tensor.role
     if tensor.dtype.startswith("F8"):
         return "fp8"
     if tensor.dtype not in PLAIN:

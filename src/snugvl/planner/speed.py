@@ -142,5 +142,7 @@ def _head_bytes(model: Inventory, settings: Settings) -> int:
 
 def _elements(model: Inventory, part: Part) -> int:
     return sum(
-        group.elements * group.count for group in model.groups if group.part == part and group.kind != "scale"
+        group.elements * group.count
+        for group in model.groups
+        if group.part == part and group.kind not in ("scale", "scale8")
     )

@@ -201,7 +201,7 @@ def _nbytes(piece: _Piece, weights: str, itemsize: int, ready_made: bool) -> int
     """Bytes when it is loaded, on all GPUs together. `ready_made`: a checkpoint of packed integers."""
     if piece.kind == "packed":
         return piece.nbytes
-    if piece.kind == "scale":
+    if piece.kind in ("scale", "scale8"):
         plain = piece.nbytes if ready_made else 0
         return SCALE_BYTES * piece.elements if weights == "fp8" else plain
     return piece.elements * (1 if piece.kind == "fp8" and weights == "fp8" else itemsize)

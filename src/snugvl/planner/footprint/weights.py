@@ -83,6 +83,8 @@ def ready_made_parts(group: Group, settings: Settings, *, ordered: bool = False)
         return (settings.itemsize * group.elements,)
     if ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
         return (group.nbytes,)
+    if group.kind == "scale8":
+        return (group.nbytes,) if group.nbytes == SCALE_BYTES * group.elements else ()
     # Stored zero points and shapes are wider integers, and so are orders that say nothing.
     return (group.nbytes, group.nbytes) if group.nbytes == SCALE_BYTES * group.elements else ()
 
@@ -168,7 +170,7 @@ def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[in
     for group in model.groups:
         if group.part != part:
             continue
-        beside = packed and group.kind in ("scale", "matrix") and group.part == "decoder"
+        beside = packed and group.kind in ("scale", "scale8", "matrix") and group.part == "decoder"
         ordered = model.facts.ordered
         parts = (
             ready_made_parts(group, settings, ordered=ordered) if beside else loaded_parts(group, settings)
@@ -180,6 +182,9 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """The same of our decoder as it is allocated: queries, keys, values are one matrix, gate and up too."""
     if model.has("blocks", "decoder"):
         yield from _joined_blocks(model, settings)
+        return
+    if model.has("scale8", "decoder"):
+        yield from _joined_mixed(model, settings)
         return
     w = widths(model)
     stored = model.facts.quantization == "fp8"
@@ -206,6 +211,19 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
         if group.part == "decoder":
             parts = ready_made_parts if group.kind == "matrix" else loaded_parts
             made[JOINED.sub(_matrix, tensor.name)] += sum(parts(group, settings))
+    yield from ((nbytes, 1) for nbytes in made.values())
+
+
+def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
+    """The same of ready-made integers of two widths, which differ from layer to layer, too."""
+    made: dict[tuple[str, int], int] = defaultdict(int)
+    for tensor in model.facts.tensors:
+        group = group_of(tensor)
+        if group.part == "decoder" and tensor.loaded:
+            packed = group.kind in ("scale", "scale8", "matrix")
+            parts = ready_made_parts(group, settings) if packed else loaded_parts(group, settings)
+            for number, nbytes in enumerate(parts):  # scales, zero points
+                made[JOINED.sub(_matrix, tensor.name), number] += nbytes
     yield from ((nbytes, 1) for nbytes in made.values())
 
 

@@ -1,0 +1,178 @@
+"""`snugvl quantize`: a checkpoint of 4 and 8 bits, rounded for these pictures and texts."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from snugvl.cli import options, session, sources
+from snugvl.cli.options import ModelChoice
+from snugvl.cli.stderr import say
+from snugvl.cli.stdout import write
+from snugvl.cli.task import Job as Reading
+from snugvl.core.options import LoadOptions
+from snugvl.core.sizes import format_size
+from snugvl.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from snugvl.quantize.inputs import Given
+    from snugvl.quantize.setup import Job, Made
+
+INTERRUPTED: Final = 130
+DEFAULT_BITS: Final = 4.75
+MAX_PIXELS: Final = 1_000_000
+MOST_TEXT_BYTES: Final = 16 << 20
+TEXTS: Final = (".txt", ".md", ".rst")
+LOADED: dict[str, Any] = {
+    name: options.LOAD[name] for name in ("device", "dtype", "memory", "max_pixels", "thinking")
+}
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A folder or a Hub id, in 16 or 32 bits or FP8.",
+        autocompletion=options.downloaded_models,
+    ),
+]
+
+
+@options.grouped(LOADED)
+def quantize(
+    model: Model,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, which isn't there yet.")],
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="FILE",
+            help="Pictures and texts (.txt, .md, .rst) to round for, or a folder of them; again for more.",
+        ),
+    ] = None,
+    bits: Annotated[
+        float,
+        typer.Option("--bits", help="Mean bits of a weight of the decoder's matrices, scales included."),
+    ] = DEFAULT_BITS,
+    group: Annotated[
+        int | None,
+        typer.Option("--group", metavar="32|64|128", help="Columns that share a scale in 4 bits (64)."),
+    ] = None,
+    *,
+    load: LoadOptions,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object with what was made.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write a checkpoint in 4 and 8 bits, for snugvl, vLLM and transformers.
+
+    What 4 bits cost each matrix is measured; where they cost most, 8 take their place. With pictures or texts
+    of yours, errors are compensated for what is like them.
+    """
+    from snugvl.checkpoint.quantized import GROUPS
+
+    if group is not None and group not in GROUPS:
+        raise typer.BadParameter(f"--group is 32, 64 or 128, not {group}")
+    given = _given(ModelChoice(model, pocket=model == options.DEFAULT_MODEL), with_ or [])
+    load = replace(load, model=model, max_pixels=load.max_pixels or MAX_PIXELS)
+    try:
+        _quantize(load, out, given, bits, group, json=json, quiet=quiet)
+    except KeyboardInterrupt:
+        say(f"interrupted; nothing was written to {out}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _quantize(
+    load: LoadOptions, out: Path, given: Given, bits: float, group: int | None, *, json: bool, quiet: bool
+) -> None:
+    from snugvl.cli import compare_view
+    from snugvl.quantize.setup import Job
+
+    with (
+        compare_view.progress(shown=not quiet) as tell,
+        closing(Job(load, out, given, bits=bits, group=group, tell=tell)) as job,
+    ):
+        if not quiet:
+            for line in _plan_lines(job):
+                say(line)
+        made = job.run()
+    if json:
+        write(json_format.dumps({"model": load.model, "out": str(out)} | asdict(made)) + "\n")
+    else:
+        write("\n".join(_lines(out, made)) + "\n")
+
+
+def _plan_lines(job: Job) -> list[str]:
+    material, plan = job.material, job.plan
+    own = f"{material.tokens:,} tokens of yours" if material.own else "random tokens (--with takes yours)"
+    more = f", {material.left_out:,} more left out" if material.left_out else ""
+    return [
+        f"rounds {len(job.matrices)} matrices to {job.bits:g} bits a weight for {own}{more}",
+        f"of {format_size(plan.usable_bytes)} it holds {format_size(plan.held_bytes)}, and writes up to "
+        f"{format_size(plan.disk_bytes)}",
+    ]
+
+
+def _lines(out: Path, made: Made) -> list[str]:
+    wide = f"; {made.wide} stay as they are, as their sides don't divide" if made.wide else ""
+    return [
+        f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
+        f"{made.stored_bits:.2f} in its files",
+        f"{len(made.eights)} of {made.matrices} matrices have 8 bits, the others 4{wide}",
+    ]
+
+
+def _given(choice: ModelChoice, names: Sequence[str]) -> Given:
+    """
+    Raises:
+        InputError: a file isn't there, or a folder has nothing to read.
+    """
+    from snugvl.quantize.inputs import Given
+
+    texts = [path for name in names for path in _texts(Path(name))]
+    pictured = [name for name in names if Path(name) not in texts and not _only_texts(Path(name))]
+    if not pictured:
+        return Given(texts=[(str(path), _text(path)) for path in texts])
+    read = session.reader(choice, videos=False)
+    pictures = [(name, partial(_picture, read, name)) for name in sources.expand(pictured)]
+    return Given(pictures, [(str(path), _text(path)) for path in texts])
+
+
+def _texts(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(each for each in path.iterdir() if each.is_file() and each.suffix.lower() in TEXTS)
+    return [path] if path.suffix.lower() in TEXTS else []
+
+
+def _only_texts(path: Path) -> bool:
+    """A folder in which nothing else is looked for."""
+    if not path.is_dir():
+        return False
+    pictures = any(each.suffix.lower() in sources.SUFFIXES for each in path.iterdir())
+    return bool(_texts(path)) and not pictures
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_TEXT_BYTES + 1)
+        text = raw.decode()
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is no text in UTF-8") from None
+    if len(raw) > MOST_TEXT_BYTES:
+        raise InputError(f"{path} has more than {format_size(MOST_TEXT_BYTES)}; give a part of it")
+    return text
+
+
+def _picture(read: Any, name: str) -> Image:
+    picture: Image = read(Reading((name,)))[0]
+    return picture

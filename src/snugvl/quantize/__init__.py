@@ -1,0 +1,1 @@
+"""Checkpoints of fewer bits, made from others: `snugvl quantize`."""

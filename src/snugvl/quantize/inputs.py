@@ -1,0 +1,110 @@
+"""What a checkpoint is rounded for: somebody's pictures and texts, or tokens drawn at random."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import torch
+from PIL import Image
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.engine.admission import check_prompt
+from snugvl.engine.request import EngineRequest
+from snugvl.engine.sequence import CheckedPrompt
+from snugvl.errors import InputError
+from snugvl.fidelity.participant import Participant
+from snugvl.fidelity.questions import Question
+from snugvl.fidelity.sweep import Sequences
+
+PIECE: Final = 512  # tokens of a text that are read together
+MOST: Final = 32_768  # tokens in all
+LEAST: Final = 16  # of a piece
+RANDOM: Final = 4  # pieces of random tokens
+PROBES: Final = 4  # pieces that costs are measured on
+PROBE: Final = 32  # tokens of each
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Somebody's files: pictures by name and what reads them, and texts by name."""
+
+    pictures: Sequence[tuple[str, Callable[[], Image.Image]]] = ()
+    texts: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Material:
+    """What passes through the network.
+
+    Attributes:
+        prompts: each a sequence.
+        probe: what costs are measured on.
+        own: they are somebody's, not random.
+        left_out: tokens beyond `MOST`.
+    """
+
+    prompts: tuple[CheckedPrompt, ...]
+    probe: Sequences
+    own: bool
+    left_out: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+
+def material_of(side: Participant, given: Given) -> Material:
+    """
+    Raises:
+        InputError: pictures for a model that reads none, or no text worth reading.
+        ImageError: a picture can't be read.
+    """
+    config = side.config
+    if given.pictures and config.vision is None:
+        raise InputError(f"{side.capabilities.model} reads no pictures; give texts (.txt, .md)")
+    pieces = [piece for _, text in given.texts for piece in _pieces(side, text)]
+    seen = [side.prepared(Question("caption"), read()).prompt for _, read in given.pictures]
+    if not pieces and not seen:
+        if given.texts:
+            raise InputError(f"the texts have fewer than {LEAST} tokens each; give longer ones, or pictures")
+        drawn = _random(config)
+        return Material(tuple(_checked(piece, config) for piece in drawn), _probe(drawn, config), own=False)
+    prompts = [*seen, *(_checked(piece, config) for piece in pieces)]
+    kept = _evenly(prompts)
+    left_out = sum(map(len, prompts)) - sum(map(len, kept))
+    return Material(kept, _probe(pieces or _random(config), config), own=True, left_out=left_out)
+
+
+def _pieces(side: Participant, text: str) -> list[tuple[int, ...]]:
+    ids = side.processor.tokenizer.encode(text)
+    pieces = [tuple(ids[start : start + PIECE]) for start in range(0, len(ids), PIECE)]
+    return [piece for piece in pieces if len(piece) >= LEAST]
+
+
+def _random(config: ModelConfig) -> list[tuple[int, ...]]:
+    """Any tokens but those that stand for pictures."""
+    chance = torch.Generator().manual_seed(0)
+    drawn = torch.randint(config.text.vocab_size, (RANDOM, PIECE), generator=chance).tolist()
+    return [tuple(token for token in piece if token not in config.placeholders) for piece in drawn]
+
+
+def _checked(ids: tuple[int, ...], config: ModelConfig) -> CheckedPrompt:
+    return check_prompt(EngineRequest("", ids), config)
+
+
+def _evenly(prompts: Sequence[CheckedPrompt]) -> tuple[CheckedPrompt, ...]:
+    """As many of all as there is room for, from everywhere; one at least."""
+    total = sum(map(len, prompts))
+    if total <= MOST:
+        return tuple(prompts)
+    count = max(1, len(prompts) * MOST // total)
+    return tuple(prompts[number * len(prompts) // count] for number in range(count))
+
+
+def _probe(pieces: Sequence[tuple[int, ...]], config: ModelConfig) -> Sequences:
+    """Beginnings of some pieces, each behind the first one's first token."""
+    chosen = [pieces[number * len(pieces) // PROBES] for number in range(min(PROBES, len(pieces)))]
+    answers = tuple(dict.fromkeys(piece[1 : 1 + PROBE] for piece in chosen))
+    first = next(chain.from_iterable(pieces))
+    return Sequences(_checked((first,), config), answers)

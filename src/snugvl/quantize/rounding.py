@@ -1,0 +1,167 @@
+"""A matrix rounded to integers of 4 or 8 bits, as compressed-tensors stores them and our engine runs them.
+
+    a weight = (code − zero) · scale        4 bits: zero a code, 0 … 15      8 bits: zero is 128
+
+Scale and zero point of a group of columns are found first, on a grid of narrower ranges, so that the squares
+of errors, each times the mean square of its input, are the least. Then columns are rounded one after the
+other, those with the largest inputs first, and what one loses is given to those that follow, by how their
+inputs go together: GPTQ, Frantar et al. 2022 (https://arxiv.org/abs/2210.17323).
+
+How inputs go together is known of the tokens that were seen alone. The fewer tokens for each column, the
+less of it is true of others. So each column's own mean square counts for more (`TRUST`) beside GPTQ's
+damping, which alone is the same for all columns, though some have inputs a hundred times larger.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+Bits = Literal[4, 8]
+DAMPING: Final = 0.01  # of the mean square of all inputs, added to each
+TRUST: Final = 0.3  # of its own mean square, added to each
+AT_ONCE: Final = 96  # columns whose errors reach the others together
+SLICE_ROWS: Final = 4096  # rows that are rounded together, so that memory is bounded
+RANGES: Final = 12  # tried for a group: whole, then ever narrower
+NARROWEST: Final = 0.45
+REFITS: Final = 2
+LEAST_SHARE: Final = 0.01  # of the mean, that each column counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounded:
+    """`codes` uint8 `[rows, columns]`, `scale` bf16 and `zero` uint8 `[rows, columns / group]`."""
+
+    bits: Bits
+    group: int
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor
+
+    def rows(self, first: int, last: int) -> "Rounded":
+        """Rows `first … last - 1`."""
+        parts = (each[first:last] for each in (self.codes, self.scale, self.zero))
+        return Rounded(self.bits, self.group, *parts)
+
+    def values(self) -> torch.Tensor:
+        """What it means, in float32."""
+        rows = len(self.codes)
+        codes = self.codes.view(rows, -1, self.group).float()
+        return ((codes - self.zero[..., None].float()) * self.scale[..., None].float()).view(rows, -1)
+
+
+class Moments:
+    """What the inputs of a matrix are like: `sums` `[columns, columns]` float32 of their products."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        self.sums = torch.zeros(columns, columns, device=device)
+        self.count = 0
+
+    def add(self, x: torch.Tensor) -> None:
+        """More inputs, `[tokens, columns]`."""
+        x = x.float()
+        self.sums.addmm_(x.T, x)
+        self.count += len(x)
+
+    @property
+    def squares(self) -> torch.Tensor:
+        """The mean square of each column, `[columns]`."""
+        return self.sums.diagonal() / max(self.count, 1)
+
+
+def rounded(values: torch.Tensor, bits: Bits, group: int, moments: Moments, *, compensate: bool) -> Rounded:
+    """`values` `[rows, columns]`, of any float type, rounded for inputs like these.
+
+    `compensate`: give what a column loses to the others, else round each for itself.
+    """
+    factor = _factor(moments) if compensate else None
+    slices = [
+        _rounded(rows.float(), bits, group, moments.squares, factor)
+        for rows in torch.split(values, SLICE_ROWS)
+    ]
+    return Rounded(bits, group, *(torch.cat(parts) for parts in zip(*slices, strict=True)))
+
+
+def _rounded(
+    values: torch.Tensor,
+    bits: Bits,
+    group: int,
+    squares: torch.Tensor,
+    factor: tuple[torch.Tensor, torch.Tensor] | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales and zero points."""
+    scale, zero = _fitted(values, bits, group, squares)
+    step, middle = (each.repeat_interleave(group, 1) for each in (scale, zero))
+    if factor is None:
+        codes = (values / step + middle).round_().clamp_(0, (1 << bits) - 1)
+    else:
+        codes = _compensated(values, step, middle, bits, *factor)
+    return codes.to(torch.uint8), scale.to(torch.bfloat16), zero.to(torch.uint8)
+
+
+def _fitted(
+    values: torch.Tensor, bits: Bits, group: int, squares: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales, as bf16 has them, and zero points `[rows, groups]` float32."""
+    most = (1 << bits) - 1
+    wide = values.view(len(values), -1, group)
+    if bits == 8:
+        scale = (wide.abs().amax(-1) / 127).clamp(min=1e-10).to(torch.bfloat16).float()
+        return scale, torch.full_like(scale, 128)
+    share = (squares + LEAST_SHARE * squares.mean().clamp(min=1e-20)).view(1, -1, group)
+    low, high = wide.amin(-1, keepdim=True).clamp(max=0), wide.amax(-1, keepdim=True).clamp(min=0)
+    least, kept_step, kept_zero = torch.full_like(low, torch.inf), torch.ones_like(low), torch.zeros_like(low)
+    for number in range(RANGES):
+        narrow = 1 - (1 - NARROWEST) * number / RANGES
+        first = ((high - low) * narrow / most).clamp(min=1e-8).to(torch.bfloat16).float()
+        for beside in (-1, 0, 1):
+            step, zero = first, ((-low * narrow / first).round() + beside).clamp(0, most)
+            for last in range(REFITS, -1, -1):
+                codes = (wide / step).add_(zero).round_().clamp_(0, most).sub_(zero)
+                error = (codes * step).sub_(wide).square_().mul_(share).sum(-1, keepdim=True)
+                better = error < least
+                least = torch.where(better, error, least)
+                kept_step, kept_zero = (
+                    torch.where(better, step, kept_step),
+                    torch.where(better, zero, kept_zero),
+                )
+                if last:
+                    spread = (codes.square() * share).sum(-1, keepdim=True).clamp(min=1e-20)
+                    slope = codes.mul_(wide).mul_(share).sum(-1, keepdim=True) / spread
+                    step = torch.where(slope > 1e-8, slope, step).to(torch.bfloat16).float()
+    return kept_step[..., 0], kept_zero[..., 0]
+
+
+def _factor(moments: Moments) -> tuple[torch.Tensor, torch.Tensor]:
+    """The order of columns, largest inputs first, and the upper Cholesky factor of the inverse in it."""
+    squares = moments.squares.clamp(min=1e-12)
+    damped = moments.sums / max(moments.count, 1)
+    damped.diagonal().add_(squares * TRUST + squares.mean() * DAMPING)
+    order = damped.diagonal().argsort(descending=True)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
+    return order, torch.linalg.cholesky(inverse, upper=True)
+
+
+def _compensated(
+    values: torch.Tensor,
+    step: torch.Tensor,
+    zero: torch.Tensor,
+    bits: Bits,
+    order: torch.Tensor,
+    upper: torch.Tensor,
+) -> torch.Tensor:
+    """Codes `[rows, columns]`."""
+    columns, most = values.shape[1], (1 << bits) - 1
+    left, step, zero = (each.T[order].contiguous() for each in (values, step, zero))
+    found = torch.empty_like(left)
+    for start in range(0, columns, AT_ONCE):
+        end = min(start + AT_ONCE, columns)
+        errors = torch.empty(end - start, left.shape[1], device=left.device)
+        for i in range(start, end):
+            found[i] = (left[i] / step[i] + zero[i]).round_().clamp_(0, most)
+            errors[i - start] = (left[i] - (found[i] - zero[i]) * step[i]) / upper[i, i]
+            left[i + 1 : end].addr_(upper[i, i + 1 : end], errors[i - start], alpha=-1)
+        left[end:].addmm_(upper[start:end, end:].T, errors, alpha=-1)
+    back = torch.empty_like(found)
+    back[order] = found
+    return back.T

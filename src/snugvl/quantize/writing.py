@@ -1,0 +1,160 @@
+"""A checkpoint's files, written beside where they shall be and moved there when all of them are whole.
+
+A shard for each decoder layer, one for all that stays as it is, which is copied a piece at a time, an index,
+`config.json`, and whatever else the folder has beside weights (tokenizer, chat template, image settings).
+"""
+
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+
+from snugvl.checkpoint.architecture import Fp8Blocks
+from snugvl.checkpoint.listing import INDEX, SINGLE
+from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.checkpoint.section import read_json
+from snugvl.errors import InputError
+from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, dequantise
+
+CONFIG: Final = "config.json"
+WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+PIECE_BYTES: Final = 8 << 20
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """A folder that becomes `out` when all went well, else is gone.
+
+    Raises:
+        InputError: there is something already, or nothing can be written there.
+    """
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out} is there already; name a folder that isn't, or remove it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise InputError(f"{out} can't be written: {error.strerror}") from None
+    try:
+        yield work
+        work.chmod(0o755)  # mkdtemp's are the owner's alone
+        work.rename(out)
+    except OSError as error:
+        raise InputError(f"{out} can't be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def copied_bytes(entries: Mapping[str, TensorEntry], replaced: set[str]) -> int:
+    """Of tensors that stay, as they are written."""
+    return sum(_nbytes(entry) for entry in _stay(entries, replaced))
+
+
+class Shards:
+    """Weights as they are written; not thread-safe."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        """`count`: of files."""
+        self._folder, self._count = folder, count
+        self._places: dict[str, str] = {}
+        self._bytes = 0
+
+    def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """One file more."""
+        path = self._next(tensors)
+        self._bytes += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+        path.chmod(0o644)  # it makes them the owner's alone
+
+    def copy(
+        self,
+        entries: Mapping[str, TensorEntry],
+        replaced: set[str],
+        blocks: Fp8Blocks | None,
+        told: Callable[[int], None],
+    ) -> None:
+        """Another, with every tensor that isn't `replaced`; what is FP8 becomes bf16."""
+        stay = list(_stay(entries, replaced))
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        start = 0
+        for entry in stay:
+            kind, nbytes = ("BF16" if entry.dtype.startswith("F8") else entry.dtype), _nbytes(entry)
+            header[entry.name] = {
+                "dtype": kind, "shape": list(entry.shape), "data_offsets": [start, start + nbytes],
+            }  # fmt: skip
+            start += nbytes
+        raw = json.dumps(header).encode()
+        raw += b" " * (-len(raw) % 8)
+        path = self._next([entry.name for entry in stay])
+        with path.open("wb") as file, closing(TensorFiles(entries, blocks, torch.device("cpu"))) as files:
+            file.write(struct.pack("<Q", len(raw)) + raw)
+            for entry in stay:
+                for piece in _bytes_of(entry, files, blocks):
+                    file.write(piece)
+                    told(len(piece))
+        self._bytes += start
+
+    def finish(self) -> None:
+        """The index of all."""
+        index = {"metadata": {"total_size": self._bytes}, "weight_map": self._places}
+        (self._folder / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True))
+
+    def _next(self, names: Sequence[str] | Mapping[str, torch.Tensor]) -> Path:
+        number = len(set(self._places.values())) + 1
+        name = f"model-{number:05}-of-{self._count:05}.safetensors"
+        self._places |= dict.fromkeys(names, name)
+        return self._folder / name
+
+
+def write_rest(source: Path, target: Path, quantization: Mapping[str, Any]) -> None:
+    """`config.json` with what was made of the weights, and all other files."""
+    config = read_json(source / CONFIG)
+    config.pop("compression_config", None)
+    config["quantization_config"] = dict(quantization)
+    (target / CONFIG).write_text(json.dumps(config, indent=2))
+    for path in other_files(source):
+        shutil.copyfile(path, target / path.name)
+
+
+def other_files(source: Path) -> list[Path]:
+    """Beside weights and configuration."""
+    return [
+        path
+        for path in sorted(source.iterdir())
+        if path.is_file()
+        and path.suffix not in WEIGHTS
+        and path.name not in (INDEX, SINGLE, CONFIG)
+        and not path.name.startswith(".")
+    ]
+
+
+def _stay(entries: Mapping[str, TensorEntry], replaced: set[str]) -> Iterator[TensorEntry]:
+    for name, entry in entries.items():
+        scale = name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in entries
+        if name not in replaced and not scale:
+            yield entry
+
+
+def _nbytes(entry: TensorEntry) -> int:
+    return 2 * entry.numel if entry.dtype.startswith("F8") else entry.nbytes
+
+
+def _bytes_of(entry: TensorEntry, files: TensorFiles, blocks: Fp8Blocks | None) -> Iterator[bytes]:
+    if entry.dtype.startswith("F8"):
+        for piece in files.pieces(entry):
+            assert piece.scale is not None, "the loader has checked it"
+            assert blocks is not None
+            wide = dequantise(piece.values, piece.scale, blocks).bfloat16().contiguous()
+            yield wide.view(torch.uint8).numpy().tobytes()
+        return
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        for start in range(0, entry.nbytes, PIECE_BYTES):
+            yield file.read(min(PIECE_BYTES, entry.nbytes - start))

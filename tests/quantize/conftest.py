@@ -1,0 +1,3 @@
+"""The tiny checkpoint of random weights that `compare` is tested with."""
+
+from tests.fidelity.conftest import tiny_whole as tiny_whole

@@ -1,0 +1,229 @@
+"""`snugvl quantize`: what it writes, how it is read again, what it refuses."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from snugvl.checkpoint.read import facts_of
+from snugvl.cli.app import run
+from snugvl.layers.linear import Linear
+from snugvl.models.loader import load_model, targets_of
+from snugvl.planner.footprint.weights import weight_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
+from snugvl.quantize import setup, writing
+from tests import checkpoints
+from tests.checkpoint import gguf_samples
+from tests.fidelity.conftest import scene
+from tests.models.forward import Prompt, logits
+
+CPU = torch.device("cpu")
+PROMPT = Prompt(list(range(10, 40)))
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def quantize(tiny_whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.delenv("SNUGVL_DEBUG", raising=False)
+
+    def ran(out: object, *args: object, model: object = tiny_whole) -> Ran:
+        capsys.readouterr()
+        code = run(["quantize", str(model), str(out), *map(str, args), "--device", "cpu"])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return ran
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A picture, and a text that is like nothing."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    scene(0).save(folder / "0.png")
+    (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    return folder
+
+
+def meant(folder: Path) -> dict[str, torch.Tensor]:
+    """Plain weights of what is stored, unpacked here from the format's definition."""
+    state: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        state |= load_file(path)
+    for base in [name.removesuffix("_packed") for name in state if name.endswith("weight_packed")]:
+        packed, scale = state.pop(f"{base}_packed"), state.pop(f"{base}_scale").float()
+        rows, columns = state.pop(f"{base}_shape").tolist()
+        bits = packed.shape[1] * 32 // columns
+        codes = unpacked(packed, bits)
+        zero = torch.full_like(scale, 128)
+        if bits == 4:
+            zero = unpacked(state.pop(f"{base}_zero_point").T, 4).T.float()
+        wide = (codes.view(rows, scale.shape[1], -1) - zero[..., None]) * scale[..., None]
+        state[base] = wide.reshape(rows, columns)
+    return state
+
+
+def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    shifts = torch.arange(0, 32, bits)
+    return ((packed.long()[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
+
+
+def test_what_is_written_is_read_as_it_is_meant(
+    quantize: Run, files: Path, tiny_whole: Path, tmp_path: Path
+) -> None:
+    """Two widths: the same logits as plain weights of the same values, and the bytes of the plan."""
+    out = tmp_path / "new" / "out"
+    ran = quantize(out, "--with", files, "--bits", "5.5", "--json")
+    assert ran.code == 0, ran.err
+    made = json.loads(ran.out)
+    assert made["bits"] <= 5.5
+    assert 0 < len(made["eights"]) < made["matrices"] == 16
+    assert made["costs"].keys() == {
+        f"layers.{layer}.{name}"
+        for layer in range(4)
+        for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    }
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert (out / "tokenizer.json").read_bytes() == (tiny_whole / "tokenizer.json").read_bytes()
+    state, plain = meant(out), load_file(tiny_whole / "model.safetensors")
+    assert state.keys() == plain.keys()
+    matrices = [name for name in plain if name.split(".")[-2] in checkpoints.LINEARS and "visual" not in name]
+    for name, value in plain.items():
+        if name in matrices:
+            assert (state[name] - value).norm() < 0.2 * value.norm()
+        else:
+            assert torch.equal(state[name], value)
+    wide = Path(shutil.copytree(tiny_whole, tmp_path / "wide"))
+    save_file({name: value.float().contiguous() for name, value in state.items()}, wide / "model.safetensors")
+    packed, exact = (load_model(each, dtype=torch.float32, device=CPU) for each in (out, wide))
+    formats = {
+        f"layers.{each}": linear.format
+        for each, linear in packed.decoder.layers.named_modules()
+        if isinstance(linear, Linear)
+    }
+    assert {name for name, kind in formats.items() if kind == "int8"} == set(made["eights"])
+    torch.testing.assert_close(logits(packed, PROMPT), logits(exact, PROMPT), atol=1e-4, rtol=0)
+    held = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
+    model = inventory(facts_of(str(out), offline=True))
+    assert weight_bytes(model, Settings("native", "int4", float32=True)) == sum(held.values())
+    linears = {id(target.linear): target.linear for _, target in targets_of(packed)}
+    mine = [each for each in linears.values() if each is not None and each.format != "bf16"]
+    weights = sum(each.rows * each.columns for each in mine if each.columns)
+    decoder = [each for each in mine if each.format in ("int4", "int8")]
+    assert sum(8 * each.weights.nbytes for each in decoder) / weights == pytest.approx(made["bits"])
+
+
+def test_fp8_and_random_tokens_and_few_bits(quantize: Run, tmp_path: Path, tiny_whole: Path) -> None:
+    """An FP8 checkpoint without anything of the user's: 4 bits, near what its blocks mean."""
+    source = Path(shutil.copytree(tiny_whole, tmp_path / "fp8"))
+    values = json.loads((tiny_whole / "config.json").read_text())
+    marks = tuple(values[f"{name}_token_id"] for name in ("image", "video", "vision_start", "vision_end"))
+    checkpoints.write(source, checkpoints.Options(vocab=512, placeholders=marks, fp8=True))
+    out = tmp_path / "out"
+    ran = quantize(out, "--bits", "4.75", model=source)
+    assert ran.code == 0, ran.err
+    assert "random tokens" in ran.err
+    assert "16 matrices have 8 bits" in ran.out
+    state, exact = meant(out), checkpoints.dequantised(source)
+    assert not any(name.endswith("scale_inv") for name in state)
+    for name, value in exact.items():
+        if name in state and "layers" in name and value.dim() == 2:
+            assert (state[name] - value.float()).norm() < 0.2 * value.float().norm()
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == (
+        "compressed-tensors"
+    )
+
+
+def test_nothing_is_left_of_a_run_that_ends_early(
+    quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        assert any(place.iterdir()), "shards are there"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing.Shards, "copy", interrupted)
+    ran = quantize(place / "out", "--with", files / "a.txt", "--bits", "4.75")
+    assert ran.code == 130
+    assert "interrupted; nothing was written" in ran.err
+    assert not any(place.iterdir())
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing.Shards, "copy", full)
+    ran = quantize(place / "out", "--with", files / "a.txt", "--bits", "4.75")
+    assert ran.code == 3
+    assert "can't be written: No space left" in ran.err
+    assert not any(place.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("--bits", "4.2"), 3, r"4.2 bits a weight can't be had"),
+        (("--bits", "8.9"), 3, r"8.9 bits a weight can't be had"),
+        (("--group", "48"), 2, "--group is 32, 64 or 128, not 48"),
+        (("--with", "nowhere.txt"), 3, "nowhere.txt can't be read: No such file"),
+        (("--with", "nowhere.png"), 3, "nowhere.png"),
+        (("--with", "SHORT"), 3, "the texts have fewer than 16 tokens"),
+        (("--with", "BINARY"), 3, "is no text in UTF-8"),
+        (("--with", "EMPTY"), 3, "no pictures in"),
+        (("--memory", "200MiB"), 5, "needs .* at once"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    quantize: Run, tmp_path: Path, args: tuple[str, ...], code: int, message: str
+) -> None:
+    short, binary, empty = tmp_path / "short.txt", tmp_path / "binary.txt", tmp_path / "empty"
+    short.write_text("a b")
+    binary.write_bytes(b"\xff\xfe\x00")
+    empty.mkdir()
+    paths = {"SHORT": short, "BINARY": binary, "EMPTY": empty}
+    ran = quantize(tmp_path / "out", *(paths.get(each, each) for each in args))
+    assert ran.code == code, ran.err
+    assert re.search(message, ran.err.replace("\n", " ")), ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_and_places_that_cannot_be(
+    quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    assert quantize(out, model=tmp_path / "nowhere").code == 4
+    gguf = tmp_path / "model.gguf"
+    ran = quantize(out, model=gguf_samples.model(gguf))
+    assert ran.code == 4, ran.err
+    first = quantize(out, "--bits", "4.75")
+    assert first.code == 0, first.err
+    again = quantize(out, "--bits", "4.75")
+    assert again.code == 3
+    assert "is there already" in again.err
+    twice = quantize(tmp_path / "twice", model=out)
+    assert twice.code == 4
+    assert "has 4 bits already" in twice.err
+    blocked = quantize(files / "a.txt" / "out")
+    assert blocked.code == 3
+    assert "is no folder that may be written to" in blocked.err
+    monkeypatch.setattr(setup, "_free_bytes", lambda _: 1 << 10)
+    full = quantize(tmp_path / "full")
+    assert full.code == 5
+    assert "on the disk, and 1 KiB are free" in full.err.replace("1.0 KiB", "1 KiB"), full.err
+    assert not (tmp_path / "full").exists()

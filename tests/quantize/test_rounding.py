@@ -1,0 +1,93 @@
+"""Rounding alone: what compensation gains, and which matrices get 8 bits."""
+
+import pytest
+import torch
+
+from snugvl.errors import InputError
+from snugvl.quantize.packed import configuration, words
+from snugvl.quantize.passes import Matrix
+from snugvl.quantize.rounding import Moments, Rounded, rounded
+from snugvl.quantize.widths import choice_of, group_of, held_bits
+
+
+def inputs(count: int, columns: int = 128, *, seed: int) -> torch.Tensor:
+    """Inputs whose columns go together, some of them much larger than others."""
+    mixing = torch.randn(columns, columns, generator=torch.Generator().manual_seed(0)) * 0.15
+    mixing += torch.eye(columns)
+    large = 1 + 20 * (torch.arange(columns) % 31 == 0)
+    return torch.randn(count, columns, generator=torch.Generator().manual_seed(seed)) @ mixing * large
+
+
+def error(values: torch.Tensor, made: Rounded, x: torch.Tensor) -> float:
+    return float((x @ (made.values() - values).T).norm() / (x @ values.T).norm())
+
+
+def test_compensation_beats_plain_rounding_on_other_inputs() -> None:
+    values = torch.randn(64, 128, generator=torch.Generator().manual_seed(3))
+    moments = Moments(128, torch.device("cpu"))
+    for part in inputs(2048, seed=1).split(700):
+        moments.add(part)
+    other = inputs(512, seed=2)
+    plain, better = (
+        error(values, rounded(values, 4, 64, moments, compensate=compensate), other)
+        for compensate in (False, True)
+    )
+    assert better < 0.8 * plain
+    assert error(values, rounded(values, 8, 128, moments, compensate=True), other) < 0.2 * better
+
+
+def test_values_on_the_grid_stay_and_dead_inputs_do_no_harm() -> None:
+    codes = torch.randint(16, (8, 64), generator=torch.Generator().manual_seed(0))
+    codes[:, :2] = torch.tensor([0, 15])
+    values = (codes - 5) * 0.25
+    x = inputs(256, 64, seed=1)
+    x[:, 7:20] = 0
+    moments = Moments(64, torch.device("cpu"))
+    moments.add(x)
+    for compensate in (False, True):
+        made = rounded(values, 4, 64, moments, compensate=compensate)
+        torch.testing.assert_close(made.values(), values)
+    zeros = rounded(torch.zeros(8, 64), 4, 64, Moments(64, torch.device("cpu")), compensate=True)
+    assert not zeros.values().any()
+
+
+def test_bits_go_where_they_save_most_within_the_budget() -> None:
+    matrices = {
+        (0, "self_attn.qkv_proj"): Matrix(64, 128, (("model.layers.0.self_attn.q_proj.weight", 64),)),
+        (0, "mlp.down_proj"): Matrix(128, 192, (("model.layers.0.mlp.down_proj.weight", 128),)),
+        (1, "mlp.down_proj"): Matrix(128, 192, (("model.layers.1.mlp.down_proj.weight", 128),)),
+    }
+    choice = choice_of(matrices)
+    costs = {(0, "self_attn.qkv_proj"): 0.5, (0, "mlp.down_proj"): 0.1, (1, "mlp.down_proj"): 0.9}
+    places = list(matrices)
+    wanted = {
+        4.5: set(),
+        5.1: {places[0]},
+        6.7: {places[0], places[2]},
+        choice.mean(choice.eights): set(places),
+    }
+    for bits, eights in wanted.items():
+        choice.check(bits)
+        found = choice.within(bits, costs)
+        assert {place for place, scheme in found.items() if scheme[0] == 8} == eights
+        assert choice.mean(found) <= bits + 1e-6
+    for bits in (4.4, 3.0, 9.0):
+        with pytest.raises(InputError, match=r"can't be had: .* take 4\.50 .* to 8\.\d+ "):
+            choice.check(bits)
+    assert (group_of(576, 4), group_of(576, 8), group_of(1536, 8), group_of(96, 4)) == (64, 64, 128, 32)
+    assert group_of(40, 4) is None
+    assert held_bits((4, 64)) == 4.5
+    settings = configuration(
+        {"model.layers.0.mlp.down_proj.weight": (8, 64), "x.layers.11.a.b.weight": (4, 32)}
+    )
+    found = settings["config_groups"]
+    assert [group["targets"] for group in found.values()] == [
+        [r"re:.*layers\.(11)\.a\.b$"], [r"re:.*layers\.(0)\.mlp\.down_proj$"]
+    ]  # fmt: skip
+
+
+def test_words_have_the_first_code_in_the_lowest_bits() -> None:
+    fours = words(torch.arange(16, dtype=torch.uint8).view(1, 16), 4)
+    assert [hex(word & 0xFFFFFFFF) for word in fours[0].tolist()] == ["0x76543210", "0xfedcba98"]
+    eights = words(torch.tensor([[1, 2, 3, 255]], dtype=torch.uint8), 8)
+    assert hex(eights.item() & 0xFFFFFFFF) == "0xff030201"

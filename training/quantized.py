@@ -1,0 +1,136 @@
+"""What `snugvl quantize` makes of SmolLM2-135M-Instruct: what it costs, by bits and by what is given.
+
+    PYTHONPATH=benchmarks python -m training.quantized [--json FILE]
+
+The yardsticks are those of `training/format_cost.py`: KL to float32 of the model's answers to twelve
+questions, and of a text. What is given with --with are answers of the model to other questions, and
+beginnings of other chapters of the book that the text is from. Checkpoints are written, loaded again as any
+other, and computed in float32, so the figures are of the rounding alone.
+"""
+
+import argparse
+import pydoc_data.topics
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from training.format_cost import bits, text
+from training.pocket.format_error import answered, at_answers, compared
+
+import machine
+from snugvl.checkpoint.families import read_config
+from snugvl.core.messages import user
+from snugvl.core.options import LoadOptions
+from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.models.loader import load_model
+from snugvl.models.networks import LoadableNetwork
+from snugvl.quantize.inputs import Given
+from snugvl.quantize.setup import Job
+from training import smollm2
+
+CHAPTERS = ("specialnames", "typesseq")
+TOPICS = (
+    "volcanoes", "the Roman Empire", "electric cars", "jazz music", "coffee", "the human brain", "vaccines",
+    "chess", "the Great Wall of China", "honey bees", "glaciers", "the printing press", "yoga", "solar power",
+    "whales", "the Renaissance", "bread baking", "football", "the stock market", "dinosaurs", "poetry",
+    "earthquakes", "robots", "tea", "the French Revolution", "gravity", "forests", "ballet", "the internet",
+    "cheese", "migration of birds", "mathematics", "castles", "sleep", "recycling", "the Moon landing",
+    "rice", "languages", "mountains", "photography", "ants", "trains", "the Olympics", "chocolate", "rivers",
+    "libraries", "clocks", "dogs",
+)  # fmt: skip
+FORMS = (
+    "Tell me about {}.",
+    "What are three interesting facts about {}?",
+    "Write a short story that involves {}.",
+    "Explain {} to a ten year old.",
+)
+AT_ONCE = 16
+CHARACTERS = 2000  # of a chapter
+WAYS: tuple[tuple[str, float, int | None, bool], ...] = (  # bits, group, with texts
+    ("4.5 bits, random tokens", 4.5, None, False),
+    ("4.5 bits, texts", 4.5, None, True),
+    ("4.75 bits, texts", 4.75, None, True),
+    ("5.5 bits, texts", 5.5, None, True),
+    ("6.5 bits, texts", 6.5, None, True),
+)
+
+
+def given(processor: Processor, model: LoadableNetwork) -> Given:
+    """Conversations about other things, and other chapters."""
+    questions = [FORMS[number % len(FORMS)].format(topic) for number, topic in enumerate(TOPICS)]
+    kept = smollm2.CACHE / "quantized"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
+            made = Path(work) / "made"
+            made.mkdir()
+            for number, conversation in enumerate(_conversations(processor, model, questions)):
+                (made / f"{number:03}.txt").write_text(conversation)
+            made.rename(kept)
+    texts = [(path.name, path.read_text()) for path in sorted(kept.glob("*.txt"))]
+    return Given(texts=[*texts, *((name, pydoc_data.topics.topics[name][:CHARACTERS]) for name in CHAPTERS)])
+
+
+def _conversations(processor: Processor, model: LoadableNetwork, questions: list[str]) -> Iterator[str]:
+    for first in range(0, len(questions), AT_ONCE):
+        prompts = [processor.prepare([user(each)]) for each in questions[first : first + AT_ONCE]]
+        answers = answered(model, prompts, processor.tokenizer.eos_ids)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            yield processor.tokenizer.decode([*prompt.prompt_ids, *answer], skip_special=False)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Every way, one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", help="ways whose names begin so")
+    asked = parser.parse_args()
+    print(machine.describe())
+    folder, device = smollm2.shuffled(), torch.device("cpu")
+    processor = Processor.from_folder(folder, read_config(folder))
+    exact_model = load_model(folder, dtype=torch.float32, device=device)
+    prompts = [processor.prepare([user(question)]) for question in smollm2.QUESTIONS]
+    answers = answered(exact_model, prompts, processor.tokenizer.eos_ids)
+    texts = given(processor, exact_model)
+    whole = text(processor).prompt_ids
+    opening, rest = PreparedPrompt(whole[:1], (), 0, bare=True), whole[1:]
+
+    def logits(model: LoadableNetwork) -> tuple[torch.Tensor, torch.Tensor]:
+        return at_answers(model, prompts, answers, "bf16"), at_answers(model, [opening], [rest], "bf16")
+
+    exact = logits(exact_model)
+    del exact_model
+    results: dict[str, Any] = {"model": smollm2.PACKAGE, "answer_tokens": len(exact[0]), "ways": {}}
+    print(f"{'':<40}{'KL':>9}{'top-1':>8}{'KL, text':>10}{'held':>7}{'files':>7}{'8 bits':>8}{'s':>6}")
+    for name, wanted, group, own in WAYS:
+        if asked.only and not name.startswith(asked.only):
+            continue
+        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
+            out, options = Path(work) / "out", LoadOptions(str(folder), device="cpu")
+            material = texts if own else Given()
+            with closing(Job(options, out, material, bits=wanted, group=group, tell=lambda *_: None)) as job:
+                made = job.run()
+            model = load_model(out, dtype=torch.float32, device=device)
+        ours = logits(model)
+        row = compared(ours[0], exact[0]) | {"text_kl_nats": compared(ours[1], exact[1])["kl_nats"]}
+        row |= {"bits": bits(model), "stored_bits": made.stored_bits, "eights": len(made.eights)}
+        row |= {"seconds": made.seconds, "tokens": job.material.tokens}
+        results["ways"][name] = row
+        print(
+            f"{name:<40}{row['kl_nats']:>9.4f}{row['top1_agreement']:>8.1%}{row['text_kl_nats']:>10.4f}",
+            end="",
+        )
+        print(
+            f"{row['bits']:>7.2f}{made.stored_bits:>7.2f}{len(made.eights):>8}{made.seconds:>6.0f}",
+            flush=True,
+        )
+    machine.save("smollm2/quantized", results, asked.json)
+
+
+if __name__ == "__main__":
+    main()
