@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from snugvl.backends.place import cap, device_of, place_on
 from snugvl.checkpoint.architecture import PackedInt4
 from snugvl.checkpoint.families import read_config
@@ -179,7 +181,7 @@ class Job:
 
     def _round(self, schemes: dict[At, Scheme], shards: writing.Shards) -> None:
         def done(index: int, made: dict[str, Rounded]) -> None:
-            tensors = {}
+            tensors: dict[str, torch.Tensor] = {}
             for name, whole in made.items():
                 start = 0
                 for part, rows in self.matrices[index, name].parts:
