@@ -19,6 +19,8 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 VIOLATIONS = """addEventListener("securitypolicyviolation",
     (event) => console.error(`policy broken: ${event.violatedDirective} ${event.blockedURI}`));"""
 WAIT_MS = 1000 * PATIENCE_S / 2
+# Transactions of a database run in their order: this one ends after all that were writing.
+ALL_WRITTEN = """async () => { await (await import("/page/store.js")).kept(); }"""
 
 OpenPage = Callable[..., Page]
 Serve = Callable[..., str]
@@ -121,6 +123,12 @@ def ask(page: Page, question: str) -> None:
 
 def answers(page: Page) -> Locator:
     return page.locator(".turn.assistant:not(.busy) .turn-text")
+
+
+def reload(page: Page) -> None:
+    """Load the page again once what it keeps is written; a browser drops what it had not written."""
+    page.evaluate(ALL_WRITTEN)
+    page.reload()
 
 
 def until_the_speed_rose(page: Page) -> None:

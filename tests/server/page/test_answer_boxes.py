@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from snugvl.tasks.conventions import CONVENTIONS
 from tests.server.fake import CAPABILITIES, FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, reload
 from tests.server.page.test_pictures import transfer
 
 # Runs grounding.js on an answer about three pictures of 200×100 pixels.
@@ -102,7 +102,7 @@ def test_boxes_are_drawn_on_the_picture_that_is_meant(serve: Serve, open_page: O
     page.get_by_label("Picture of these boxes").select_option(label="3: blue.png")
     expect(figure.locator("img")).to_have_attribute("alt", "blue.png")
     expect(page.get_by_label("Picture of these boxes")).to_be_focused()
-    page.reload()
+    reload(page)
     expect(figure.locator("img")).to_have_attribute("alt", "blue.png")  # put right, and kept so
 
     page.get_by_role("button", name="New conversation").click()

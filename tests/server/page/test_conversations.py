@@ -17,6 +17,7 @@ from tests.server.page.conftest import (
     choose,
     detect,
     provoked,
+    reload,
     tab,
     take_sample,
 )
@@ -54,7 +55,7 @@ def test_a_conversation_survives_a_reload(serve: Serve, open_page: OpenPage, sha
     take_sample_too(page)
     ask(page, "Second?")
     expect(answers(page)).to_have_text(["answer 1", "answer 2"])
-    page.reload()
+    reload(page)
     expect(answers(page)).to_have_text(["answer 1", "answer 2"])
     expect(page.locator(".turn.user .turn-text")).to_have_text(["First?", "Second?"])
     expect(page.locator("#tray .thumb")).to_have_count(2)
@@ -111,7 +112,7 @@ def test_conversations_are_listed_opened_and_deleted(serve: Serve, open_page: Op
     page.get_by_role("button", name="About shapes?").first.click()
     expect(answers(page)).to_have_text("answer 1")
     expect(page.get_by_label("Question")).to_be_focused()
-    page.reload()
+    reload(page)
     expect(answers(page)).to_have_text("answer 1")  # the one that was opened, not the newest
     kept(page)
     page.get_by_role("button", name="Delete About shapes?").click()
@@ -124,7 +125,7 @@ def test_conversations_are_listed_opened_and_deleted(serve: Serve, open_page: Op
     page.get_by_role("button", name="Delete all").click()
     page.locator("#talks-delete").click()
     expect(page.get_by_text("No conversation is kept yet")).to_be_visible()
-    page.reload()
+    reload(page)
     assert kept(page) == []
     assert page.evaluate("import('/page/store.js').then(({ kept }) => kept())") == []
 
@@ -136,7 +137,7 @@ def test_a_link_within_the_page_does_not_lose_the_conversation(serve: Serve, ope
     expect(answers(page)).to_have_count(1)
     page.locator("#meter").click()
     expect(page).to_have_url(re.compile("#memory$"))
-    page.reload()
+    reload(page)
     expect(answers(page)).to_have_count(1)
 
 
@@ -242,7 +243,7 @@ def test_a_question_is_put_in_other_words(serve: Serve, open_page: OpenPage, sha
     expect(page.locator(".turn.user .turn-text")).to_have_text(["Better?"])
     assert said(service.requests[-1]) == [("user", "Better?")]
     assert pictures(service.requests[-1]) == [[(128, 96)]]
-    page.reload()
+    reload(page)
     expect(page.locator(".turn.user .turn-text")).to_have_text(["Better?"])
 
 

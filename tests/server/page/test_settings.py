@@ -99,5 +99,6 @@ def test_who_wants_nothing_kept_has_nothing_kept(serve: Serve, open_page: OpenPa
     open_settings(page)
     page.get_by_label("Keep conversations").check()
     save(page)
+    expect(page.get_by_role("dialog")).to_be_hidden()  # closed when all is kept
     page.reload()
     expect(answers(page)).to_have_count(1)  # kept from then on

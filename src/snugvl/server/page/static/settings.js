@@ -88,7 +88,7 @@ function numberIn(field) {
   return field.value.trim() === "" ? null : Number(field.value);
 }
 
-/** `onKeep(keep)`: called when the user chose whether conversations are kept. */
+/** `onKeep(keep)`: called when the user chose whether conversations are kept; the dialog closes when it has ended. */
 export function wireSettings(onKeep) {
   showChanged();
   fields.system.maxLength = MOST_SYSTEM;
@@ -97,14 +97,14 @@ export function wireSettings(onKeep) {
     dialog.showModal();
     fields.system.focus();
   });
-  byId("settings-form").addEventListener("submit", (event) => {
+  byId("settings-form").addEventListener("submit", async (event) => {
     event.preventDefault();
     const values = entered();
     if (!values) return;
     const kept = current.keep;
     store(values);
-    dialog.close();
-    if (kept !== values.keep) onKeep(values.keep);
+    if (kept !== values.keep) await onKeep(values.keep);
+    dialog.close(); // only now: who leaves the page then loses nothing
   });
   byId("settings-defaults").addEventListener("click", () => fill(DEFAULTS));
   byId("settings-cancel").addEventListener("click", () => dialog.close());
