@@ -1,7 +1,9 @@
 """Many images: order, one bad file, an output file, resuming, folders, globs, standard input."""
 
 import json
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from PIL import Image
 
 from snugvl.cli import batch
 from tests.cli.conftest import NOTE, Ran
+from tests.patience import PATIENCE_S
 from tests.tasks.fake import FakeBackend, images_of, slowly
 
 Run = Callable[..., Ran]
@@ -199,3 +202,27 @@ def test_a_person_sees_a_bar_and_a_log_does_not(
     assert "b.jpg" in ran.err
     assert "5/5" not in snugvl("caption", pictures, "-o", tmp_path / "2.jsonl", "--quiet").err
     assert "5/5" not in snugvl("caption", pictures).err  # the results on the terminal are the progress
+
+
+def test_ctrl_c_that_does_not_wake_the_main_thread_is_seen_all_the_same(
+    snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it comes in the instant before the main thread waits: here another thread takes the signal."""
+    over = threading.Event()
+    ended = []
+
+    def endless(*_: object) -> None:
+        time.sleep(0.2)  # the main thread waits by now; where it doesn't yet, nothing is proven
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        ended.append(over.wait(PATIENCE_S / 20))
+
+    monkeypatch.setattr(batch, "_attempt", endless)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        ran = snugvl("caption", pictures / "a.png", pictures / "b.jpg")
+        assert not ended
+    finally:
+        over.set()
+        signal.signal(signal.SIGINT, before)
+    assert (ran.code, ran.out) == (130, "")
+    assert "interrupted after 0 of 2 images" in ran.err

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     Reader = Callable[[Job], list[VisualSource]]
 
 IN_FLIGHT = 8
+WAKE_S = 0.5
 SOME_FAILED = 7
 INTERRUPTED = 130
 
@@ -194,13 +195,24 @@ def _outcomes(attempt: Callable[[Job], Outcome], jobs: Sequence[Job]) -> Iterato
     try:
         for job in jobs:
             if len(waiting) == IN_FLIGHT:
-                yield waiting.popleft().result()
+                yield _taken(waiting.popleft())
             waiting.append(pool.submit(attempt, job))
         while waiting:
-            yield waiting.popleft().result()
+            yield _taken(waiting.popleft())
     finally:
         # After an interruption the requests that run are aborted when the model closes.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _taken(work: Future[Outcome]) -> Outcome:
+    """Its outcome, once it is there.
+
+    Python can't end a wait by a signal that came in the instant before it began: the batch would go on as if
+    nobody had pressed Ctrl+C, without end where a server doesn't answer. So this wakes now and then.
+    """
+    while not wait((work,), WAKE_S).done:
+        pass
+    return work.result()
 
 
 def _attempt(task: Task, model: Model | Client, job: Job, read: Reader) -> Outcome:
