@@ -121,11 +121,11 @@ def level(
     for round_ in range(1 + rounds):
         for mode in modes:
             engine._speculation = guessers[mode]
-            before, begun = engine.stats.steps, time.process_time()
+            before, begun = engine.steps, time.process_time()
             said[mode], speed = timed(model, asked, clients)
             if round_:
                 speeds[mode].append(speed)
-                steps[mode] += engine.stats.steps - before
+                steps[mode] += engine.steps - before
                 seconds[mode] += time.process_time() - begun
     row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {"tokens": sum(n for _, n in said["off"])}
@@ -182,7 +182,7 @@ def forced(
     for round_ in range(1 + rounds):
         for name in speeds:
             engine._speculation = guesser if name == "forced" else guesser_of(engine, "off")
-            before = engine.stats.steps
+            before = engine.steps
             with (
                 patch.object(speculation, "NgramProposer", Blind),
                 patch.object(Teller, "take", decided(Teller.take)),
@@ -190,7 +190,7 @@ def forced(
                 _, speed = timed(model, asked, clients)
             if round_:
                 speeds[name].append(speed)
-                steps[name] += engine.stats.steps - before
+                steps[name] += engine.steps - before
     ratios = [mine / off for mine, off in zip(speeds["forced"], speeds["off"], strict=True)]
     row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {f"{name}, tokens/s": median(values) for name, values in speeds.items()}

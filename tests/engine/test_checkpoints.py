@@ -51,7 +51,7 @@ def ask(here: Engine, *parts: int | VisionItem, **sampling: object) -> tuple[int
     after = here.stats
     assert got == right(item, len(got))
     hits = after.prefix_hit_tokens - before.prefix_hit_tokens
-    assert after.computed_tokens - before.computed_tokens == len(item.prompt_ids) - hits + len(got) - 1
+    assert after.prompt_tokens - before.prompt_tokens == len(item.prompt_ids) - hits + len(got) - 1
     assert after.prefix_query_tokens - before.prefix_query_tokens == len(item.prompt_ids)
     return hits, got
 
@@ -184,9 +184,9 @@ def test_a_step_goes_on_with_others_where_a_text_pauses_but_not_before_another_p
         here.add(request(name, ord(name) % 40, *LONG))
     here.step()
     first = 16 if checkpoints.LANDING > BLOCK_TOKENS else 19  # one lands on its way, the others stop
-    assert here.stats.computed_tokens == first + 2 * 16
+    assert here.stats.prompt_tokens == first + 2 * 16
     here.step()
-    assert here.stats.computed_tokens == 3 * 19 + (first == 19), "it decodes"
+    assert here.stats.prompt_tokens == 3 * 19 + (first == 19), "it decodes"
     run(here)
     here = make()
     for seed in range(3):
@@ -243,7 +243,7 @@ def test_off_takes_no_memory() -> None:
     for _ in range(2):
         assert tokens(run(none, request("r", *LONG))["r"]) == right(request("r", *LONG), 8)
     assert (none.stats.prefix_query_tokens, none.stats.prefix_hit_tokens) == (0, 0)
-    assert none.stats.computed_tokens == 2 * (18 + 7)
+    assert none.stats.prompt_tokens == 2 * (18 + 7)
     assert Engine(Toy(), EngineConfig(8, state_checkpoints=5)).config.state_checkpoints == 0
 
 
@@ -348,9 +348,9 @@ def test_the_second_turn_of_a_long_conversation_computes_a_tenth(monkeypatch: py
     first = [p for seed, text in enumerate(texts) for p in (picture(seed, 20, 20), *text, STOP)]
 
     def answer(here: Engine, *parts: int | VisionItem) -> tuple[int, list[TokenOutput]]:
-        before = here.stats.computed_tokens
+        before = here.stats.prompt_tokens
         outputs = run(here, request("r", *parts, max_tokens=24, stops=[STOP]))["r"]
-        return here.stats.computed_tokens - before, outputs
+        return here.stats.prompt_tokens - before, outputs
 
     here, cold = make(**sizes), make(**sizes, prefix_cache=False)
     _, said = answer(here, *first, 1, 2, 3)

@@ -250,13 +250,13 @@ def test_memory_names_every_component() -> None:
 def test_stats_count(here: Engine) -> None:
     here.add(request("a", 1, 2, 3, n=2, max_tokens=4))
     here.add(request("b", 4, picture(1), max_tokens=4))
-    assert (here.stats.requests, here.stats.waiting, here.stats.running) == (2, 2, 0)
+    assert (here.stats.waiting, here.stats.running) == (2, 0)
     here.step()
-    assert (here.stats.requests, here.stats.waiting, here.stats.running) == (2, 0, 3)
+    assert (here.stats.waiting, here.stats.running) == (0, 3)
     run(here)
     stats = here.stats
-    assert (stats.steps, stats.generated_tokens, stats.items_encoded) == (4, 12, 1)
-    assert stats.computed_tokens == 3 + 9 + 3 * 3
+    assert (here.steps, stats.generated_tokens, stats.items_encoded) == (4, 12, 1)
+    assert stats.prompt_tokens == 3 + 9 + 3 * 3
 
 
 def test_nothing_tracks_gradients(here: Engine) -> None:

@@ -101,7 +101,7 @@ def test_the_same_tokens_with_fewer_steps(graphs: bool, model: type[Toy], late: 
     if eager is not None:
         assert eager.followed >= 5, "steps with grammars run ahead"
     if not late:
-        assert quick.stats.steps < slow.stats.steps, "whoever is last has forced tokens, too"
+        assert quick.steps < slow.steps, "whoever is last has forced tokens, too"
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -187,7 +187,7 @@ def test_an_answer_that_is_all_forced() -> None:
     words = [5, 7, 9, 11, 13, 15, END]
     engine.add(replace(request("a", [1, 2], stop_ids=[END]), grammar=Rule(lambda seen: {words[len(seen)]})))
     assert finish(engine)["a", 0] == [*words, "stop"]
-    assert engine.stats.steps == 1, "the prompt's: its first token is known before"
+    assert engine.steps == 1, "the prompt's: its first token is known before"
 
 
 def test_the_limit_and_a_stop_token_end_it_in_the_middle_of_a_run() -> None:

@@ -28,7 +28,7 @@ def ask(here: Engine, item: EngineRequest) -> tuple[int, list[int]]:
     after = here.stats
     assert got == oracle(MODEL, item, len(got))
     hits = after.prefix_hit_tokens - before.prefix_hit_tokens
-    computed = after.computed_tokens - before.computed_tokens
+    computed = after.prompt_tokens - before.prompt_tokens
     assert computed == len(item.prompt_ids) - hits + len(got) - 1, "what is found is not computed"
     assert after.prefix_query_tokens - before.prefix_query_tokens == len(item.prompt_ids)
     return hits, got
@@ -117,7 +117,7 @@ def test_off_means_off() -> None:
     for _ in range(2):
         assert tokens(run(here, request("r", *LONG))["r"]) == oracle(MODEL, request("r", *LONG), 8)
     assert (here.stats.prefix_query_tokens, here.stats.prefix_hit_tokens) == (0, 0)
-    assert here.stats.computed_tokens == 2 * (18 + 7)
+    assert here.stats.prompt_tokens == 2 * (18 + 7)
     assert not any(here._scheduler.pool.key(block) for block in range(64)), "keys cost time"
     assert not EngineConfig(8, prefix_cache=False).prefix_cache
 
@@ -162,7 +162,7 @@ def test_a_preempted_sequence_finds_its_own_blocks() -> None:
     rest = tokens(run(here)["a"])
     assert rest == oracle(MODEL, request("a", *LONG), 12)[4:]
     # 22 tokens are known; 20 of them are found.
-    assert here.stats.computed_tokens - before.computed_tokens == 2 + 7
+    assert here.stats.prompt_tokens - before.prompt_tokens == 2 + 7
     assert here.stats.prefix_query_tokens == 18, "counted when it came, not when it came back"
 
 

@@ -198,7 +198,7 @@ def test_alone_one_that_knows_takes_an_eighth_of_the_steps(
     longest = max(map(len, sorted_out(outputs).values()))
     streams = asked.sampling.n
     # The prompt's step, two that get wider, then eight tokens each; a prompt pauses for a checkpoint.
-    assert engine.stats.steps <= streams * (3 + -(-longest // (MOST + 1))) + (kind is HybridToy)
+    assert engine.steps <= streams * (3 + -(-longest // (MOST + 1))) + (kind is HybridToy)
 
 
 def test_a_step_ahead_of_the_host_waits_for_tokens_that_were_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_step_ahead_of_the_host_waits_for_tokens_that_were_guessed(monkeypatch
     )
     outputs, engine = outputs_of([REQUESTS[0]()], graphs=True, speculation="ngram")
     assert sorted_out(outputs) == {("greedy", 0): right()["greedy", 0]}
-    assert engine.stats.steps < 20, "it has run ahead for nine tokens, and then no more"
+    assert engine.steps < 20, "it has run ahead for nine tokens, and then no more"
     monkeypatch.setattr(Prophet, "propose", lambda self, most: [])
     engine, eager = engine_with(True, Toy(), speculation="ngram", **SIZES)
     engine.add(REQUESTS[0]())

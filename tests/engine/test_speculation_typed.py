@@ -85,7 +85,7 @@ def test_schemas_give_the_tokens_of_steps_without_guesses(
         assert engine.stats.faults == 0
         assert engine.stats.accepted_tokens > 40
         assert (engine.stats.accepted_tokens == engine.stats.drafted_tokens) == (wrong > 40)
-        assert engine.stats.steps < 0.7 * plain.stats.steps
+        assert engine.steps < 0.7 * plain.steps
     for each in asked[:3]:
         alone, _ = engine_with(False, Wide(), speculation="ngram", **SIZE)
         alone.add(each)
@@ -102,7 +102,7 @@ def test_n_grams_guess_in_typed_answers() -> None:
     for mode in ("off", "ngram"):
         engine, _ = engine_with(False, Wide(), skip_forced=False, speculation=mode, **SIZE)
         engine.add(ask("7", rule, 0.0))
-        found.append((finish(engine), engine.stats.steps))
+        found.append((finish(engine), engine.steps))
     assert found[0][0] == found[1][0]
     assert found[1][1] < 0.9 * found[0][1]
 

@@ -18,6 +18,7 @@ from traceback import clear_frames
 import torch
 
 from snugvl.core.config import EngineConfig
+from snugvl.core.service import Load
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.live import LiveRequests
@@ -25,7 +26,7 @@ from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_by
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
 from snugvl.engine.overlap import PendingStep, choose, launch_next
 from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
-from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
+from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.schedule import Chunk, Schedule
@@ -65,7 +66,8 @@ class Engine:
         self._arrivals = count()
         self._speculation = Speculation(config, self._runner.drafter)
         self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
-        self._steps = self._computed = self._faults = self._shortages = 0
+        self.steps = 0
+        self._computed = self._faults = self._shortages = 0
 
     @property
     def has_work(self) -> bool:
@@ -73,21 +75,20 @@ class Engine:
         return bool(self._requests)
 
     @property
-    def stats(self) -> EngineStats:
+    def stats(self) -> Load:
         """Where the engine stands now."""
         pool = self._scheduler.pool
-        return EngineStats(
-            requests=len(self._requests),
+        return Load(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
             free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
             planned_blocks=self.config.num_blocks if self._reclaimer is None else self._reclaimer.most,
+            block_size=self.config.block_size,
             preemptions=self._scheduler.preemptions,
             prefix_query_tokens=self._scheduler.prefix_query_tokens,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
-            steps=self._steps,
-            computed_tokens=self._computed,
+            prompt_tokens=self._computed,
             generated_tokens=self._teller.generated,
             forced_tokens=self._teller.forced,
             draft_method=self._speculation.method,
@@ -138,7 +139,7 @@ class Engine:
         outputs = self._requests.expire()
         self._alone = None
         try:
-            if self._reclaimer is not None and not self._steps:
+            if self._reclaimer is not None and not self.steps:
                 self._reclaimer.start()
             self.poll_memory()
             if not isinstance(self._in_flight, StartedStep):  # whose tokens would wait for that
@@ -326,7 +327,7 @@ class Engine:
         waits = self._speculation.waits(pending.sequences)
         self._in_flight = None if waits else launch_next(pending, self._runner, self._scheduler)
         if self._in_flight is not None:
-            self._steps += 1
+            self.steps += 1
             self._computed += self._in_flight.tokens
         known = self._teller.generated
         for sequence, result in pending.results():
@@ -339,7 +340,7 @@ class Engine:
 
     def _count(self, step: Schedule) -> None:
         step.settle()
-        self._steps += 1
+        self.steps += 1
         self._computed += step.tokens
 
     def _advance(self, step: Schedule, outputs: list[TokenOutput]) -> None:

@@ -20,7 +20,7 @@ from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, 
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens
 from snugvl.engine.engine import Engine
-from snugvl.engine.request import EngineRequest, EngineStats
+from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler
@@ -106,32 +106,7 @@ class NativeBackend:
 
     def stats(self) -> Load:
         """What the engine is doing."""
-        stats = self._worker.call(self._stats)
-        return Load(
-            running=stats.running,
-            waiting=stats.waiting,
-            free_blocks=stats.free_blocks,
-            num_blocks=stats.num_blocks,
-            planned_blocks=stats.planned_blocks,
-            block_size=self._engine.config.block_size,
-            preemptions=stats.preemptions,
-            prompt_tokens=stats.computed_tokens,
-            generated_tokens=stats.generated_tokens,
-            items_encoded=stats.items_encoded,
-            encoder_queries=stats.encoder_queries,
-            encoder_hits=stats.encoder_hits,
-            prefix_hit_tokens=stats.prefix_hit_tokens,
-            prefix_query_tokens=stats.prefix_query_tokens,
-            draft_method=stats.draft_method,
-            drafted_tokens=stats.drafted_tokens,
-            accepted_tokens=stats.accepted_tokens,
-            forced_tokens=stats.forced_tokens,
-            faults=stats.faults,
-            shortages=stats.shortages,
-            kernel_compilations=stats.kernel_compilations,
-            graph_captures=stats.graph_captures,
-            recorded=stats.recorded,
-        )
+        return self._worker.call(self._stats)
 
     def tokenize(
         self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
@@ -206,7 +181,7 @@ class NativeBackend:
             return None
         return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)
 
-    def _stats(self) -> EngineStats:
+    def _stats(self) -> Load:
         self._engine.poll_memory()  # an engine that idles makes no steps, in which it would
         return self._engine.stats
 
