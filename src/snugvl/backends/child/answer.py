@@ -6,10 +6,10 @@ Closing the stream closes the connections, on which the engine aborts the reques
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import httpx
 
@@ -17,9 +17,10 @@ from snugvl.backends.child.http import ChildApi
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.child.watch import Watchdog
 from snugvl.backends.process.remote import Inbox, RemoteStream
-from snugvl.core.messages import Delta, Request
+from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
-from snugvl.inputs.reasoning import VARIABLE
+from snugvl.inputs.reasoning import VARIABLE, ReasoningSplitter
 from snugvl.inputs.tools.forms import opening
 
 
@@ -40,37 +41,95 @@ def reasoning_of(request: Request, facts: Facts) -> Reasoning | None:
     return Reasoning(begun, None if request.tools is None else opening(facts.tool_form))
 
 
-class Chunks(Protocol):
-    """Reads the chunks of one request, which an engine may answer in several streams."""
+class Chunks:
+    """Reads the chunks of one request, which an engine may answer in several streams.
+
+    Greedy choices are all the same: one is asked for, and copied. The end of the choice that ends last waits
+    for the usage of all.
+    """
+
+    engine: ClassVar[str]
+
+    def __init__(self, sampling: SamplingParams, reasoning: Reasoning | None) -> None:
+        """`reasoning`: None where none is to be told from the answer."""
+        choices = range(1 if sampling.greedy else sampling.n)
+        self._copies = sampling.n if sampling.greedy else 1
+        self._unfinished = set(choices)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._alternatives = sampling.logprobs or 0
+        self._splitters = {
+            index: ReasoningSplitter(reasoning.opened, call=reasoning.call)
+            for index in choices
+            if reasoning is not None
+        }
+        self._generated = dict.fromkeys(choices, 0)  # tokens by choice
+        self._cached = 0
+        self._last: Delta | None = None
 
     @property
-    def prompt_tokens(self) -> int:
-        """As far as known; a chunk with a choice has it."""
-        ...
+    def usage(self) -> Usage:
+        """Of all choices, as far as known; a chunk with a choice has the prompt's."""
+        raise NotImplementedError
 
     def ended(self, answer: int) -> bool:
         """Whether every choice of one of the streams has ended."""
-        ...
+        raise NotImplementedError
 
     def over(self, answer: int) -> bool:
         """Whether nothing that a stream still brings is wanted."""
-        ...
+        raise NotImplementedError
 
-    def read(self, chunk: Mapping[str, Any], answer: int) -> list[Delta]:
+    def read(self, chunk: Mapping[str, Any], answer: int = 0) -> list[Delta]:
         """What a chunk of one of the streams adds.
 
         Raises:
             EngineError: it is of no form that is known.
         """
-        ...
+        try:
+            return list(self._read(chunk, answer))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineError(f"{self.engine} sent a chunk that we don't understand ({error!r})") from None
 
     async def settle(self, api: ChildApi) -> None:
         """Ask the engine for what the last chunk left open."""
-        ...
+        raise NotImplementedError
 
     def end(self) -> list[Delta]:
-        """What was held back until all has come."""
-        ...
+        """What was held back: the end of the last choice, with the usage of all."""
+        if self._last is None:
+            return []
+        ends = self._copied(self._last)
+        return [*ends[:-1], replace(ends[-1], usage=self.usage, cached_tokens=self._cached)]
+
+    def _read(self, chunk: Mapping[str, Any], answer: int) -> Iterator[Delta]:
+        raise NotImplementedError
+
+    def _parts(self, text: str, choice: int, *, last: bool) -> tuple[str, str]:
+        """Text and reasoning."""
+        splitter = self._splitters.get(choice)
+        if splitter is None:
+            return text, ""
+        reasoning, said = splitter.push(text)
+        thought, rest = splitter.flush() if last else ("", "")
+        return said + rest, reasoning + thought
+
+    def _logprob(self, item: Mapping[str, Any]) -> Logprob:
+        """Of a token, with the alternatives that were asked for: an engine may list one more."""
+        tops = (item.get("top_logprobs") or ())[: self._alternatives]
+        return Logprob(*_token(item), tuple(TokenLogprob(*_token(top)) for top in tops))
+
+    def _count(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(self._generated.values()) * self._copies
+
+    def _copied(self, delta: Delta) -> list[Delta]:
+        copy = replace(delta, prompt_logprobs=())
+        return [delta, *(replace(copy, choice=choice) for choice in range(1, self._copies))]
+
+
+def _token(item: Mapping[str, Any]) -> tuple[str, bytes, float]:
+    raw = item.get("bytes")
+    return item["token"], item["token"].encode() if raw is None else bytes(raw), float(item["logprob"])
 
 
 DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the answer with that
@@ -184,7 +243,7 @@ class ChildStream:
         deltas = self._chunks.read(chunk, index)
         await self._chunks.settle(self._api)
         if not self._began.done():
-            self._began.set_result(self._chunks.prompt_tokens)
+            self._began.set_result(self._chunks.usage.prompt_tokens)
         for delta in deltas:
             self._inbox.put(delta)
 

@@ -20,6 +20,7 @@ from snugvl.backends.child.held import start_nvml
 from snugvl.backends.child.http import UNIX, ChildApi, Foreign, NobodyThere, Served, Unreachable
 from snugvl.backends.child.log import Log, LogForm, Stage
 from snugvl.backends.child.process import ChildProcess
+from snugvl.backends.child.settings import ChildChoice
 from snugvl.backends.child.watch import Activity, Stalled
 from snugvl.backends.lives import Supervision
 from snugvl.errors import EngineError, SnugvlError
@@ -50,83 +51,76 @@ class Listener(Protocol):
         ...
 
 
-class Life(Protocol):
-    """One life."""
-
-    @property
-    def api(self) -> ChildApi: ...
-
-    @property
-    def log(self) -> tuple[str, ...]:
-        """What it has written so far, where that can be read."""
-        ...
-
-    @property
-    def watchdog(self) -> watch.Watchdog:
-        """Watches it, and is told what answers show."""
-        ...
-
-    def family(self) -> list[psutil.Process]:
-        """Its processes, where they are ours."""
-        ...
-
-    async def live(self) -> Ending:
-        """From start to end."""
-        ...
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What a life has come to."""
-
-    ready: bool = False
-    served: Served | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How a server is launched, or with `attach` found.
 
     Attributes:
+        choice: what is launched.
+        start: how people start such a server.
         api: makes what talks to it, of an address and a key.
         form: how it writes its log.
-        model: its name over HTTP; empty for the first one.
         words: the command, over the path of the socket that it is to listen on.
         environment: variables for it, over the key that it is to ask for.
         stalled: the error of a start that does nothing any more, of since when and its log.
-        startup_s, idle_s: see `ChildChoice`.
-        attach, attach_key, start: address and key of one that runs; and how such a one is started.
     """
 
+    choice: ChildChoice
+    start: str
     api: Callable[[str, str | None], ChildApi]
     form: LogForm
-    model: str
     words: Callable[[str], tuple[str, ...]]
     environment: Callable[[str], Mapping[str, str]]
     stalled: Callable[[str, Log], EngineError]
-    startup_s: float
-    idle_s: float
-    attach: str | None = None
-    attach_key: str | None = None
-    start: str = ""
+
+    @property
+    def model(self) -> str:
+        """Its name over HTTP; empty for the first one that an attached server has."""
+        return self.choice.model if self.choice.attach else self.choice.name
 
 
-class LaunchedServer:
+class Life:
+    """One life. `watchdog` watches it, and is told what answers show."""
+
+    def __init__(
+        self,
+        api: ChildApi,
+        launch: Launch,
+        supervision: Supervision,
+        listener: Listener,
+        on_healthy: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.api = api
+        self._launch, self._supervision, self._listener = launch, supervision, listener
+        self.watchdog = watch.Watchdog(api, supervision, lambda: listener.running, on_healthy)
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What it has written so far; nothing where it writes elsewhere."""
+        return ()
+
+    def family(self) -> list[psutil.Process]:
+        """Its processes, where they are ours."""
+        return []
+
+    async def live(self) -> Ending:
+        """From start to end."""
+        raise NotImplementedError
+
+
+class LaunchedServer(Life):
     """A server that is launched, and gone with all its processes when `live` returns or is cancelled."""
 
     def __init__(self, launch: Launch, supervision: Supervision, listener: Listener) -> None:
         self._room = tempfile.TemporaryDirectory(prefix="snugvl-engine-", ignore_cleanup_errors=True)
         address = _socket_path(self._room)
         key = secrets.token_urlsafe(24)
-        self.api = launch.api(f"{UNIX}{address}", key)
-        self._launch = launch
-        self._supervision = supervision
-        self._listener = listener
-        self.watchdog = watch.Watchdog(self.api, supervision, lambda: listener.running, self._mark_healthy)
+        api = launch.api(f"{UNIX}{address}", key)
+        super().__init__(api, launch, supervision, listener, self._mark_healthy)
         self._process: ChildProcess | None = None
         self._words = launch.words(address)
         self._environment = launch.environment(key)
-        self._progress = _Progress()
+        self._ready = False
 
     @property
     def log(self) -> tuple[str, ...]:
@@ -157,7 +151,7 @@ class LaunchedServer:
             await asyncio.wait({gone, serving}, return_when=asyncio.FIRST_COMPLETED)
             final = serving.result() if serving.done() else None
             reason = await gone
-            return Ending(reason, process.log.lines, self._progress.ready, final)
+            return Ending(reason, process.log.lines, self._ready, final)
         finally:
             serving.cancel()
             gone.cancel()
@@ -180,7 +174,7 @@ class LaunchedServer:
     def _heard(self) -> None:
         assert self._process is not None
         stage = self._process.log.stage
-        if stage is not None and not self._progress.ready:
+        if stage is not None and not self._ready:
             self._listener.on_loading(stage)
 
     async def _serve(self, process: ChildProcess) -> SnugvlError | None:
@@ -189,7 +183,7 @@ class LaunchedServer:
         Returns the error that trying again won't cure.
         """
         try:
-            async with asyncio.timeout(self._launch.startup_s):
+            async with asyncio.timeout(self._launch.choice.startup_s):
                 served = await self._until_ready(process)
                 markers = await watch.marker_tokens(self.api)
         except Foreign as foreign:
@@ -200,7 +194,7 @@ class LaunchedServer:
             process.kill(str(error))
             return error
         except TimeoutError:
-            reason = f"{self._hung} at its start: it was not ready after {self._launch.startup_s:g} s"
+            reason = f"{self._hung} at its start: it was not ready after {self._launch.choice.startup_s:g} s"
             process.kill(f'{reason} (its last line: "{process.log.last}")')
             return EngineError(f'{reason}; its last line: "{process.log.last}"')
         except Unreachable as silent:
@@ -209,7 +203,7 @@ class LaunchedServer:
         except SnugvlError as failed:
             process.kill(str(failed))
             return failed
-        self._progress.ready = True
+        self._ready = True
         await self._listener.on_ready(self, served, markers)
         reason = await self.watchdog.wait_for_failure()
         self._listener.on_lost(reason)
@@ -219,7 +213,7 @@ class LaunchedServer:
         return None
 
     async def _until_ready(self, process: ChildProcess) -> Served:
-        activity = Activity(process.family, self._launch.idle_s, await asyncio.to_thread(start_nvml))
+        activity = Activity(process.family, self._launch.choice.idle_s, await asyncio.to_thread(start_nvml))
 
         async def waited(seconds: float) -> None:
             await asyncio.to_thread(activity.look, process.log.last, seconds)
@@ -246,26 +240,14 @@ def _socket_path(room: "tempfile.TemporaryDirectory[str]") -> str:
     return address
 
 
-class AttachedServer:
+class AttachedServer(Life):
     """A server that runs already. `again`: it served before, so it is waited for."""
 
     def __init__(self, launch: Launch, supervision: Supervision, listener: Listener, *, again: bool) -> None:
-        assert launch.attach is not None
-        self.api = launch.api(launch.attach, launch.attach_key)
-        self._launch = launch
-        self._supervision = supervision
-        self._listener = listener
+        assert launch.choice.attach is not None
+        api = launch.api(launch.choice.attach, launch.choice.api_key)
+        super().__init__(api, launch, supervision, listener)
         self._again = again
-        self.watchdog = watch.Watchdog(self.api, supervision, lambda: listener.running)
-
-    @property
-    def log(self) -> tuple[str, ...]:
-        """Nothing: it writes elsewhere."""
-        return ()
-
-    def family(self) -> list[psutil.Process]:
-        """None of ours."""
-        return []
 
     async def live(self) -> Ending:
         """From when it is found until it no longer answers."""
@@ -279,7 +261,7 @@ class AttachedServer:
         try:
             if not self._again:
                 await self.api.healthy(min(watch.LOOK_S, self._supervision.watchdog_s))
-            async with asyncio.timeout(None if self._again else self._launch.startup_s):
+            async with asyncio.timeout(None if self._again else self._launch.choice.startup_s):
                 served = await watch.until_ready(self.api, self._launch.model, self._supervision.watchdog_s)
                 markers = await watch.marker_tokens(self.api)
         except NobodyThere as error:
@@ -291,7 +273,7 @@ class AttachedServer:
                 error=EngineError(f"--attach: {error}; give the address of a {self.api.name} server"),
             )
         except TimeoutError:
-            reason = f"the {self.api.name} at {where} was not ready after {self._launch.startup_s:g} s"
+            reason = f"the {self.api.name} at {where} was not ready after {self._launch.choice.startup_s:g} s"
             return Ending(reason, error=EngineError(f"--attach: {reason}"))
         except SnugvlError as error:
             return Ending(str(error), error=error)

@@ -257,7 +257,7 @@ class ChildEngine:
     async def _live(self, launch: Launch) -> Ending:
         """One life from start to end."""
         self._lives.begin()
-        if launch.attach is not None:
+        if launch.choice.attach is not None:
             self._life = AttachedServer(launch, self._supervision, self, again=self._lives.count > 0)
         else:
             self._life = LaunchedServer(launch, self._supervision, self)

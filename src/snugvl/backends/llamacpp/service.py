@@ -84,11 +84,8 @@ class LlamacppEngine(ChildEngine):
                 "hold the GPU (snugvl doctor), and start again"
             )
 
-        name = choice.model if choice.attach else choice.name
-        return Launch(
-            LlamacppApi, log.FORM, name, words, environment, stalled, choice.startup_s, choice.idle_s,
-            choice.attach, choice.api_key, "llama-server -m FILE.gguf",
-        )  # fmt: skip
+        start = "llama-server -m FILE.gguf"
+        return Launch(choice, start, LlamacppApi, log.FORM, words, environment, stalled)
 
     def start_words(self) -> tuple[str, ...]:
         """See `ChildEngine`."""

@@ -135,11 +135,7 @@ class VllmEngine(ChildEngine):
         def stalled(how: str, written: Log) -> EngineError:
             return stall_error(how, written, choice)
 
-        name = choice.model if choice.attach else choice.name
-        return Launch(
-            VllmApi, log.FORM, name, words, environment, stalled, choice.startup_s, choice.idle_s,
-            choice.attach, choice.api_key, "vllm serve MODEL",
-        )  # fmt: skip
+        return Launch(choice, "vllm serve MODEL", VllmApi, log.FORM, words, environment, stalled)
 
     def start_words(self) -> tuple[str, ...]:
         """See `ChildEngine`."""
