@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import machine_options as options
+from snugvl.cli import options
 from snugvl.cli.machine_options import MachineChoice, machine_from
 from snugvl.cli.stderr import say
 from snugvl.cli.stdout import write
@@ -19,14 +19,10 @@ if TYPE_CHECKING:
     from snugvl.hardware.machine import Machine
 
 
+@options.grouped()
 def doctor(
-    gpu: options.Gpu = None,
-    os: options.Os = None,
-    held: options.Held = None,
-    vram: options.Vram = None,
-    gpus: options.Gpus = None,
-    ram: options.Ram = None,
-    machine: options.MachineFile = None,
+    *,
+    machine: MachineChoice,
     measure_context: Annotated[
         bool,
         typer.Option("--measure-context", help="Measure what a CUDA context costs here, and remember it."),
@@ -44,29 +40,28 @@ def doctor(
     ] = False,
 ) -> None:
     """Show the memory of this machine, who holds it, what is odd, and what would free some."""
-    choice = MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     if log is not None:
-        if not choice.here or measure_context or record is not None:
+        if not machine.here or measure_context or record is not None:
             raise typer.BadParameter("--log reads an engine's log; give it no other option but --json")
         _explain(log, json=json)
         return
-    if measure_context and not choice.here:
+    if measure_context and not machine.here:
         raise typer.BadParameter("--measure-context measures this machine, not one that is described")
     from snugvl.checkpoint.cached import cached
     from snugvl.cli import doctor_view
     from snugvl.hardware import software
     from snugvl.hardware.advice import LOW_DISK_BYTES, advise
 
-    found = machine_from(choice)
+    found = machine_from(machine)
     if measure_context:
         found = _measured(found)
     if record is not None:
         _record(found, record)
-    build = software.torch_build() if choice.here else None
-    low_disk = choice.here and found.disk_free_bytes < LOW_DISK_BYTES
+    build = software.torch_build() if machine.here else None
+    low_disk = machine.here and found.disk_free_bytes < LOW_DISK_BYTES
     models = cached() if low_disk else []
     downloads = [(each.name, each.nbytes) for each in sorted(models, key=lambda each: -each.nbytes)]
-    tools = software.build_tools() if choice.here else None
+    tools = software.build_tools() if machine.here else None
     advice = advise(found, build, downloads, tools)
     if json:
         document = doctor_view.as_document(found, advice, build)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -50,6 +50,16 @@ MachineFile = Annotated[
     Path | None,
     typer.Option("--machine", metavar="FILE", help="A recording that snugvl doctor --record made."),
 ]
+
+MACHINE: dict[str, Any] = {
+    "gpu": Gpu,
+    "os": Os,
+    "held": Held,
+    "vram": Vram,
+    "gpus": Gpus,
+    "ram": Ram,
+    "machine": MachineFile,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The options that commands share, and the values that they become.
 
 A command takes a whole group of options as one parameter: `choice: ModelChoice`, `load: LoadOptions`,
-`generation: Generation`. `grouped` spells the group out for typer and puts the value together. So a new way
-to load a model is a field of `LoadOptions` and a line here.
+`generation: Generation`, `machine: MachineChoice`. `grouped` spells the group out for typer and puts the
+value together. So a new way to load a model is a field of `LoadOptions` and a line here.
 """
 
 import functools
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from snugvl.cli.machine_options import MACHINE, MachineChoice
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -331,6 +332,7 @@ GROUPS: dict[type, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = {
     ModelChoice: (CHOICE, _choice),
     Generation: (GENERATION, lambda values: Generation(**values)),
     OutputChoice: (OUTPUT, lambda values: OutputChoice(*values.values())),
+    MachineChoice: (MACHINE, lambda values: MachineChoice(**values)),
 }
 CONTEXT = "invocation"  # of a command that takes none itself
 KEYWORD = inspect.Parameter.KEYWORD_ONLY

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from snugvl.cli import machine_options, options
+from snugvl.cli import options
+from snugvl.cli.machine_options import MachineChoice, machine_from
 from snugvl.cli.stderr import printable
 from snugvl.errors import DoesNotFit
 
@@ -70,8 +71,10 @@ Offline = Annotated[
 ]
 
 
+@options.grouped()
 def plan(
     model: Model = None,
+    *,
     context: Context = None,
     images: Images = None,
     language_only: LanguageOnly = False,
@@ -88,13 +91,7 @@ def plan(
     memory: options.Memory = None,
     concurrency: Concurrency = 1,
     speculation: options.Speculation = "off",
-    gpu: machine_options.Gpu = None,
-    os: machine_options.Os = None,
-    held: machine_options.Held = None,
-    vram: machine_options.Vram = None,
-    gpus: machine_options.Gpus = None,
-    ram: machine_options.Ram = None,
-    machine: machine_options.MachineFile = None,
+    machine: MachineChoice,
     json: Json = False,
     svg: Svg = None,
     save: Save = None,
@@ -115,9 +112,8 @@ def plan(
         language_only=language_only, tower=tower, kv_cache=None if kv_cache == "auto" else kv_cache,
         embedding=embedding, purpose=purpose, speculation=speculation,
     )  # fmt: skip
-    choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     candidates = _candidates(model, offline, wishes.images > 0)
-    found = machine_options.machine_from(choice)
+    found = machine_from(machine)
     result = with_instead(solve(candidates, found, wishes), found)
     _put(result, found, json=json, svg=svg, verbose=verbose)
     if save is not None:

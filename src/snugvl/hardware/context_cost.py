@@ -29,7 +29,6 @@ TOTAL: Final = "CUDA's total"
 # Published for single processes with lazily loaded kernels: 256 MiB (RTX 3090, torch 2.7+cu128,
 # InvokeAI#9413), 426 MiB (RTX 6000 Ada, torch 2.10+cu130, unsloth-zoo#1053); ours, with a cuBLAS product:
 # 719 MiB (H200; 526 of the driver alone). Plans take the higher of those for their kind of card.
-CONTEXT_RANGE_BYTES: Final = (256 * MIB, 719 * MIB)
 DEFAULT_CONTEXT_BYTES: Final = 450 * MIB
 OTHER_CONTEXT_BYTES: Final = 256 * MIB  # assumed
 DATA_CENTRE_CONTEXT_BYTES: Final = 719 * MIB

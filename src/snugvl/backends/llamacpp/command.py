@@ -39,11 +39,6 @@ class LlamacppCommand:
     guided: bool = False
 
 
-def installed() -> bool:
-    """Whether there is one to be found."""
-    return shutil.which(PROGRAM) is not None or find_spec(WHEEL) is not None
-
-
 def find(words: Sequence[str] | None) -> LlamacppCommand:
     """The command to launch. Takes up to a second: call it in a thread.
 

@@ -28,11 +28,6 @@ def only(what: str, *types: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def json_kind(value: object) -> str:
-    """Tells a list from a string, so that an error speaks of the one that was meant."""
-    return "array" if isinstance(value, list) else "string"
-
-
 class CacheControl(Part):
     """Accepted without effect: the beginnings of prompts are cached anyway."""
 
