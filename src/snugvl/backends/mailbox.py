@@ -1,10 +1,13 @@
-"""A queue from the engine's thread to one reader, who may wait in a thread or in an event loop."""
+"""A queue from the engine's thread to one reader, and what every answer has that is read once.
+
+Whoever reads may wait in a thread or in an event loop.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from threading import Condition
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -88,3 +91,35 @@ class Mailbox(Generic[T]):
 def _finish(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():  # the reader may have been cancelled meanwhile
         waiter.set_result(None)
+
+
+class OneAnswer:
+    """The answer to one request. Closing or dropping it aborts what is not finished.
+
+    Whoever iterates it to its end says so by `_open`.
+    """
+
+    def __init__(self, prompt_tokens: int, abort: Callable[[], object]) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._abort = abort
+        self._open = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included."""
+        return self._prompt_tokens
+
+    def close(self) -> None:
+        """Abort what is not finished. Safe to call twice, and in any thread."""
+        if self._open:
+            self._open = False
+            self._abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,8 +1,8 @@
 """What every engine in this process shares: streams, refusals, and how tokens reach their requests."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Self
 
+from snugvl.backends.mailbox import OneAnswer
 from snugvl.backends.receiver import Receiver
 from snugvl.core.messages import Delta
 from snugvl.engine.request import TokenOutput
@@ -27,19 +27,12 @@ def deliver(abort: Callable[[str, int], object], receivers: dict[str, Receiver],
         del receivers[output.request_id]
 
 
-class ReceiverStream:
-    """The answer to one request. Closing or dropping it aborts what is not finished."""
+class ReceiverStream(OneAnswer):
+    """The answer of an engine in this process."""
 
-    def __init__(self, abort: Callable[[], None], receiver: Receiver) -> None:
-        self._abort = abort
+    def __init__(self, abort: Callable[[], object], receiver: Receiver) -> None:
+        super().__init__(receiver.prompt_tokens, abort)
         self._mailbox = receiver.mailbox
-        self._prompt_tokens = receiver.prompt_tokens
-        self._open = True
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, image tokens included."""
-        return self._prompt_tokens
 
     def __iter__(self) -> Iterator[Delta]:
         while (delta := self._mailbox.get()) is not None:
@@ -54,18 +47,3 @@ class ReceiverStream:
     def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
         """Hand every delta to `put` and the end to `end`, in place of reading; see `Mailbox.forward`."""
         self._mailbox.forward(put, end)
-
-    def close(self) -> None:
-        """Abort what is not finished. Safe to call twice."""
-        if self._open:
-            self._open = False
-            self._abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()

@@ -6,9 +6,10 @@ Its service runs in an event loop of its own, in a thread.
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from snugvl.backends.child.service import ChildEngine
+from snugvl.backends.mailbox import OneAnswer
 from snugvl.core.messages import Capabilities, Delta, GoOn, Request, Stream, going_on
 from snugvl.core.options import Progress
 from snugvl.errors import EngineError
@@ -87,17 +88,13 @@ async def _started(make: Callable[[], ChildEngine], progress: Progress | None) -
     return service
 
 
-class _Stream:
+class _Stream(OneAnswer):
     """A stream of the service's loop, for threads and for other loops."""
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
-        self._stream, self._loop = stream, loop
+        super().__init__(stream.prompt_tokens, stream.close)
+        self._loop = loop
         self._deltas = aiter(stream)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, image tokens included."""
-        return self._stream.prompt_tokens
 
     def __iter__(self) -> Iterator[Delta]:
         while (delta := asyncio.run_coroutine_threadsafe(self._next(), self._loop).result()) is not None:
@@ -112,13 +109,3 @@ class _Stream:
 
     async def _next(self) -> Delta | None:
         return await anext(self._deltas, None)
-
-    def close(self) -> None:
-        """Abort what is not finished. Safe to call twice, and in any thread."""
-        self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +15,13 @@ import psutil
 from snugvl.backends.child.log import Log, LogForm
 from snugvl.backends.lives import read_output, wait_for_exit
 from snugvl.backends.process import postmortem
+from snugvl.backends.process.launch import without_secrets
 
 GRACE_S: Final = 5.0  # from SIGTERM to SIGKILL
 REAP_S: Final = 12.0  # more than the reaper takes to give up
 LAST_WORDS_S: Final = 0.5
 REAPER: Final = Path(__file__).with_name("reaper.py")
 
-_SECRET: Final = re.compile(r"(KEY|KEYS|TOKEN|SECRET|PASSWORD)$", re.I)
 _HUB: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # an engine downloads what isn't there
 # Lines reach us as they are written; nobody is told that it was started.
 _OURS: Final = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -30,8 +29,7 @@ _OURS: Final = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRA
 
 def environment(environ: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """What an engine sees: our variables without secrets of ours, and `own`."""
-    kept = {name: value for name, value in environ.items() if name in _HUB or not _SECRET.search(name)}
-    return kept | _OURS | dict(own)
+    return without_secrets(environ, but=_HUB) | _OURS | dict(own)
 
 
 class ChildProcess:

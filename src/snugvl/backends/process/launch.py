@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -90,11 +90,11 @@ def _process(command: list[str], descriptors: tuple[int, ...]) -> "subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=descriptors,
-        env=_NO_OTHER_DEVICES | _without_secrets(os.environ),
+        env=_NO_OTHER_DEVICES | without_secrets(os.environ),
         process_group=0,  # Ctrl+C in a terminal is the server's business
     )
 
 
-def _without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The engine needs no key of the server's or of anybody else's."""
-    return {name: value for name, value in environ.items() if not _SECRET.search(name)}
+def without_secrets(environ: Mapping[str, str], but: Container[str] = ()) -> dict[str, str]:
+    """What a child sees of the environment: it needs no key of the server's or of anybody else's."""
+    return {name: value for name, value in environ.items() if name in but or not _SECRET.search(name)}

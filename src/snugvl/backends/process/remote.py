@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from typing import Self
 
+from snugvl.backends.mailbox import OneAnswer
 from snugvl.core.messages import Delta
 
 
@@ -74,20 +74,13 @@ def _merged(first: Delta, second: Delta) -> Delta:
     )
 
 
-class RemoteStream:
-    """Reads an inbox with `async for`. Closing or dropping it aborts what is not finished."""
+class RemoteStream(OneAnswer):
+    """Reads an inbox with `async for`."""
 
     def __init__(self, inbox: Inbox, prompt_tokens: int, abort: Callable[[], None]) -> None:
         self._inbox = inbox
-        self._prompt_tokens = prompt_tokens
-        self._abort = abort
-        self._loop = asyncio.get_running_loop()
-        self._open = True
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, image tokens included."""
-        return self._prompt_tokens
+        self._loop = loop = asyncio.get_running_loop()
+        super().__init__(prompt_tokens, lambda: loop.is_closed() or loop.call_soon_threadsafe(abort))
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (delta := await self._inbox.get()) is not None:
@@ -99,19 +92,3 @@ class RemoteStream:
         while (delta := asyncio.run_coroutine_threadsafe(self._inbox.get(), self._loop).result()) is not None:
             yield delta
         self._open = False
-
-    def close(self) -> None:
-        """Abort what is not finished. Safe to call twice, and in any thread."""
-        if self._open:
-            self._open = False
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._abort)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()

@@ -269,6 +269,7 @@ class Channel:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._file = connected.makefile("rb")
 
     def send(self, events: list[Event]) -> None:
         """Write events as one message."""
@@ -276,21 +277,12 @@ class Channel:
 
     def receive(self) -> ToEngine | None:
         """The next message; None when the server is gone."""
-        header = self._exactly(_LENGTH.size)
-        if header is None:
+        header = self._file.read(_LENGTH.size)
+        if len(header) < _LENGTH.size:
             return None
-        body = self._exactly(_LENGTH.unpack(header)[0])
-        return None if body is None else pickle.loads(body)  # noqa: S301 (ours)
-
-    def _exactly(self, nbytes: int) -> bytearray | None:
-        data = bytearray(nbytes)
-        view = memoryview(data)
-        while view:
-            count = self._socket.recv_into(view)
-            if not count:
-                return None
-            view = view[count:]
-        return data
+        length = _LENGTH.unpack(header)[0]
+        body = self._file.read(length)
+        return pickle.loads(body) if len(body) == length else None  # noqa: S301 (ours)
 
 
 async def receive(reader: asyncio.StreamReader) -> list[Event] | None:
