@@ -41,7 +41,7 @@ from snugvl.core.config import EngineConfig, SpeculationName
 from snugvl.core.messages import Grammar
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import packing, predictor, speculation
-from snugvl.engine.drafts import NgramProposer
+from snugvl.engine.drafts import NgramProposer, PendingDrafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs import decode
 from snugvl.engine.graphs.capture import GraphPool, Work
@@ -332,7 +332,7 @@ def instruments(clock: Clock) -> Iterator[None]:
         put(Teller, "take", clock.timed("accept", decided(Teller.take)))
         for part, owner, name in parts:
             put(owner, name, clock.timed(part, getattr(owner, name)))
-        for kind, name in ((PendingSample, "results"), (Run, "tokens"), (predictor.PendingDrafts, "of")):
+        for kind, name in ((PendingSample, "results"), (Run, "tokens"), (PendingDrafts, "of")):
             init, read = clock.watched(kind, name)
             put(kind, "__init__", init)
             put(kind, name, read)

@@ -217,6 +217,14 @@ class Usage:
     completion_tokens: int
     image_tokens: int = 0
 
+    def __add__(self, other: "Usage") -> "Usage":
+        """Of both together."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.image_tokens + other.image_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:

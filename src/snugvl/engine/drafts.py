@@ -69,25 +69,39 @@ class Drafts:
             self.rest = length + min(1 << self.misses, REST)
 
 
-class PredictedTokens(Protocol):
-    """Drafts that may still be computed: `predictor.PendingDrafts`.
+class PendingDrafts:
+    """Drafts of the predictor on their way to the host.
 
     Attributes:
         tokens: `[rows, drafts]` int64 on the device, as long as they stand there.
     """
 
-    tokens: torch.Tensor | None
+    def __init__(self, drafts: torch.Tensor) -> None:
+        self.tokens: torch.Tensor | None = drafts
+        self._found: list[list[int]] | None = None
+        self._event = None
+        if not drafts.is_cuda:
+            self._host = drafts.clone()
+        else:
+            self._host = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=True)
+            self._host.copy_(drafts, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
 
     def of(self, row: int) -> list[int]:
         """Those of a row, waiting for them."""
-        ...
+        if self._found is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._found = self._host.tolist()
+        return self._found[row]
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """Drafts of one choice on the device: the first of a row of `found`."""
 
-    found: PredictedTokens
+    found: PendingDrafts
     row: int
 
     @property
@@ -111,7 +125,7 @@ class PredictorProposer:
     def __init__(self, generated: list[int]) -> None:
         """`generated`: its answer, which grows."""
         self._generated = generated
-        self._found: PredictedTokens | None = None
+        self._found: PendingDrafts | None = None
         self._row = self._length = 0
 
     @property
@@ -119,7 +133,7 @@ class PredictorProposer:
         """Whether the predictor was asked what follows its newest token."""
         return self._found is not None and self._length == len(self._generated)
 
-    def expect(self, found: PredictedTokens, row: int) -> None:
+    def expect(self, found: PendingDrafts, row: int) -> None:
         """The predictor is asked."""
         self._found, self._row, self._length = found, row, len(self._generated)
 

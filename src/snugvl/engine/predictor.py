@@ -30,7 +30,7 @@ import torch
 
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import PredictorProposer
+from snugvl.engine.drafts import PendingDrafts, PredictorProposer
 from snugvl.engine.graphs.capture import GraphPool
 from snugvl.engine.graphs.decode import places
 from snugvl.engine.packing import table_width
@@ -44,31 +44,6 @@ from snugvl.models.batch import ForwardBatch, PredictingNetwork
 
 MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last
 _FIELDS: Final = 4  # of a row before its block table: token, length, delta, slot
-
-
-class PendingDrafts:
-    """Drafts on their way to the host. `tokens`: see `drafts.PredictedTokens`."""
-
-    def __init__(self, drafts: torch.Tensor) -> None:
-        """`drafts`: `[rows, drafts]` int64, which may be written over once `tokens` is None."""
-        self.tokens: torch.Tensor | None = drafts
-        self._found: list[list[int]] | None = None
-        self._event = None
-        if not drafts.is_cuda:
-            self._host = drafts.clone()
-        else:
-            self._host = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=True)
-            self._host.copy_(drafts, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-
-    def of(self, row: int) -> list[int]:
-        """Those of a row, waiting for them."""
-        if self._found is None:
-            if self._event is not None:
-                self._event.synchronize()
-            self._found = self._host.tolist()
-        return self._found[row]
 
 
 @dataclass(frozen=True, slots=True)

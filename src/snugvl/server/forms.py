@@ -37,6 +37,13 @@ def offered_tool(
     return Tool(name, description or "", parameters or {}, bool(strict))
 
 
+def refuse_twice(names: Sequence[str]) -> None:
+    """Raise RequestError where two tools have one name."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
+
+
 def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     """The tools; what of their schemas nothing enforces is told. Strict ones are refused for it later."""
     characters = 0

@@ -63,12 +63,7 @@ class RequestRecord:
 
     def add(self, usage: Usage) -> None:
         """Count the tokens of one generation; a request may have several."""
-        old = self.usage or Usage(0, 0)
-        self.usage = Usage(
-            old.prompt_tokens + usage.prompt_tokens,
-            old.completion_tokens + usage.completion_tokens,
-            old.image_tokens + usage.image_tokens,
-        )
+        self.usage = (self.usage or Usage(0, 0)) + usage
 
 
 REQUEST_RECORD: ContextVar[RequestRecord | None] = ContextVar("record", default=None)

@@ -22,7 +22,7 @@ from snugvl.server.anthropic.schemas import (
     UrlSource,
 )
 from snugvl.server.context import Context
-from snugvl.server.forms import either, offered_tool, schema_grammar, tell_unenforced
+from snugvl.server.forms import either, offered_tool, refuse_twice, schema_grammar, tell_unenforced
 from snugvl.server.together import together
 
 Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
@@ -58,9 +58,7 @@ def tools_of(body: MessagesPrompt) -> ToolUse | None:
         offered_tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in body.tools or ()
     )
     names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
+    refuse_twice(names)
     if isinstance(choice, OneToolChoice) and choice.name not in names:
         offered = ", ".join(map(repr, names)) or "no tools"
         raise RequestError(

@@ -16,7 +16,14 @@ from snugvl.core.messages import (
 )
 from snugvl.errors import RequestError
 from snugvl.server.context import Context
-from snugvl.server.forms import call_arguments, either, offered_tool, schema_grammar, tell_unenforced
+from snugvl.server.forms import (
+    call_arguments,
+    either,
+    offered_tool,
+    refuse_twice,
+    schema_grammar,
+    tell_unenforced,
+)
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.schemas import sampling_of
 from snugvl.server.together import together
@@ -94,9 +101,7 @@ def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:
         return None
     functions = [tool.function for tool in tools]
     names = [function.name for function in functions]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
+    refuse_twice(names)
     return ToolUse(
         tell_unenforced(
             [offered_tool(each.name, each.description, each.parameters, None) for each in functions]

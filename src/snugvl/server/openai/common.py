@@ -78,16 +78,6 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def total(usages: Iterable[Usage]) -> Usage:
-    """Tokens of several requests together."""
-    counted = list(usages)
-    return Usage(
-        sum(usage.prompt_tokens for usage in counted),
-        sum(usage.completion_tokens for usage in counted),
-        sum(usage.image_tokens for usage in counted),
-    )
-
-
 def stream_options_of(stream: bool | None, options: StreamOptions | None) -> StreamOptions:
     """What a stream tells besides its text.
 

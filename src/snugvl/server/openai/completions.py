@@ -25,7 +25,6 @@ from snugvl.server.openai.common import (
     head,
     json_answer,
     stream_options_of,
-    total,
     usage_of,
 )
 from snugvl.server.openai.document import Completion
@@ -224,7 +223,7 @@ class Prompts:
 
     def counted(self, usages: Iterable[Usage]) -> Usage:
         """The tokens of all of them together."""
-        usage = total(usages)
+        usage = sum(usages, Usage(0, 0))
         return usage if self.generates else replace(usage, completion_tokens=0)
 
 

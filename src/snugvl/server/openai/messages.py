@@ -1,7 +1,7 @@
 """Messages of a chat completion and their parts: their JSON, and the conversation they make."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -69,21 +69,15 @@ UserContent = StringOrArray[Annotated[list[UserPart], Field(min_length=1, max_le
 
 def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
     """Content that is text only."""
-    if content is None or content == "":
-        return ()
-    if isinstance(content, str):
-        return (Text(content),)
-    return tuple(Text(part.text) for part in content)
+    return () if content is None or content == "" else parts_of(content, {}, "")
 
 
-def parts_of(content: str | list[UserPart], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
-    """Content of a user or a tool. `found`: its pictures and videos by path; `field`: the content's path."""
+def parts_of(content: str | Sequence[Any], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
+    """Content of anybody. `found`: its pictures and videos by path; `field`: the content's path."""
     if isinstance(content, str):
         return (Text(content),)
-    return tuple(
-        Text(part.text) if isinstance(part, TextPart) else found[f"{field}[{index}]"]
-        for index, part in enumerate(content)
-    )
+    places = (f"{field}[{index}]" for index in range(len(content)))
+    return tuple(found.get(place) or Text(part.text) for place, part in zip(places, content, strict=True))
 
 
 def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:

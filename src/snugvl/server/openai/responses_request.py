@@ -5,11 +5,11 @@ follow one another become one message again.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from snugvl.core.messages import Grammar, Message, Part, Picture, Text, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Picture, Text, ToolCall, ToolUse
 from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Body, StringOrArray
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import JsonSchema, call_arguments, offered_tool, schema_grammar
@@ -17,16 +17,15 @@ from snugvl.server.openai.common import Effort, Metadata
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
     MAX_TOOLS,
-    Format,
-    FormatName,
     JsonObjectFormat,
     Mode,
+    NamedSchema,
     TextFormat,
     ToolName,
     tool_use,
 )
 from snugvl.server.openai.media import Detail, MediaSource, fetch_all
-from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS
+from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, parts_of
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
 from snugvl.server.wishes import (
     INPUT_IMAGE,
@@ -195,32 +194,16 @@ async def _fetch(part: InputImage, field: str, media: MediaSource) -> Picture:
 def _message(item: Item, found: Mapping[str, Picture], field: str) -> Message:
     match item:
         case InputMessage(role=role, content=content):
-            parts = _parts(content, found, f"{field}.content")
+            parts = parts_of(content, found, f"{field}.content")
             return Message("user" if role == "user" else "system", parts)
         case WrittenMessage(content=content):
-            return Message("assistant", _texts(content))
+            return Message("assistant", parts_of(content, {}, ""))
         case FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
             text = call_arguments(arguments, f"{field}.arguments")
             return Message("assistant", (), (ToolCall(call_id, name, text),))
         case FunctionCallOutput(call_id=call_id, output=output):
-            return Message("tool", _parts(output, found, f"{field}.output"), tool_call_id=call_id)
+            return Message("tool", parts_of(output, found, f"{field}.output"), tool_call_id=call_id)
     raise AssertionError("no other item passes the schema")
-
-
-def _parts(content: str | list[InputPart], found: Mapping[str, Picture], field: str) -> tuple[Part, ...]:
-    """Text and pictures; `found`: the pictures by path."""
-    if isinstance(content, str):
-        return (Text(content),)
-    return tuple(
-        Text(part.text) if isinstance(part, InputText) else found[f"{field}[{index}]"]
-        for index, part in enumerate(content)
-    )
-
-
-def _texts(content: str | list[WrittenPart]) -> tuple[Part, ...]:
-    if isinstance(content, str):
-        return (Text(content),)
-    return tuple(Text(part.text) for part in content)
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -275,16 +258,12 @@ class ObjectFormat(JsonObjectFormat):
     place: ClassVar[str] = "text.format."
 
 
-class SchemaFormat(Format):
+class SchemaFormat(NamedSchema):
     """JSON that follows a schema. `strict`: a keyword that can't be enforced is refused, not left out."""
 
     place: ClassVar[str] = "text.format."
 
     type: Literal["json_schema"]
-    name: FormatName
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
 
 
 class TextForm(RequestPart):
