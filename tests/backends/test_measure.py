@@ -36,7 +36,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, value in stands_in.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(measure, "_gpu_handle", lambda _: None)
     monkeypatch.setattr(measure, "process_reader", lambda _: lambda: 1070 * MIB)
 
 

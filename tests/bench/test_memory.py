@@ -73,6 +73,6 @@ def test_the_peak_of_a_gpu_is_seen_between_two_looks() -> None:
 
 
 def test_a_machine_without_a_driver(monkeypatch: Any) -> None:
-    monkeypatch.setattr("snugvl.bench.memory._nvml", lambda: None)
+    monkeypatch.setattr("snugvl.bench.memory.started", lambda: None)
     with GpuWatch() as watch:
         assert watch.take() == ()

@@ -10,7 +10,6 @@ yet.
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import psutil
 import torch
@@ -18,7 +17,7 @@ import torch
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
 from snugvl.engine.oom import pooled_bytes
-from snugvl.hardware import host
+from snugvl.hardware import host, nvml
 
 GRAPHS = "CUDA graphs"
 CONTEXT = "CUDA context and libraries"
@@ -125,31 +124,11 @@ class Meter:
 
 def process_reader(device: torch.device) -> Callable[[], int | None]:
     """Reads what the driver counts for this process; None where it doesn't tell (WSL2, some containers)."""
-    handle = _gpu_handle(device) if device.type == "cuda" else None
-    if handle is None:
+    module = nvml.started() if device.type == "cuda" else None
+    if module is None:
         return lambda: None
-    import pynvml  # type: ignore[import-untyped]
-
-    def read() -> int | None:
-        try:
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except pynvml.NVMLError:
-            return None
-        own = [process for process in found if process.pid == os.getpid()]
-        # A container's process ids are not the driver's; a process that is alone on the GPU is still us.
-        own = own or (found if len(found) == 1 else [])
-        return int(own[0].usedGpuMemory) if own and own[0].usedGpuMemory else None
-
-    return read
-
-
-def _gpu_handle(device: torch.device) -> Any:
-    """NVML's handle of a CUDA device, or None without NVML."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except (ImportError, pynvml.NVMLError):
-        return None
+        handle = module.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except module.NVMLError:
+        return lambda: None
+    return lambda: nvml.held_by(module, handle, {os.getpid()}) or None

@@ -1,7 +1,6 @@
 """Peaks of memory while requests run: a snugvl server's ledger, and the driver's count of the GPUs here."""
 
 import asyncio
-import importlib
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from snugvl.client.answers import memory as read_memory
 from snugvl.client.answers import understood
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.errors import SnugvlError
+from snugvl.hardware.nvml import started
 
 LEDGER_EVERY_S = 0.25
 GPU_EVERY_S = 0.01
@@ -94,7 +94,7 @@ class GpuWatch:
     """Every GPU of this machine, sampled in a thread of its own. Without one there is nothing to watch."""
 
     def __init__(self, nvml: Any = None) -> None:
-        self._nvml = nvml or _nvml()
+        self._nvml = nvml or started()
         self._handles = _handles(self._nvml)
         self._before = [self._used(handle) for handle in self._handles]
         self._peaks = list(self._before)
@@ -132,16 +132,6 @@ class GpuWatch:
 
     def _info(self, handle: Any) -> Any:
         return self._nvml.nvmlDeviceGetMemoryInfo(handle)
-
-
-def _nvml() -> Any:
-    """NVML, started; None on a machine without it."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # no package, no driver, no permission: then there is no such reading
-        return None
-    return nvml
 
 
 def _handles(nvml: Any) -> list[Any]:

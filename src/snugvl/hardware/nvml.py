@@ -6,7 +6,7 @@ without their memory, or not at all; containers don't see those outside: what is
 
 import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,3 +309,22 @@ def _ask(nvml: Any, function: Any, *args: Any) -> Any:
         return function(*args)
     except nvml.NVMLError:
         return None
+
+
+def started() -> Any:
+    """NVML, ready to be asked; None without a GPU, a driver or a permission."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        return nvml if nvml.nvmlDeviceGetCount() else None
+    except Exception:  # whatever is missing
+        return None
+
+
+def held_by(nvml: Any, handle: Any, pids: Container[int]) -> int:
+    """Bytes of a GPU that processes hold; 0 where the driver doesn't tell (WSL2, some containers)."""
+    found = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    own = [process for process in found if process.pid in pids]
+    # A container's process ids are not the driver's; a process that is alone on the GPU is still ours.
+    own = own or (found if len(found) == 1 else [])
+    return sum(int(process.usedGpuMemory or 0) for process in own)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from snugvl.hardware import host
+from snugvl.hardware import host, nvml
 
 
 class Held(NamedTuple):
@@ -23,7 +23,7 @@ class Gauge:
 
     def __init__(self, gpu_uuids: Sequence[str]) -> None:
         self._gpu_uuids = gpu_uuids
-        self._nvml = start_nvml()
+        self._nvml = nvml.started()
 
     def read(self, family: Sequence[psutil.Process]) -> Held:
         """What it holds now. Takes milliseconds: call it in a thread."""
@@ -37,7 +37,7 @@ class Gauge:
         best: tuple[int, Any] | None = None
         with suppress(self._nvml.NVMLError):
             for handle in self._handles():
-                held_bytes = self._held_bytes(handle, pids)
+                held_bytes = nvml.held_by(self._nvml, handle, pids)
                 if best is None or held_bytes > best[0]:
                     best = (held_bytes, handle)
             if best is not None:
@@ -54,18 +54,6 @@ class Gauge:
             self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())
         ]
 
-    def _held_bytes(self, handle: Any, pids: set[int]) -> int:
-        """Bytes of our processes; 0 where the driver doesn't tell (WSL2)."""
-        assert self._nvml is not None
-        try:
-            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except self._nvml.NVMLError:
-            return 0
-        own = [process for process in found if process.pid in pids]
-        # A container's process ids are not the driver's; a process that is alone on the GPU is still ours.
-        own = own or (found if len(found) == 1 else [])
-        return sum(int(process.usedGpuMemory or 0) for process in own)
-
 
 def main_memory(family: Sequence[psutil.Process]) -> Held:
     """Main memory, and what they hold of it."""
@@ -75,14 +63,3 @@ def main_memory(family: Sequence[psutil.Process]) -> Held:
             held_bytes += process.memory_info().rss
     memory = host.memory()
     return Held("main memory", memory.total_bytes, memory.free_bytes, held_bytes)
-
-
-def start_nvml() -> Any:
-    """NVML where there is a GPU, or None."""
-    import pynvml  # type: ignore[import-untyped]
-
-    try:
-        pynvml.nvmlInit()
-        return pynvml if pynvml.nvmlDeviceGetCount() else None
-    except pynvml.NVMLError:
-        return None

@@ -16,7 +16,6 @@ import psutil
 
 from snugvl.backends.child import watch
 from snugvl.backends.child.failure import Ending
-from snugvl.backends.child.held import start_nvml
 from snugvl.backends.child.http import UNIX, ChildApi, Foreign, NobodyThere, Served, Unreachable
 from snugvl.backends.child.log import Log, LogForm, Stage
 from snugvl.backends.child.process import ChildProcess
@@ -24,6 +23,7 @@ from snugvl.backends.child.settings import ChildChoice
 from snugvl.backends.child.watch import Activity, Stalled
 from snugvl.backends.lives import Supervision
 from snugvl.errors import EngineError, SnugvlError
+from snugvl.hardware import nvml
 
 SOCKET_NAME: Final = "engine.sock"
 MAX_PATH_BYTES: Final = 107  # of an address of a Unix socket
@@ -213,7 +213,7 @@ class LaunchedServer(Life):
         return None
 
     async def _until_ready(self, process: ChildProcess) -> Served:
-        activity = Activity(process.family, self._launch.choice.idle_s, await asyncio.to_thread(start_nvml))
+        activity = Activity(process.family, self._launch.choice.idle_s, await asyncio.to_thread(nvml.started))
 
         async def waited(seconds: float) -> None:
             await asyncio.to_thread(activity.look, process.log.last, seconds)
