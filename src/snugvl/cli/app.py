@@ -28,7 +28,6 @@ from snugvl.cli import (
     ps,
     pull,
     quantize,
-    scene,
     serve,
     top,
 )
@@ -51,7 +50,7 @@ app = typer.Typer(
 )
 app.command("caption")(caption.caption)
 app.command("ask")(ask.ask)
-app.command("scene")(scene.scene)
+app.command("scene")(caption.scene)
 app.command("detect")(detect.detect)
 app.command("chat")(chat.chat)
 app.command("top")(top.top)

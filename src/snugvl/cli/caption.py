@@ -1,4 +1,4 @@
-"""`snugvl caption`."""
+"""`snugvl caption` and `snugvl scene`."""
 
 from typing import Annotated, Literal
 
@@ -32,5 +32,25 @@ def caption(
         stream=lambda model, images: model.stream_caption(
             images[0], detail=detail, sampling=sampling, max_pixels=choice.load.max_pixels
         ),
+    )
+    batch.do(task, each(sources.expand(images, recursive=recursive)), choice, result)
+
+
+@options.grouped()
+def scene(
+    images: options.Images,
+    recursive: options.Recursive = False,
+    *,
+    choice: options.ModelChoice,
+    generation: options.Generation,
+    result: options.OutputChoice,
+) -> None:
+    """Analyse images: summary, setting, objects with counts and positions, text, relations."""
+    sampling, pixels = generation.sampling(), choice.load.max_pixels
+    task = Task(
+        "scene",
+        generation.chosen(),
+        run=lambda model, _, images: model.scene(images[0], sampling=sampling, max_pixels=pixels),
+        text=render.scene,
     )
     batch.do(task, each(sources.expand(images, recursive=recursive)), choice, result)

@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from pathlib import Path
+from textwrap import shorten
+from typing import ClassVar, Final
 
 from snugvl.backends.child.answer import reasoning_of
-from snugvl.backends.child.flags import check
+from snugvl.backends.child.flags import check, value
 from snugvl.backends.child.http import Served
 from snugvl.backends.child.life import Launch, Life
 from snugvl.backends.child.log import Log
@@ -22,10 +25,10 @@ from snugvl.backends.vllm import command, flags, log
 from snugvl.backends.vllm.answer import VllmChunks
 from snugvl.backends.vllm.api import VllmApi
 from snugvl.backends.vllm.facts import apply_limits, read_facts
-from snugvl.backends.vllm.failure import stall_error
 from snugvl.backends.vllm.measure import VllmGauge, read_counters
 from snugvl.backends.vllm.requests import body_of, rename_field, tokenize_body
 from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.checkpoint.locate import POCKET
 from snugvl.core.messages import Message, Request, ToolUse
 from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import EngineError, RequestError, SnugvlError
@@ -34,6 +37,8 @@ logger = logging.getLogger("snugvl.vllm")
 
 SLEEP_POLL_S = 1.0
 MOVE_S = 600.0  # moving or reading all weights may take
+MAX_QUOTED: Final = 200  # characters of a line of the log
+LOADING: Final = 0.2  # of a start: its weights are there (see `log`)
 
 
 class Sleeper:
@@ -133,7 +138,7 @@ class VllmEngine(ChildEngine):
             return {"VLLM_API_KEY": key, **sleep, **dict(choice.environment)}
 
         def stalled(how: str, written: Log) -> EngineError:
-            return stall_error(how, written, choice)
+            return _stall_error(how, written, choice)
 
         return Launch(choice, "vllm serve MODEL", VllmApi, log.FORM, words, environment, stalled)
 
@@ -229,3 +234,26 @@ class VllmEngine(ChildEngine):
 def _api(session: Session) -> VllmApi:
     assert isinstance(session.api, VllmApi)
     return session.api
+
+
+def _stall_error(how: str, written: Log, choice: VllmChoice) -> EngineError:
+    """A start that does nothing any more. `how`: since when, in a clause."""
+    last = (
+        f'its last line: "{shorten(written.last, MAX_QUOTED)}"' if written.last else "it has written no line"
+    )
+    remote = choice.model != POCKET and not Path(choice.model).is_dir()
+    sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+    if any(value(choice.arguments, size) not in (None, "1") for size in sizes):
+        hint = (
+            "GPUs that can't reach each other directly stop like this: try the environment variable "
+            "NCCL_P2P_DISABLE=1, or one GPU"
+        )
+    elif remote and (written.stage is None or written.stage.progress < LOADING):
+        hint = (
+            "it may wait for the network, or for another program that downloads the same model: run "
+            f"`snugvl pull {choice.model}` first, then start with the environment variable HF_HUB_OFFLINE=1"
+        )
+    else:
+        hint = "look whether other programs hold the GPU (snugvl doctor), and start again"
+    debug = shlex.join(["VLLM_LOGGING_LEVEL=DEBUG", "vllm", "serve", choice.model, *choice.arguments])
+    return EngineError(f"vLLM hung at its start: {how}; {last}; {hint}; its own command says more: {debug}")
