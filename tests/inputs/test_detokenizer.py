@@ -86,7 +86,7 @@ def test_incomplete_characters_are_held(tokenizer: Tokenizer) -> None:
 def test_special_tokens_are_left_out(tokenizer: Tokenizer) -> None:
     ids = [*tokenizer.encode("yes"), *sorted(tokenizer.eos_ids)]
     assert "".join(stream(Detokenizer(tokenizer), ids)) == "yes"
-    assert "<|im_end|>" in "".join(stream(Detokenizer(tokenizer, skip_special=False), ids))
+    assert "<|im_end|>" in "".join(stream(Detokenizer(tokenizer, shown=tokenizer.special_ids), ids))
 
 
 def test_covered_tokens(tokenizer: Tokenizer) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import IO
 
-from snugvl.core.service import Health, State
+from snugvl.core.messages import Capabilities
+from snugvl.core.service import Health, Snapshot, State
 from snugvl.core.timeline import Timeline
 from snugvl.errors import EngineError, EngineUnavailable, SnugvlError
 
@@ -205,6 +206,34 @@ class Lives:
         except Exception as error:  # a bug of ours: nobody may wait for an engine that won't come
             logger.exception("the supervisor failed")
             self.fail(EngineError(f"the supervisor failed: {type(error).__name__}: {error}"))
+
+
+class LivingEngine:
+    """What every `EngineService` has whose engine has lives."""
+
+    def __init__(self, supervision: Supervision, lives: Lives) -> None:
+        self._supervision, self._lives = supervision, lives
+        self._capabilities: Capabilities | None = None
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """Of the served model; None until it was ready once."""
+        return self._capabilities
+
+    @property
+    def failure(self) -> SnugvlError | None:
+        """Why it doesn't run, once `health.state` is "failed" for it."""
+        return self._lives.failure
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last one of the present life; None while there is none."""
+        return self._snapshot
+
+    async def close(self) -> None:
+        """End everything, child processes included. Safe to call twice."""
+        await self._lives.close()
 
 
 async def wait_for_exit(popen: "subprocess.Popen[bytes]") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,13 +15,10 @@ import typer
 from snugvl.cli import options, records, session, sources
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice, OutputChoice
 from snugvl.cli.stderr import say
-from snugvl.cli.task import Job
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from snugvl.fidelity.questions import Question
     from snugvl.fidelity.stages import Item
     from snugvl.fidelity.variants import Variant
@@ -208,11 +205,11 @@ def _items(
     """
     from snugvl.fidelity.stages import Item
 
-    read = session.reader(choice, videos=False)
+    read = session.opener(choice)
     items: list[Item] = []
     failed = 0
     for name in names:
-        reading: Callable[[], Image] = partial(_picture, read, name)
+        reading = partial(read, name)
         try:
             size = reading().size
         except SnugvlError as error:
@@ -225,11 +222,6 @@ def _items(
     if not items:
         raise InputError(f"none of the {len(names)} pictures can be read")
     return items, failed
-
-
-def _picture(read: Callable[[Job], list[Any]], name: str) -> Image:
-    picture: Image = read(Job((name,)))[0]
-    return picture
 
 
 def _purposed(variants: Sequence[Variant], questions: Sequence[Question]) -> list[Variant]:

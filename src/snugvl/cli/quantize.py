@@ -16,14 +16,11 @@ from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
 from snugvl.cli.stderr import say
 from snugvl.cli.stdout import write
-from snugvl.cli.task import Job as Reading
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from snugvl.quantize.inputs import Given
     from snugvl.quantize.setup import Job, Made
 
@@ -140,8 +137,8 @@ def _given(choice: ModelChoice, names: Sequence[str]) -> Given:
     pictured = [name for name in names if Path(name) not in texts and not _only_texts(Path(name))]
     if not pictured:
         return Given(texts=[(str(path), _text(path)) for path in texts])
-    read = session.reader(choice, videos=False)
-    pictures = [(name, partial(_picture, read, name)) for name in sources.expand(pictured)]
+    read = session.opener(choice)
+    pictures = [(name, partial(read, name)) for name in sources.expand(pictured)]
     return Given(pictures, [(str(path), _text(path)) for path in texts])
 
 
@@ -171,8 +168,3 @@ def _text(path: Path) -> str:
     if len(raw) > MOST_TEXT_BYTES:
         raise InputError(f"{path} has more than {format_size(MOST_TEXT_BYTES)}; give a part of it")
     return text
-
-
-def _picture(read: Any, name: str) -> Image:
-    picture: Image = read(Reading((name,)))[0]
-    return picture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from snugvl.cli import pdf, pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
@@ -16,6 +16,8 @@ from snugvl.core.options import LoadOptions
 from snugvl.errors import EngineUnavailable
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from snugvl.client import Client
     from snugvl.client.pictures import VisualSource
     from snugvl.model import Model
@@ -108,6 +110,12 @@ def reader(choice: ModelChoice, *, videos: bool = True) -> Callable[[Job], list[
     for a server. Pocket is shown no photographs and no videos."""
     read = _uploads if choice.server is not None else _videos if videos else _pictures
     return (lambda job: _drawn(job, read(job), videos)) if choice.pocket else read
+
+
+def opener(choice: ModelChoice) -> Callable[[str], Image]:
+    """How the picture of a name is read, decoded: see `reader`."""
+    read = reader(choice, videos=False)
+    return lambda name: cast("Image", read(Job((name,)))[0])
 
 
 def _drawn(job: Job, sources: list[VisualSource], videos: bool) -> list[VisualSource]:

@@ -26,8 +26,6 @@ def describe(
     vram: str | int | None = None,
     count: int = 1,
     ram: str | int | None = None,
-    disk: str | int | None = None,
-    cores: int | None = None,
 ) -> Machine:
     """A machine with `count` GPUs of one kind; what isn't said is assumed, and a note says so.
 
@@ -47,14 +45,13 @@ def describe(
     if ram_bytes is None:
         ram_bytes = ASSUMED_RAM_BYTES
         notes.append(f"System memory wasn't described; {format_size(ram_bytes)} is assumed.")
-    disk_bytes = _size(disk, "disk")
     return Machine(
         os=system,
         gpus=_gpus(gpu, system, held, vram, count, notes),
-        cpu_cores=_count(ASSUMED_CORES if cores is None else cores, "cores"),
+        cpu_cores=ASSUMED_CORES,
         ram_total_bytes=ram_bytes,
         ram_free_bytes=ram_bytes,
-        disk_free_bytes=ASSUMED_DISK_BYTES if disk_bytes is None else disk_bytes,
+        disk_free_bytes=ASSUMED_DISK_BYTES,
         source="described",
         spills=system in ("wsl2", "windows"),
         pinned_bytes=ram_bytes // 2 if system in ("wsl2", "windows") else None,

@@ -29,14 +29,13 @@ class Detokenizer:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         *,
-        skip_special: bool = True,
         shown: frozenset[int] = frozenset(),
         continues: bool = False,
     ) -> None:
         if not all(stop):
             raise RequestError("a stop string is empty", field="stop")
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids - shown
         self._opening = not continues  # no token with text has come yet
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]

@@ -30,6 +30,7 @@ from snugvl.inputs.tools.forms import markers
 from snugvl.inputs.trial import limits
 from snugvl.inputs.trials import Trials
 
+FIELD: Final = "response_format"  # that has a grammar
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
 IN_USE: Final = 2  # of them, those asked for last, keep what several answers at once have found out
@@ -56,9 +57,7 @@ class GrammarCompiler:
         self._trials = Trials()
         self._kept: OrderedDict[Kept, _Compiled] = OrderedDict()
 
-    def compile(
-        self, grammar: Grammar, *, choices: int = 1, field: str = "response_format", go_on: GoOn = going_on
-    ) -> TokenGrammar:
+    def compile(self, grammar: Grammar, *, choices: int = 1, go_on: GoOn = going_on) -> TokenGrammar:
         """A grammar that constrains the whole answer.
 
         Args:
@@ -68,10 +67,9 @@ class GrammarCompiler:
         Raises:
             RequestError: it is no such grammar, uses what isn't supported, allows nothing, or is too large.
         """
-        compiled = self._compiled(
-            (grammar.kind, grammar.source), lambda: grammar_text(grammar, field), field, go_on
-        )
-        check_choices(grammar, choices, field)
+        key = grammar.kind, grammar.source
+        compiled = self._compiled(key, lambda: grammar_text(grammar, FIELD), FIELD, go_on)
+        check_choices(grammar, choices, FIELD)
         return compiled.lend(choices)
 
     def compile_tools(self, use: ToolUse, *, choices: int = 1, go_on: GoOn = going_on) -> TokenGrammar:

@@ -21,9 +21,9 @@ from snugvl.backends.child.life import AttachedServer, Launch, LaunchedServer, L
 from snugvl.backends.child.log import Stage
 from snugvl.backends.child.requests import ServedModel, capabilities_of
 from snugvl.backends.child.settings import ChildChoice, Facts
-from snugvl.backends.lives import Lives, Supervision
+from snugvl.backends.lives import Lives, LivingEngine, Supervision
 from snugvl.backends.preparers import Preparation, Preparers
-from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
+from snugvl.core.messages import Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Snapshot, Tokens
 from snugvl.errors import EngineError, RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
@@ -53,7 +53,7 @@ class Prepared:
     chunks: Chunks
 
 
-class ChildEngine:
+class ChildEngine(LivingEngine):
     """An `EngineService` whose engine is a server of another program.
 
     Attributes:
@@ -64,10 +64,11 @@ class ChildEngine:
     backend: ClassVar[str]
 
     def __init__(self, choice: ChildChoice, supervision: Supervision | None = None) -> None:
-        self._choice: Any = choice
-        self._supervision = supervision or Supervision()
+        supervision = supervision or Supervision()
         waiting = {"again": "waiting for it", "after_pause": "waiting for it"} if choice.attach else {}
-        self._lives = Lives(self._supervision, f"{self.name} has not been started", **waiting)
+        lives = Lives(supervision, f"{self.name} has not been started", **waiting)
+        super().__init__(supervision, lives)
+        self._choice: Any = choice
         self._logger = logging.getLogger(f"snugvl.{self.backend}")
         self._session: Session | None = None
         self._life: Life | None = None
@@ -75,8 +76,6 @@ class ChildEngine:
         self._waking = 0  # requests that are made ready
         # With changed flags; with another port, since it was ready last.
         self._retried = self._moved = False
-        self._capabilities: Capabilities | None = None
-        self._snapshot: Snapshot | None = None
 
     async def launch(self) -> Launch:
         """How the next life is launched, or found."""
@@ -125,29 +124,14 @@ class ChildEngine:
         return error
 
     @property
-    def capabilities(self) -> Capabilities | None:
-        """Of the served model; None until it was ready once."""
-        return self._capabilities
-
-    @property
     def choice(self) -> Any:
         """What runs: the choice it was made with, or the one that was retried."""
         return self._choice
 
     @property
-    def failure(self) -> SnugvlError | None:
-        """Why it doesn't run, once `health.state` is "failed" for it."""
-        return self._lives.failure
-
-    @property
     def pid(self) -> int | None:
         """Process that holds those of the present engine together; None where it isn't ours."""
         return self._life.pid if isinstance(self._life, LaunchedServer) else None
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The last one of the present life; None while there is none."""
-        return self._snapshot
 
     @property
     def running(self) -> int:
@@ -214,7 +198,7 @@ class ChildEngine:
 
     async def close(self) -> None:
         """End everything: a server that was launched with all its processes. Safe to call twice."""
-        await self._lives.close()
+        await super().close()
         self._preparers.close()
         self._trials.close()
 

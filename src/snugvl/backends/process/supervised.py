@@ -11,12 +11,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from snugvl.backends.lives import Lives, Supervision
+from snugvl.backends.lives import Lives, LivingEngine, Supervision
 from snugvl.backends.process import wire
 from snugvl.backends.process.launch import COMMAND, Launched
 from snugvl.backends.process.life import EngineProcess, Notice
 from snugvl.backends.process.wire import EngineChoice
-from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
+from snugvl.core.messages import Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Snapshot, Tokens
 from snugvl.core.timeline import Timeline
 from snugvl.errors import DoesNotFit, EngineError, SnugvlError
@@ -26,7 +26,7 @@ __all__ = ["EngineChoice", "SupervisedEngine", "Supervision"]
 logger = logging.getLogger(__name__)
 
 
-class SupervisedEngine:
+class SupervisedEngine(LivingEngine):
     """An `EngineService` whose engine lives in a child process."""
 
     def __init__(
@@ -37,37 +37,20 @@ class SupervisedEngine:
         launched: Launched | None = None,
     ) -> None:
         """`launched`: the process of the first life, where it was begun already."""
-        self._start = wire.Start(choice, (supervision or Supervision()).snapshot_s)
-        self._supervision = supervision or Supervision()
+        supervision = supervision or Supervision()
+        super().__init__(supervision, Lives(supervision, "the engine has not been started"))
+        self._start = wire.Start(choice, supervision.snapshot_s)
         self._command = command
         self._launched = launched
-        self._lives = Lives(self._supervision, "the engine has not been started")
         self._process: EngineProcess | None = None
         self._stalled_s = self._preparing_s = self._silent_s = 0.0
-        self._capabilities: Capabilities | None = None
-        self._snapshot: Snapshot | None = None
         self._launched_at = 0.0  # `time.time()` of the present child
         self._timeline: Timeline = ()
-
-    @property
-    def capabilities(self) -> Capabilities | None:
-        """Of the loaded model; None until it was ready once."""
-        return self._capabilities
-
-    @property
-    def failure(self) -> SnugvlError | None:
-        """What loading reported, once `health.state` is "failed" for it."""
-        return self._lives.failure
 
     @property
     def pid(self) -> int | None:
         """Process id of the present child."""
         return None if self._process is None else self._process.pid
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The last that the present child sent; None while there is none."""
-        return self._snapshot
 
     @property
     def health(self) -> Health:
@@ -93,10 +76,6 @@ class SupervisedEngine:
     async def drain(self, timeout_s: float) -> bool:
         """Refuse what is new, wait for what runs. Whether everything finished in time."""
         return await self._lives.drain(timeout_s, lambda: self._process and self._process.running)
-
-    async def close(self) -> None:
-        """End everything, the child process included. Safe to call twice."""
-        await self._lives.close()
 
     def _ready_process(self) -> EngineProcess:
         if self._lives.state != "ready" or self._process is None:
