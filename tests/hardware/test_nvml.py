@@ -1,5 +1,6 @@
 """GPUs by NVML, over a fake of its Python API."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,3 +218,25 @@ def test_the_slot_of_a_card(probed: Probe) -> None:
     assert link(Card(link=(5, 8))) == pytest.approx(31.5e9, rel=0.01)
     assert link(Card(link=(9, 1))) == pytest.approx(7.563e9)  # newer than the table: its last row
     assert link(Card(link=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "held_bytes"),
+    [
+        ([Process(7, 300 * MIB), Process(8, 200 * MIB), Process(9, 100 * MIB)], 500 * MIB),
+        ([Process(99, 300 * MIB)], 300 * MIB),  # a container's process ids are not the driver's
+        ([Process(98, 300 * MIB), Process(99, 200 * MIB)], 0),
+        ([Process(7, None)], 0),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, 0),
+    ],
+)
+def test_what_processes_hold(processes: list[Process] | int, held_bytes: int) -> None:
+    assert nvml.held_by(FakeNvml(), Card(compute=processes), {7, 8}) == held_bytes
+
+
+@pytest.mark.parametrize("fake", [FakeNvml(), FakeNvml(Card(), init=[pynvml.NVML_ERROR_NO_PERMISSION])])
+def test_a_driver_that_can_not_be_asked(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    assert nvml.started() is None
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(Card()))
+    assert nvml.started() is not None

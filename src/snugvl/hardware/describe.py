@@ -67,7 +67,8 @@ def _gpus(
     count: int,
     notes: list[str],
 ) -> tuple[Gpu, ...]:
-    _count(count, "number of GPUs", MAX_GPUS)
+    if not 1 <= count <= MAX_GPUS:
+        raise InputError(f"number of GPUs {count} is not from 1 to {MAX_GPUS}")
     if name is not None and name.strip().lower() == NO_GPU:
         if vram is not None or held is not None:
             raise InputError("GPU memory was described for a machine with --gpu none; leave one of them out")
@@ -128,9 +129,3 @@ def _size(value: str | int | None, what: str, *, zero: bool = False) -> int | No
     if size == 0 and not zero:
         raise InputError(f"{what} {value!r} is zero; say how much there is, such as 8GiB")
     return size
-
-
-def _count(value: int, what: str, most: int = 2**16) -> int:
-    if not 1 <= value <= most:
-        raise InputError(f"{what} {value} is not from 1 to {most}")
-    return value

@@ -105,12 +105,8 @@ def _first_token_s(model: Inventory, settings: Settings, flops: float | None) ->
         return None
     image = largest_image(model, settings.max_pixels)
     tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
-    seconds = _prefill_flops(model, tokens) / flops
-    vision = model.facts.vision
-    if vision is None or not settings.images:
-        return seconds
-    attention = 4.0 * vision.hidden_size * float(image.patches) ** 2 * vision.depth
-    return seconds + settings.images * (2.0 * _elements(model, "vision") * image.patches + attention) / flops
+    pictures = settings.images * _vision_flops(model, image.patches)
+    return (_prefill_flops(model, tokens) + pictures) / flops
 
 
 def _prefill_flops(model: Inventory, tokens: int) -> float:
@@ -119,15 +115,20 @@ def _prefill_flops(model: Inventory, tokens: int) -> float:
     return 2.0 * _elements(model, "decoder") * tokens + attention
 
 
+def _vision_flops(model: Inventory, patches: int) -> float:
+    vision = model.facts.vision
+    if vision is None:
+        return 0.0
+    attention = 4.0 * vision.hidden_size * float(patches) ** 2 * vision.depth
+    return 2.0 * _elements(model, "vision") * patches + attention
+
+
 def _vision_seconds(
     model: Inventory, settings: Settings, patches: int, peak: float, bandwidth: float, crossing_s: float
 ) -> float:
-    vision = model.facts.vision
-    if vision is None or not patches:
+    if not patches:
         return 0.0
-    attention = 4.0 * vision.hidden_size * float(patches) ** 2 * vision.depth
-    flops = 2.0 * _elements(model, "vision") * patches + attention
-    computing = max(flops / peak, _bytes(model, settings, "vision") / bandwidth)
+    computing = max(_vision_flops(model, patches) / peak, _bytes(model, settings, "vision") / bandwidth)
     return max(computing, crossing_s)
 
 
