@@ -164,7 +164,10 @@ def test_experts_stored_one_by_one_are_the_same_model(tmp_path: Path) -> None:
     ("quantization", "message"),
     [
         ({"quant_method": "awq", "bits": 3}, "3-bit integers"),
-        ({"quant_method": "bitsandbytes"}, "is 'bitsandbytes'; fp8, compressed-tensors, awq and gptq"),
+        (
+            {"quant_method": "bitsandbytes"},
+            "is 'bitsandbytes'; fp8, compressed-tensors, awq, gptq and snugvl",
+        ),
         ({"quant_method": "gptq"}, "has no 'bits'"),
         ({"bits": 4}, "has no 'quant_method'"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "mixes weights of no kind"),

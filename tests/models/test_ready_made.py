@@ -102,7 +102,7 @@ def test_from_a_folder_to_an_answer(form: str, pairs: Callable[[str], Pair]) -> 
         assert "".join(delta.text for delta in model.backend.submit(request)) == packed
     with pytest.raises(RequestError, match="stored in int4"):
         snugvl.load(pair.packed, device="cpu", weights="bf16")
-    with pytest.raises(UnsupportedModel, match="4-bit weights stay 4-bit, not int8"):
+    with pytest.raises(UnsupportedModel, match="ready-made weights stay int4, not int8"):
         load(pair.packed, storage=Storage("int8"))
 
 

@@ -3,61 +3,27 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from snugvl.checkpoint.read import facts_of
-from snugvl.cli.app import run
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model, targets_of
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
-from snugvl.quantize import setup, writing
+from snugvl.quantize import writing
 from tests import checkpoints
 from tests.checkpoint import gguf_samples
-from tests.fidelity.conftest import scene
 from tests.models.forward import Prompt, logits
+from tests.quantize.conftest import Run
 
 CPU = torch.device("cpu")
 PROMPT = Prompt(list(range(10, 40)))
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def quantize(tiny_whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.delenv("SNUGVL_DEBUG", raising=False)
-
-    def ran(out: object, *args: object, model: object = tiny_whole) -> Ran:
-        capsys.readouterr()
-        code = run(["quantize", str(model), str(out), *map(str, args), "--device", "cpu"])
-        captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return ran
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    """A picture, and a text that is like nothing."""
-    folder = tmp_path / "files"
-    folder.mkdir()
-    scene(0).save(folder / "0.png")
-    (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
-    return folder
 
 
 def meant(folder: Path) -> dict[str, torch.Tensor]:
@@ -88,11 +54,12 @@ def test_what_is_written_is_read_as_it_is_meant(
 ) -> None:
     """Two widths: the same logits as plain weights of the same values, and the bytes of the plan."""
     out = tmp_path / "new" / "out"
-    ran = quantize(out, "--with", files, "--bits", "5.5", "--json")
+    ran = quantize(out, "--with", files, "--bits", "5.5", "--format", "compressed-tensors", "--json")
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
     assert made["bits"] <= 5.5
-    assert 0 < len(made["eights"]) < made["matrices"] == 16
+    eights = {name for name, bits in made["widths"].items() if bits == 8}
+    assert 0 < len(eights) < made["matrices"] == 16
     assert made["costs"].keys() == {
         f"layers.{layer}.{name}"
         for layer in range(4)
@@ -116,7 +83,7 @@ def test_what_is_written_is_read_as_it_is_meant(
         for each, linear in packed.decoder.layers.named_modules()
         if isinstance(linear, Linear)
     }
-    assert {name for name, kind in formats.items() if kind == "int8"} == set(made["eights"])
+    assert {name for name, kind in formats.items() if kind == "int8"} == eights
     torch.testing.assert_close(logits(packed, PROMPT), logits(exact, PROMPT), atol=1e-4, rtol=0)
     held = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
     model = inventory(facts_of(str(out), offline=True))
@@ -135,10 +102,10 @@ def test_fp8_and_random_tokens_and_few_bits(quantize: Run, tmp_path: Path, tiny_
     marks = tuple(values[f"{name}_token_id"] for name in ("image", "video", "vision_start", "vision_end"))
     checkpoints.write(source, checkpoints.Options(vocab=512, placeholders=marks, fp8=True))
     out = tmp_path / "out"
-    ran = quantize(out, "--bits", "4.75", model=source)
+    ran = quantize(out, "--bits", "4.75", "--format", "compressed-tensors", model=source)
     assert ran.code == 0, ran.err
     assert "random tokens" in ran.err
-    assert "16 matrices have 8 bits" in ran.out
+    assert re.search(r"of 16 matrices \d+ have 4 bits, \d+ have 8 bits", ran.out)
     state, exact = meant(out), checkpoints.dequantised(source)
     assert not any(name.endswith("scale_inv") for name in state)
     for name, value in exact.items():
@@ -187,6 +154,15 @@ def test_nothing_is_left_of_a_run_that_ends_early(
         (("--with", "BINARY"), 3, "is no text in UTF-8"),
         (("--with", "EMPTY"), 3, "no pictures in"),
         (("--memory", "200MiB"), 5, "needs .* at once"),
+        (("--weights", "int4", "--bits", "4.5"), 2, "--bits has no place beside --weights"),
+        (("--weights", "int4", "--with", "SHORT"), 2, "--with has no place beside --weights"),
+        (
+            ("--weights", "int4", "--format", "compressed-tensors"),
+            2,
+            "--format has no place beside --weights",
+        ),
+        (("--weights", "int4", "--group", "128"), 4, "no matrix whose columns divide into groups of 128"),
+        (("--weights", "int5", "--group", "32", "--memory", "1MiB"), 5, "in int5 needs .* can be had"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
@@ -222,7 +198,7 @@ def test_models_and_places_that_cannot_be(
     blocked = quantize(files / "a.txt" / "out")
     assert blocked.code == 3
     assert "is no folder that may be written to" in blocked.err
-    monkeypatch.setattr(setup, "_free_bytes", lambda _: 1 << 10)
+    monkeypatch.setattr(writing, "free_bytes", lambda _: 1 << 10)
     full = quantize(tmp_path / "full")
     assert full.code == 5
     assert "on the disk, and 1 KiB are free" in full.err.replace("1.0 KiB", "1 KiB"), full.err

@@ -57,14 +57,18 @@ def test_bits_go_where_they_save_most_within_the_budget() -> None:
         (0, "mlp.down_proj"): Matrix(128, 192, (("model.layers.0.mlp.down_proj.weight", 128),)),
         (1, "mlp.down_proj"): Matrix(128, 192, (("model.layers.1.mlp.down_proj.weight", 128),)),
     }
-    choice = choice_of(matrices)
-    costs = {(0, "self_attn.qkv_proj"): 0.5, (0, "mlp.down_proj"): 0.1, (1, "mlp.down_proj"): 0.9}
+    choice = choice_of(matrices, 4.5, "compressed-tensors")
+    measured = {(0, "self_attn.qkv_proj"): 0.5, (0, "mlp.down_proj"): 0.1, (1, "mlp.down_proj"): 0.9}
+    costs = {
+        place: dict(zip(choice.schemes[place], (cost, 0.001), strict=True))
+        for place, cost in measured.items()
+    }
     places = list(matrices)
     wanted = {
         4.5: set(),
         5.1: {places[0]},
         6.7: {places[0], places[2]},
-        choice.mean(choice.eights): set(places),
+        choice.mean(choice.most): set(places),
     }
     for bits, eights in wanted.items():
         choice.check(bits)

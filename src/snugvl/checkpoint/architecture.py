@@ -5,8 +5,9 @@ view, of models that other engines run, is `checkpoint/facts.py`.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from snugvl.errors import RequestError
 
@@ -222,23 +223,34 @@ class Fp8Blocks:
     columns: int
 
 
+_WEIGHTS: Final[Mapping[int, Literal["int4", "int5", "int6", "int8"]]] = {
+    4: "int4", 5: "int5", 6: "int6", 8: "int8"
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class PackedInt4:
-    """Ready-made 4-bit weights: `group` columns of a row share a scale and a zero point.
+    """Ready-made weights of few bits: `group` columns of a row share a scale and a zero point.
 
     Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
     zero points, code 8 means 0. `offset`: what is added to stored zero points. `ordered`: a group's columns
     don't stand together; files say of each column which group it is of. `bits`: 4, or 8 of those of `others`,
-    which some matrices are stored in instead: which ones is what their shapes say.
+    which some matrices are stored in instead: which ones is what their shapes say. Of our own format
+    ("snugvl") those of the narrowest matrices; shapes say `bits` and `group` of each.
     """
 
-    method: Literal["awq", "gptq", "compressed-tensors"]
+    method: Literal["awq", "gptq", "compressed-tensors", "snugvl"]
     group: int
     symmetric: bool = False
     offset: int = 0
     ordered: bool = False
-    bits: Literal[4, 8] = 4
+    bits: Literal[4, 5, 6, 8] = 4
     others: tuple["PackedInt4", ...] = ()
+
+    @property
+    def weights(self) -> Literal["int4", "int5", "int6", "int8"]:
+        """What the narrowest of its matrices are in memory."""
+        return _WEIGHTS[self.bits]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         native=positions is not None,
         native_positions=positions if limited else None,
         ordered=packing is not None and packing.ordered,
+        own=packing is not None and packing.own,
         predictor=network.predictor if predicts else None,
     )
 

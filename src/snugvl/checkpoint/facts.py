@@ -138,10 +138,12 @@ class ModelFacts:
         family: "qwen3_vl", "qwen2_5_vl", "llama", …
         tensors: every stored tensor, header order.
         tied: lm_head is the embedding; a stored lm_head is then not loaded.
-        quantization: "fp8", "int4", "int8" as stored, or None for plain weights.
+        quantization: "fp8", "int4", "int8" as stored, or None for plain weights; of our own format what its
+            narrowest matrices are.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
         ordered: of a ready-made 4-bit checkpoint, whose groups' columns don't stand together.
+        own: it is in our own format, as our engine holds it, which no other reads.
         gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
             checkpoint allows (LongRoPE beyond its original context).
@@ -158,11 +160,12 @@ class ModelFacts:
     vision: VisionFacts | None
     tensors: tuple[TensorFact, ...]
     tied: bool
-    quantization: Literal["fp8", "int8", "int4"] | None
+    quantization: Literal["fp8", "int8", "int6", "int5", "int4"] | None
     download_bytes: int
     native: bool
     native_positions: int | None = None
     ordered: bool = False
+    own: bool = False
     gguf: GgufFacts | None = None
     predictor: KVLayer | None = None
     predicts: bool = False

@@ -5,6 +5,7 @@ FP8 blocks (Qwen)               X.weight                    X.weight_scale_inv
 compressed-tensors, packed      X.weight_packed             X.weight_scale, _zero_point, _shape, _g_idx
 compressed-tensors, int, float  X.weight                    X.weight_scale, _zero_point, X.input_scale
 AWQ, GPTQ                       X.qweight (int32)           X.qzeros, X.scales, X.g_idx
+our own (`snugvl quantize`)     X.weight_codes              X.weight_upper, _scale, _zero
 
 `quantization_config` says which it is: `read_packing` for the plan of any engine, `read_layout` for ours.
 Sources: AutoAWQ, `awq/models/_config.py` (MIT); compressed-tensors, `quantization/quant_config.py` and
@@ -14,21 +15,29 @@ Sources: AutoAWQ, `awq/models/_config.py` (MIT); compressed-tensors, `quantizati
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.section import Section, plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
-Kind = Literal["fp8", "int8", "int4"]
+Kind = Literal["fp8", "int8", "int6", "int5", "int4"]
 _INTEGERS: Mapping[int, Kind] = {4: "int4", 8: "int8"}
-_METHODS = ("fp8", "compressed-tensors", "awq", "gptq")
+OWN: Final = "snugvl"  # our own format, which our engine alone reads
+OWN_VERSION = 1
+OwnKind = Literal["int4", "int5", "int6", "int8"]
+OWN_BITS: Mapping[OwnKind, Literal[4, 5, 6, 8]] = {"int4": 4, "int5": 5, "int6": 6, "int8": 8}
+OWN_INSTEAD = (
+    "use our own engine (--backend native), or write another with `snugvl quantize --format "
+    "compressed-tensors`"
+)
+_METHODS = ("fp8", "compressed-tensors", "awq", "gptq", OWN)
 GROUPS = (32, 64, 128)  # columns that may share a scale: the kernels' own
 _GROUPS = "32, 64 or 128"
 INSTEAD = "use the 16-bit checkpoint with --weights int4, or --backend transformers or vllm"
-_PACKED = (".qweight", ".weight_packed")
+_PACKED = (".qweight", ".weight_packed", ".weight_codes")
 _BESIDE = re.compile(
-    r"(\.(qzeros|scales|g_idx|weight_(scale|scale_inv|zero_point|shape|g_idx|global_scale)"
+    r"(\.(qzeros|scales|g_idx|weight_(scale|scale_inv|zero|zero_point|upper|shape|g_idx|global_scale)"
     r"|(input|output|k|v|q|activation)_(scale|zero_point|global_scale|scale_inv))|_scale_inv)$"
 )
 _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight$")
@@ -39,13 +48,15 @@ class Packing:
     """How the quantised matrices of a checkpoint are stored: each element in `bits`.
 
     `ordered`: a group's columns don't stand together (GPTQ's desc_act, compressed-tensors' actorder).
-    `mixed`: some elements in 8 bits, which ones is what shapes say.
+    `mixed`: some elements in 8 bits, which ones is what shapes say. `own`: our own format, of whose codes
+    four bits are packed, and what is above them is beside.
     """
 
     kind: Kind
     bits: int
     ordered: bool = False
     mixed: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,8 @@ def read_packing(root: Section) -> Packing | None:
             return Packing("fp8", 8)
         case "compressed-tensors":
             return _compressed_packing(section)
+        case "snugvl":
+            return Packing(_own_weights(section), 4, mixed=True, own=True)
         case method:
             packing = _integers(section.count("bits"), method, section.where)
             return replace(packing, ordered=method == "gptq" and bool(section.values.get("desc_act")))
@@ -93,6 +106,8 @@ def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
             return _awq(section)
         case "gptq":
             return _gptq(section)
+        case "snugvl":
+            return PackedInt4(OWN, max(GROUPS), bits=OWN_BITS[_own_weights(section)])
         case _:
             return _compressed_layout(section)
 
@@ -109,9 +124,28 @@ def _method(section: Section) -> str:
     method = str(section.get("quant_method", str)).replace("compressed_tensors", "compressed-tensors")
     if method not in _METHODS:
         raise UnsupportedModel(
-            f"{section.where} is {shown(method)}; fp8, compressed-tensors, awq and gptq can be read"
+            f"{section.where} is {shown(method)}; fp8, compressed-tensors, awq, gptq and snugvl can be read"
         )
     return method
+
+
+def own_settings(weights: Kind) -> dict[str, Any]:
+    """`quantization_config` of our own format; `weights`: what its narrowest matrices are."""
+    return {"quant_method": OWN, "version": OWN_VERSION, "weights": weights}
+
+
+def _own_weights(section: Section) -> OwnKind:
+    version = section.values.get("version")
+    if version != OWN_VERSION:
+        raise UnsupportedModel(
+            f"{section.where} is of version {shown(version)} of our own format, and this snugvl reads "
+            f"{OWN_VERSION}; use the snugvl that wrote it, or quantise the original again"
+        )
+    weights = section.values.get("weights")
+    for kind in OWN_BITS:
+        if weights == kind:
+            return kind
+    raise CheckpointError(f"{section.where}: weights is {shown(weights)}; it is one of {', '.join(OWN_BITS)}")
 
 
 def _integers(bits: int, method: str, where: str) -> Packing:

@@ -1,14 +1,15 @@
-"""`snugvl quantize`: a checkpoint of 4 and 8 bits, rounded for these pictures and texts."""
+"""`snugvl quantize`: a checkpoint of few bits, rounded for these pictures and texts."""
 
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -21,9 +22,13 @@ from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
+    from snugvl.fidelity.progress import Tell
+    from snugvl.quantize.copying import CopyJob
     from snugvl.quantize.inputs import Given
     from snugvl.quantize.setup import Job, Made
 
+FewBits = Literal["int4", "int5", "int6"]
+FileFormat = Literal["snugvl", "compressed-tensors"]
 INTERRUPTED: Final = 130
 DEFAULT_BITS: Final = 4.75
 MAX_PIXELS: Final = 1_000_000
@@ -56,9 +61,24 @@ def quantize(
         ),
     ] = None,
     bits: Annotated[
-        float,
-        typer.Option("--bits", help="Mean bits of a weight of the decoder's matrices, scales included."),
-    ] = DEFAULT_BITS,
+        float | None,
+        typer.Option(
+            "--bits", help="Mean bits of a weight of the decoder's matrices, scales included (4.75)."
+        ),
+    ] = None,
+    weights: Annotated[
+        FewBits | None,
+        typer.Option(
+            "--weights",
+            help="Instead of --bits: a copy of what this makes while loading.",
+        ),
+    ] = None,
+    form: Annotated[
+        FileFormat,
+        typer.Option(
+            "--format", help="Of the files: our engine's own, or compressed-tensors, for other engines, too."
+        ),
+    ] = "snugvl",
     group: Annotated[
         int | None,
         typer.Option("--group", metavar="32|64|128", help="Columns that share a scale in 4 bits (64)."),
@@ -68,34 +88,54 @@ def quantize(
     json: Annotated[bool, typer.Option("--json", help="One JSON object with what was made.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write a checkpoint in 4 and 8 bits, for snugvl, vLLM and transformers.
+    """Write a checkpoint of few bits, which starts without rounding.
 
-    What 4 bits cost each matrix is measured; where they cost most, 8 take their place. With pictures or texts
-    of yours, errors are compensated for what is like them.
+    What 4 bits cost each matrix is measured; where they cost most, more take their place. With pictures or
+    texts of yours, errors are compensated for what is like them.
     """
     from snugvl.checkpoint.quantized import GROUPS
 
     if group is not None and group not in GROUPS:
         raise typer.BadParameter(f"--group is 32, 64 or 128, not {group}")
-    given = _given(ModelChoice(model, pocket=model == options.DEFAULT_MODEL), with_ or [])
     load = replace(load, model=model, max_pixels=load.max_pixels or MAX_PIXELS)
+    if weights is None:
+        given = _given(ModelChoice(model, pocket=model == options.DEFAULT_MODEL), with_ or [])
+        mean = DEFAULT_BITS if bits is None else bits
+        job: Callable[..., Job | CopyJob] = partial(
+            _rounding, load, out, given, bits=mean, group=group, form=form
+        )
+    else:
+        for name, said in (("--bits", bits), ("--with", with_), ("--format", form != "snugvl")):
+            if said:
+                raise typer.BadParameter(
+                    f"{name} has no place beside --weights, whose copy is what {weights} is while loading"
+                )
+        job = partial(_copying, load, out, weights, group=group)
     try:
-        _quantize(load, out, given, bits, group, json=json, quiet=quiet)
+        _quantize(load, out, job, json=json, quiet=quiet)
     except KeyboardInterrupt:
         say(f"interrupted; nothing was written to {out}")
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _quantize(
-    load: LoadOptions, out: Path, given: Given, bits: float, group: int | None, *, json: bool, quiet: bool
-) -> None:
-    from snugvl.cli import compare_view
+def _rounding(load: LoadOptions, out: Path, given: Given, *, tell: Tell, **asked: Any) -> Job:
     from snugvl.quantize.setup import Job
 
-    with (
-        compare_view.progress(shown=not quiet) as tell,
-        closing(Job(load, out, given, bits=bits, group=group, tell=tell)) as job,
-    ):
+    return Job(load, out, given, tell=tell, **asked)
+
+
+def _copying(load: LoadOptions, out: Path, weights: FewBits, *, tell: Tell, group: int | None) -> CopyJob:
+    from snugvl.quantize.copying import CopyJob
+
+    return CopyJob(load, out, weights, group=group, tell=tell)
+
+
+def _quantize(
+    load: LoadOptions, out: Path, job_of: Callable[..., Job | CopyJob], *, json: bool, quiet: bool
+) -> None:
+    from snugvl.cli import compare_view
+
+    with compare_view.progress(shown=not quiet) as tell, closing(job_of(tell=tell)) as job:
         if not quiet:
             for line in _plan_lines(job):
                 say(line)
@@ -106,23 +146,22 @@ def _quantize(
         write("\n".join(_lines(out, made)) + "\n")
 
 
-def _plan_lines(job: Job) -> list[str]:
-    material, plan = job.material, job.plan
-    own = f"{material.tokens:,} tokens of yours" if material.own else "random tokens (--with takes yours)"
-    more = f", {material.left_out:,} more left out" if material.left_out else ""
+def _plan_lines(job: Job | CopyJob) -> list[str]:
     return [
-        f"rounds {len(job.matrices)} matrices to {job.bits:g} bits a weight for {own}{more}",
-        f"of {format_size(plan.usable_bytes)} it holds {format_size(plan.held_bytes)}, and writes up to "
-        f"{format_size(plan.disk_bytes)}",
+        f"rounds {len(job.matrices)} matrices to {job.aim}",
+        f"of {format_size(job.plan.usable_bytes)} it holds {format_size(job.plan.held_bytes)}, and writes up "
+        f"to {format_size(job.plan.disk_bytes)}",
     ]
 
 
 def _lines(out: Path, made: Made) -> list[str]:
     wide = f"; {made.wide} stay as they are, as their sides don't divide" if made.wide else ""
+    counts = Counter(made.widths.values())
+    found = ", ".join(f"{counts[bits]} have {bits} bits" for bits in sorted(counts))
     return [
         f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
         f"{made.stored_bits:.2f} in its files",
-        f"{len(made.eights)} of {made.matrices} matrices have 8 bits, the others 4{wide}",
+        f"of {made.matrices} matrices {found}{wide}",
     ]
 
 

@@ -158,8 +158,8 @@ def published(options: LoadOptions, facts: ModelFacts, place: Place) -> Settings
     weights: WeightFormat = "bf16"
     if facts.quantization == "fp8" and keeps_fp8(inventory(facts)):
         weights = "fp8"
-    elif isinstance(read_config(locate(options.model)).quantization, PackedInt4):
-        weights = "int4"
+    elif isinstance(form := read_config(locate(options.model)).quantization, PackedInt4):
+        weights = form.weights
     wide = options.dtype == "float32" or (options.dtype == "auto" and place.device.type == "cpu")
     return Settings("native", weights, float32=wide)
 

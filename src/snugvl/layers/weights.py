@@ -147,10 +147,18 @@ def to_few_bits(
         slope = codes.mul_(wide).mul_(share).sum(-1, keepdim=True) / spread.clamp(min=1e-12)
         step = torch.where(slope > 1e-8, slope, step).to(torch.bfloat16).float()
         zero = (middle - mean / step).to(torch.bfloat16).float()
-    codes = (wide / kept_step).add_(kept_zero).round_().clamp_(0, most).to(torch.int32).view(rows, -1, 8)
-    upper = None if bits == 4 else _packed(codes >> 4, bits - 4).to(UPPER[kind])
+    codes = (wide / kept_step).add_(kept_zero).round_().clamp_(0, most).to(torch.int32).view(rows, columns)
     scale, zero = kept_step[..., 0].to(torch.bfloat16), kept_zero[..., 0].to(torch.bfloat16)
-    return Weights(kind, rows, columns, _packed(codes & 15, 4), scale, zero, group, upper=upper)
+    return in_few_bits(codes, kind, scale, zero)
+
+
+def in_few_bits(codes: torch.Tensor, kind: Format, scale: torch.Tensor, zero: torch.Tensor) -> Weights:
+    """Codes int32 `[rows, columns]` of int4, int5 or int6, packed; scales and zero points as they are."""
+    rows, columns = codes.shape
+    bits, eights = FEW_BITS[kind], codes.view(rows, -1, 8)
+    upper = None if bits == 4 else _packed(eights >> 4, bits - 4).to(UPPER[kind])
+    group = columns // scale.shape[1]
+    return Weights(kind, rows, columns, _packed(eights & 15, 4), scale, zero, group, upper=upper)
 
 
 def _shares(squares: torch.Tensor | None, columns: int, group: int, device: torch.device) -> torch.Tensor:

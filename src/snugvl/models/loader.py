@@ -37,7 +37,7 @@ from snugvl.models import ready_made, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.models.ready_made import LoadTarget, PackedMatrix
+from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, TensorPiece, check_dtype, dequantise
 
 GPU_READERS = 4
@@ -49,8 +49,9 @@ class Storage:
     """In which format the weights stay in memory.
 
     Attributes:
-        layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks. Those that are 4-bit
-            in the checkpoint stay so, whatever else there is stays as wide: "int4" says that of them.
+        layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks. Those that have few
+            bits in the checkpoint stay so, whatever else there is stays as wide: what the narrowest of them
+            are ("int4") says that of all.
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in int4, int5 and int6; None: as many as is usual.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
@@ -199,7 +200,7 @@ def open_checkpoint(
     if isinstance(form, PackedInt4):
         inside = {id(module) for module in model.decoder.layers.modules()}
         ready_made.store(dict(targets_of(model)), matrices, inside)
-        storage = storage or Storage("int4")
+        storage = storage or Storage(form.weights)
     storage = storage or Storage()
     ready_made.store_blocks(dict(targets_of(model)), tensors)
     choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
@@ -227,8 +228,10 @@ def choose_formats(
         raise UnsupportedModel(
             "the weights can't stay FP8: this checkpoint isn't; use bf16, int8 or int4, or its FP8 edition"
         )
-    if isinstance(form, PackedInt4) and storage.layers != "int4":
-        raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
+    if isinstance(form, PackedInt4) and storage.layers != form.weights:
+        raise UnsupportedModel(
+            f"ready-made weights stay {form.weights}, not {storage.layers}; use {form.weights} or auto"
+        )
     stay = {
         id(target.linear) for name, target in targets_of(model) if storage.layers == "fp8" and name in wide
     }

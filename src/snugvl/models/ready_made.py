@@ -1,5 +1,7 @@
 """Ready-made 4-bit weights from a checkpoint's tensors to ours: every code as it is stored, only moved.
 
+Checkpoints in our own format are `own_format.py`'s. Others:
+
 | | codes | zero points | scales |
 |---|---|---|---|
 | AWQ | qweight `[columns, rows / 8]` | qzeros `[groups, rows / 8]` | scales `[groups, rows]` |
@@ -22,7 +24,6 @@ Sources: AutoAWQ, `awq/modules/linear/gemm.py` and `awq/utils/packing_utils.py` 
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,8 +34,9 @@ from snugvl.checkpoint.quantized import INSTEAD
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
-from snugvl.layers.linear import Linear
+from snugvl.models import own_format
 from snugvl.models.code_words import AWQ, PLAIN, codes_of, move_awq, packed
+from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import DTYPES, TensorFiles
 
 _SCALES = ("F16", "BF16")
@@ -45,51 +47,18 @@ _ENDINGS = {  # of codes, scales, zero points
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTarget:
-    """Where a checkpoint tensor goes: rows `start … start + rows` of a parameter, maybe a `Linear`'s."""
-
-    parameter: torch.Tensor
-    start: int
-    rows: int
-    linear: Linear | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape the checkpoint tensor must have (patch embeddings come with more dimensions)."""
-        return (self.rows, *self.parameter.shape[1:])
-
-
-@dataclass(frozen=True, slots=True)
-class PackedMatrix:
-    """The stored tensors of one matrix.
-
-    Attributes:
-        form: how it is stored.
-        shape: what compressed-tensors says of it.
-        order: the group of each column (GPTQ; compressed-tensors, where columns are ordered).
-        bias: one of zeros that GPTQ's files have where the network has none.
-    """
-
-    form: PackedInt4
-    words: TensorEntry
-    scales: TensorEntry
-    zeros: TensorEntry | None
-    shape: TensorEntry | None
-    order: TensorEntry | None = None
-    bias: TensorEntry | None = None
-
-
 def collect(
     tensors: Mapping[str, TensorEntry], form: PackedInt4, folder: Path, known: Mapping[str, int]
 ) -> tuple[dict[str, TensorEntry], dict[str, PackedMatrix]]:
-    """The other tensors, and the 4-bit matrices by the names they have when they are plain.
+    """The other tensors, and the matrices of few bits by the names they have when they are plain.
 
     `known`: names of the network's own tensors, and how many columns each has.
 
     Raises:
         CheckpointError: scales or zero points are missing, or there is nothing 4-bit in `folder`.
     """
+    if form.method == "snugvl":
+        return own_format.collect(tensors, form, folder, known)
     others, found = dict(tensors), {}
     codes, scales, zeros = _ENDINGS[form.method]
     for name, words in tensors.items():
@@ -152,6 +121,9 @@ def check_matrix(matrix: PackedMatrix, target: LoadTarget) -> None:
     words, linear, form = matrix.words, target.linear, matrix.form
     if linear is None:
         raise UnsupportedModel(f"{words.file}: {words.name!r} is 4-bit; our engine keeps it wide: {INSTEAD}")
+    if form.method == "snugvl":
+        own_format.check(matrix, target.rows, linear.columns)
+        return
     rows, columns = target.rows, linear.columns
     if rows % 8 or columns % form.group:
         raise UnsupportedModel(
@@ -215,10 +187,10 @@ def store(
                     f"in one matrix: {INSTEAD}"
                 )
         if linear.format == "bf16":
-            linear.store_as("int4" if form.bits == 4 else "int8", form.group)
+            linear.store_as(form.weights, form.group)
             assert linear.scale is not None
             linear.scale = torch.empty_like(linear.scale, dtype=DTYPES[matrices[name].scales.dtype])
-            linear.zero = torch.empty_like(linear.scale) if form.bits == 4 else None
+            linear.zero = None if linear.zero is None else torch.empty_like(linear.scale)
             if form.ordered:
                 count = len(parts[id(linear)])
                 linear.order = torch.empty(
@@ -269,6 +241,9 @@ def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles) -> None:
     linear, form = target.linear, matrix.form
     assert linear is not None
     assert linear.scale is not None
+    if form.method == "snugvl":
+        own_format.fill(matrix, linear, target.start, files)
+        return
     rows = slice(target.start, target.start + target.rows)
     by_row = form.method == "compressed-tensors"
     _check_values(matrix, target.rows, linear.columns, files, form)

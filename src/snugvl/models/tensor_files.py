@@ -23,7 +23,10 @@ DTYPES = {
 _ALL = DTYPES | {
     "I32": torch.int32,
     "I64": torch.int64,
-}  # what ready-made 4-bit weights are packed in besides
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}  # what ready-made weights of few bits are packed in besides
 _ALL |= dict.fromkeys(LAYOUTS, torch.uint8)
 
 

@@ -15,11 +15,13 @@ from itertools import groupby, product
 from typing import Final
 
 from snugvl.checkpoint.gguf_network import ours as of_our_engine
+from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.core.options import EmbeddingName, TowerName
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
+from snugvl.planner.generations import PLANES, VLLM, VLLM_FP8_KV, older, too_old
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import (
     FEW_BITS,
@@ -35,10 +37,7 @@ from snugvl.planner.wishes import Wishes
 
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
-PLANES_CAPABILITY: Final = (8, 0)  # whose kernels unpack five and six bits
-NATIVE_CAPABILITY: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
-VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
-VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
+OWN: Final = f"it doesn't read snugvl's own format; {OWN_INSTEAD}"
 # (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 READ_NO_GGUF: Final[tuple[Engine, ...]] = ("transformers", "vllm")
@@ -157,10 +156,11 @@ def options(
         made = native_options(ours, device, wishes), [Option(model, "llamacpp", stored, stored)]
         refused = [Refusal(engine, "it reads no GGUF; llama.cpp does") for engine in READ_NO_GGUF]
     else:
+        own = model.facts.own
         made = (
             native_options(model, device, wishes),
-            _transformers(model, device, wishes),
-            _vllm(model, device, system),
+            Refusal("transformers", OWN) if own else _transformers(model, device, wishes),
+            Refusal("vllm", OWN) if own else _vllm(model, device, system),
         )
         refused = [Refusal("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")]
     found = [option for each in made if not isinstance(each, Refusal) for option in each]
@@ -175,7 +175,7 @@ def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None
     for FP8, vLLM's do.
     """
     able, capability = option.kv_formats, device.compute_capability
-    if option.engine == "vllm" and capability is not None and capability < VLLM_FP8_KV_CAPABILITY:
+    if option.engine == "vllm" and older(capability, VLLM_FP8_KV):
         able = able[:1]
     if wished is not None:
         return tuple(kind for kind in able if kind == wished)
@@ -198,13 +198,13 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
         return Refusal("native", model.facts.gguf.why_not)
     if not model.facts.native:
         what = f"run the {model.facts.family} family yet"
-        if stored in ("int8", "int4"):
+        if stored in ("int8", *FEW_BITS):
             what = f"run this {model.facts.family} in the {stored} form that it is stored in"
         return Refusal("native", f"our engine does not {what}")
     if model.has("packed", "embedding", "lm_head", "vision"):
         return Refusal("native", "our engine reads ready-made integers of the decoder's layers alone")
-    if capability is not None and capability < NATIVE_CAPABILITY:
-        return Refusal("native", f"compute capability {_dotted(capability)} is older than 7.5")
+    if why := too_old(model.facts, capability):
+        return Refusal("native", why)
     tower = "resident" if wishes.language_only else wishes.tower
     every = parts_of(model, device, tower, wishes.embedding)
     if isinstance(every, str):
@@ -213,13 +213,13 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
         return _on_cpu(model, device, wishes)
     every = tuple(dict.fromkeys(_as_stored(parts, model) for parts in every))
     formats: list[WeightFormat] = ["fp8", "bf16", "int8", *FEW_BITS]
-    if stored == "int4" or model.has("blocks", "decoder"):
+    if stored in FEW_BITS or model.facts.own or model.has("blocks", "decoder"):
         formats = [stored]
     elif keeps_fp8(model) and wishes.weights != "bf16":
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
-    if capability is not None and capability < PLANES_CAPABILITY:
+    if older(capability, PLANES):
         formats = [each for each in formats if each not in ("int6", "int5")]
     wide = bool(wishes.float32)
     return [
@@ -252,7 +252,7 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
     if wide and wishes.float32 is None:
         formats.append("bf16")
     formats += [*(("fp8",) if keeps_fp8(model) else ()), "int8", *FEW_BITS]
-    if stored == "int4" or model.has("blocks", "decoder"):
+    if stored in FEW_BITS or model.facts.own or model.has("blocks", "decoder"):
         formats = [stored]
     return [
         Option(
@@ -264,10 +264,6 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
         )
         for weights in formats
     ]
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return f"{capability[0]}.{capability[1]}"
 
 
 def prefers_fp32(model: Inventory, device: Device) -> bool:
@@ -313,8 +309,8 @@ def _vllm(model: Inventory, device: Device, system: OperatingSystem) -> list[Opt
         return Refusal("vllm", "it does not run on Windows; in WSL2 it does")
     if model.facts.source == "folder" and model.facts.name == "pocket":
         return Refusal("vllm", "pocket is not worth a server of its own")
-    if capability is not None and capability < VLLM_CAPABILITY:
-        return Refusal("vllm", f"compute capability {_dotted(capability)} is older than 7.5")
+    if why := older(capability, VLLM):
+        return Refusal("vllm", why)
     return [Option(model, "vllm", stored, stored)]
 
 

@@ -10,7 +10,7 @@ Source: compressed-tensors 0.20, `compressors/pack_quantized` and `quantization/
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,17 +23,20 @@ Scheme = tuple[Bits, int]
 """Bits and columns of a group."""
 
 
-def tensors_of(name: str, made: Rounded) -> dict[str, torch.Tensor]:
-    """What is stored of a matrix `name` (`….weight`), on the host."""
-    base = name.removesuffix("weight")
-    rows, columns = made.codes.shape
-    stored = {
-        f"{base}weight_packed": words(made.codes, made.bits),
-        f"{base}weight_scale": made.scale,
-        f"{base}weight_shape": torch.tensor([rows, columns]),
-    }
-    if made.bits == 4:
-        stored[f"{base}weight_zero_point"] = words(made.zero.T, 4).T
+def tensors_of(parts: Iterable[tuple[str, int]], whole: Rounded) -> dict[str, torch.Tensor]:
+    """What is stored of a matrix, on the host; `parts`: names (`….weight`) of its rows, and how many."""
+    stored: dict[str, torch.Tensor] = {}
+    start = 0
+    for name, rows in parts:
+        base, made = name.removesuffix("weight"), whole.rows(start, start + rows)
+        stored |= {
+            f"{base}weight_packed": words(made.codes, made.bits),
+            f"{base}weight_scale": made.scale,
+            f"{base}weight_shape": torch.tensor([rows, made.codes.shape[1]]),
+        }
+        if made.bits == 4:
+            stored[f"{base}weight_zero_point"] = words(made.zero.T.to(torch.uint8), 4).T
+        start += rows
     return {each: tensor.contiguous().cpu() for each, tensor in stored.items()}
 
 

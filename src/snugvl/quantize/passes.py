@@ -2,7 +2,8 @@
 
 What a matrix costs is measured, not guessed from its weights: a copy of the hidden states goes its own way
 from the layer on in which that matrix alone has 4 bits, through all that comes after it, exact there, to the
-distribution over the vocabulary. All copies go along in one reading of the files:
+distribution over the vocabulary. (What it costs in other widths is that times what they leave of the error's
+square.) All copies go along in one reading of the files:
 
     exact           ─ layer 0 ─ layer 1 ─ … ─ head         reference
     qkv of layer 0   └ rounded ─ exact  ─ … ─ head         KL to the reference, nats a token
@@ -32,15 +33,17 @@ from snugvl.quantize.rounding import Moments, Rounded, rounded
 JUDGED: Final = 32  # tokens whose distributions are compared
 Place = tuple[int, str]
 """A matrix: its layer, and its name in there."""
+Parts = tuple[tuple[str, int], ...]
+"""Names of the checkpoint's tensors that are a matrix' rows, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One of our network's: `parts` are names of the checkpoint's tensors that are its rows, and how many."""
+    """One of our network's."""
 
     rows: int
     columns: int
-    parts: tuple[tuple[str, int], ...]
+    parts: Parts
 
     @property
     def weights(self) -> int:
@@ -51,23 +54,29 @@ def costs(
     network: LayeredNetwork,
     probe: Sequences,
     sizes: SweepSizes,
-    matrices: Mapping[Place, Matrix],
-    group: Callable[[Place], int],
-) -> dict[Place, float]:
-    """Nats a token that each matrix costs with 4 bits, alone; `group`: the columns that share a scale."""
-    sweep = Sweep(network, [probe] * (1 + len(matrices)), sizes)
+    schemes: Mapping[Place, Sequence[Scheme]],
+    *,
+    whole: bool,
+) -> dict[Place, dict[Scheme, float]]:
+    """Nats a token that each matrix costs, alone, in each of its schemes, the first of which is measured."""
+    shares: dict[Place, list[float]] = {}
+    sweep = Sweep(network, [probe] * (1 + len(schemes)), sizes)
     begun: list[Place] = []
 
     def visit(index: int, layer: Layer) -> None:
         sweep.advance(index, layer, range(1, 1 + len(begun)))
-        mine = [place for place in matrices if place[0] == index]
+        mine = [place for place in schemes if place[0] == index]
         with _seen(layer, [name for _, name in mine]) as moments:
             sweep.advance(index, layer, [0], keep=False)
         for place in mine:
             linear = _linear(layer, place[1])
-            made = rounded(linear.weight, 4, group(place), moments[place[1]], compensate=False)
-            exact = linear.weight.clone()
-            linear.weight.copy_(made.values())
+            seen, exact = moments[place[1]], linear.weight.clone()
+            errors = []
+            for bits, group in reversed(schemes[place]):  # so that the first one is left there
+                values = rounded(exact, bits, group, seen, compensate=False, whole=whole).values()
+                linear.weight.copy_(values)
+                errors.append(float(((values - exact.float()).square() * seen.squares).sum()))
+            shares[place] = [error / max(errors[-1], 1e-30) for error in reversed(errors)]
             begun.append(place)
             sweep.repeat(0, len(begun))
             sweep.advance(index, layer, [len(begun)])
@@ -83,7 +92,10 @@ def costs(
     kl = judge(right, Side(network, torch.cat(others))).kl
     assert kl is not None
     means = kl.view(len(others), -1).mean(1).tolist()
-    return dict(zip(begun, means, strict=True))
+    return {
+        place: {scheme: mean * share for scheme, share in zip(schemes[place], shares[place], strict=True)}
+        for place, mean in zip(begun, means, strict=True)
+    }
 
 
 def quantise(
@@ -94,8 +106,12 @@ def quantise(
     done: Callable[[int, dict[str, Rounded]], None],
     *,
     compensate: bool,
+    whole: bool,
 ) -> None:
-    """Round all matrices that have a scheme; `done` is given each layer's, by their names in it."""
+    """Round all matrices that have a scheme; `done` is given each layer's, by their names in it.
+
+    `compensate`, `whole`: see `rounded`.
+    """
     sweep = Sweep(network, sequences, sizes)
 
     def visit(index: int, layer: Layer) -> None:
@@ -105,7 +121,8 @@ def quantise(
         made = {}
         for name, (bits, group) in mine.items():
             weight = _linear(layer, name).weight
-            made[name] = rounded(weight, bits, group, moments.pop(name), compensate=compensate)
+            seen = moments.pop(name)
+            made[name] = rounded(weight, bits, group, seen, compensate=compensate, whole=whole)
             weight.copy_(made[name].values())
         sweep.advance(index, layer)
         done(index, made)

@@ -1,23 +1,28 @@
-"""A matrix rounded to integers of 4 or 8 bits, as compressed-tensors stores them and our engine runs them.
+"""A matrix rounded to integers of 4, 5, 6 or 8 bits, as our engine runs them.
 
-    a weight = (code − zero) · scale        4 bits: zero a code, 0 … 15      8 bits: zero is 128
+    a weight = (code − zero) · scale        of 8 bits: zero is 128
 
-Scale and zero point of a group of columns are found first, on a grid of narrower ranges, so that the squares
-of errors, each times the mean square of its input, are the least. Then columns are rounded one after the
-other, those with the largest inputs first, and what one loses is given to those that follow, by how their
-inputs go together: GPTQ, Frantar et al. 2022 (https://arxiv.org/abs/2210.17323).
+Scale and zero point of a group of columns are found first, so that the squares of errors, each times the mean
+square of its input, are the least: as weights are rounded while loading (`layers/weights.py`), or on a grid
+of narrower ranges where zero points must be codes themselves (compressed-tensors, 4 bits). Then columns are
+rounded one after the other, those with the largest inputs first, and what one loses is given to those that
+follow, by how their inputs go together: GPTQ, Frantar et al. 2022 (https://arxiv.org/abs/2210.17323).
 
 How inputs go together is known of the tokens that were seen alone. The fewer tokens for each column, the
 less of it is true of others. So each column's own mean square counts for more (`TRUST`) beside GPTQ's
 damping, which alone is the same for all columns, though some have inputs a hundred times larger.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
 
-Bits = Literal[4, 8]
+from snugvl.layers.weights import FEW_BITS, Format, Weights, in_few_bits, to_few_bits, to_int8
+
+Bits = Literal[4, 5, 6, 8]
+KINDS: Final[Mapping[int, Format]] = {bits: kind for kind, bits in FEW_BITS.items()}
 DAMPING: Final = 0.01  # of the mean square of all inputs, added to each
 TRUST: Final = 0.3  # of its own mean square, added to each
 AT_ONCE: Final = 96  # columns whose errors reach the others together
@@ -30,7 +35,7 @@ LEAST_SHARE: Final = 0.01  # of the mean, that each column counts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rounded:
-    """`codes` uint8 `[rows, columns]`, `scale` bf16 and `zero` uint8 `[rows, columns / group]`."""
+    """`codes` uint8 `[rows, columns]`, `scale` and `zero` bf16 `[rows, columns / group]`."""
 
     bits: Bits
     group: int
@@ -48,6 +53,13 @@ class Rounded:
         rows = len(self.codes)
         codes = self.codes.view(rows, -1, self.group).float()
         return ((codes - self.zero[..., None].float()) * self.scale[..., None].float()).view(rows, -1)
+
+    def weights(self) -> Weights:
+        """As our engine holds it."""
+        if self.bits == 8:
+            codes = (self.codes ^ 128).view(torch.int8)  # less 128
+            return Weights("int8", len(codes), codes.shape[1], codes, self.scale, group=self.group)
+        return in_few_bits(self.codes.int(), KINDS[self.bits], self.scale, self.zero)
 
 
 class Moments:
@@ -69,14 +81,19 @@ class Moments:
         return self.sums.diagonal() / max(self.count, 1)
 
 
-def rounded(values: torch.Tensor, bits: Bits, group: int, moments: Moments, *, compensate: bool) -> Rounded:
+def rounded(
+    values: torch.Tensor, bits: Bits, group: int, moments: Moments, *, compensate: bool, whole: bool = False
+) -> Rounded:
     """`values` `[rows, columns]`, of any float type, rounded for inputs like these.
 
-    `compensate`: give what a column loses to the others, else round each for itself.
+    Args:
+        compensate: give what a column loses to the others, else round each for itself.
+        whole: zero points are codes.
     """
     factor = _factor(moments) if compensate else None
+    fitted = _fitted_whole if whole else _fitted
     slices = [
-        _rounded(rows.float(), bits, group, moments.squares, factor)
+        _rounded(rows.float(), bits, fitted(rows.float(), bits, group, moments.squares), factor)
         for rows in torch.split(values, SLICE_ROWS)
     ]
     return Rounded(bits, group, *(torch.cat(parts) for parts in zip(*slices, strict=True)))
@@ -85,29 +102,42 @@ def rounded(values: torch.Tensor, bits: Bits, group: int, moments: Moments, *, c
 def _rounded(
     values: torch.Tensor,
     bits: Bits,
-    group: int,
-    squares: torch.Tensor,
+    fitted: tuple[torch.Tensor, torch.Tensor],
     factor: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales and zero points."""
-    scale, zero = _fitted(values, bits, group, squares)
-    step, middle = (each.repeat_interleave(group, 1) for each in (scale, zero))
+    """Codes, scales and zero points; `fitted`: the last two."""
+    scale, zero = fitted
+    group = values.shape[1] // scale.shape[1]
+    step, middle = (each.float().repeat_interleave(group, 1) for each in fitted)
     if factor is None:
         codes = (values / step + middle).round_().clamp_(0, (1 << bits) - 1)
     else:
         codes = _compensated(values, step, middle, bits, *factor)
-    return codes.to(torch.uint8), scale.to(torch.bfloat16), zero.to(torch.uint8)
+    return codes.to(torch.uint8), scale, zero
 
 
 def _fitted(
     values: torch.Tensor, bits: Bits, group: int, squares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales, as bf16 has them, and zero points `[rows, groups]` float32."""
+    """Scales and zero points `[rows, groups]` in bf16; of 8 bits all zero points are 128."""
+    if bits == 8:
+        scale = to_int8(values, group).scale
+        assert scale is not None
+        return scale, torch.full_like(scale, 128)
+    made = to_few_bits(values, KINDS[bits], group, squares)
+    assert made.scale is not None
+    assert made.zero is not None
+    return made.scale, made.zero
+
+
+def _fitted_whole(
+    values: torch.Tensor, bits: Bits, group: int, squares: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with zero points that are codes."""
+    if bits == 8:
+        return _fitted(values, bits, group, squares)
     most = (1 << bits) - 1
     wide = values.view(len(values), -1, group)
-    if bits == 8:
-        scale = (wide.abs().amax(-1) / 127).clamp(min=1e-10).to(torch.bfloat16).float()
-        return scale, torch.full_like(scale, 128)
     share = (squares + LEAST_SHARE * squares.mean().clamp(min=1e-20)).view(1, -1, group)
     low, high = wide.amin(-1, keepdim=True).clamp(max=0), wide.amax(-1, keepdim=True).clamp(min=0)
     least, kept_step, kept_zero = torch.full_like(low, torch.inf), torch.ones_like(low), torch.zeros_like(low)
@@ -129,7 +159,7 @@ def _fitted(
                     spread = (codes.square() * share).sum(-1, keepdim=True).clamp(min=1e-20)
                     slope = codes.mul_(wide).mul_(share).sum(-1, keepdim=True) / spread
                     step = torch.where(slope > 1e-8, slope, step).to(torch.bfloat16).float()
-    return kept_step[..., 0], kept_zero[..., 0]
+    return kept_step[..., 0].to(torch.bfloat16), kept_zero[..., 0].to(torch.bfloat16)
 
 
 def _factor(moments: Moments) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,13 +1,12 @@
 """From what somebody wants quantised to a checkpoint on the disk: planned, measured, rounded, written."""
 
 import gc
-import os
-import shutil
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -16,17 +15,19 @@ from snugvl.checkpoint.architecture import PackedInt4
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.quantized import OWN, own_settings
 from snugvl.checkpoint.safetensors import read_tensors
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.engine.oom import release
 from snugvl.engine.sequence import CheckedPrompt
-from snugvl.errors import DoesNotFit, InputError, UnsupportedModel
+from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.fidelity.memory import Load, PassPlan, plan_pass
 from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.progress import Clock, Tell
 from snugvl.fidelity.sweep import Sequences
 from snugvl.layers.linear import Linear
+from snugvl.models import own_format
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
 from snugvl.planner.footprint.component import Component
@@ -35,10 +36,10 @@ from snugvl.planner.settings import Settings
 from snugvl.quantize import packed, passes, writing
 from snugvl.quantize.inputs import Given, Material, material_of
 from snugvl.quantize.packed import Scheme
-from snugvl.quantize.passes import Matrix
+from snugvl.quantize.passes import Matrix, Parts
 from snugvl.quantize.passes import Place as At
 from snugvl.quantize.rounding import SLICE_ROWS, Rounded
-from snugvl.quantize.widths import Choice, choice_of, group_of, stored_bits
+from snugvl.quantize.widths import Choice, FileFormat, choice_of, group_of, stored_bits
 
 EIGHT: Final = 8  # rows whose zero points share a word
 INVERSES: Final = 4  # matrices of products that are held at once while a factor is made
@@ -75,7 +76,7 @@ class Made:
     Attributes:
         bits: of a weight that was rounded, as our engine holds it, scales included.
         stored_bits: the same in the files.
-        eights: names of the matrices in 8 bits.
+        widths: bits of each matrix' codes.
         wide: matrices of the decoder that stay as they are.
         costs: nats a token of each in 4 bits.
     """
@@ -84,7 +85,7 @@ class Made:
     stored_bits: float
     matrices: int
     wide: int
-    eights: list[str]
+    widths: dict[str, int]
     nbytes: int
     seconds: float
     costs: dict[str, float] = field(default_factory=dict)
@@ -94,28 +95,35 @@ class Job:
     """A checkpoint that is to be quantised."""
 
     def __init__(
-        self, options: LoadOptions, out: Path, given: Given, *, bits: float, group: int | None, tell: Tell
+        self,
+        options: LoadOptions,
+        out: Path,
+        given: Given,
+        *,
+        bits: float,
+        group: int | None,
+        tell: Tell,
+        form: FileFormat = "snugvl",
     ) -> None:
         """
+        Args:
+            bits: mean of a weight, scales included.
+            group: columns that share a scale in 4 bits.
+            form: of the files.
+
         Raises:
             CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
             InputError: OUT is there, the pictures or texts can't be used, so few bits can't be had.
             DoesNotFit: memory or disk is too little, with the numbers.
         """
-        self.out, self.bits = out, bits
-        if out.exists() or out.is_symlink():
-            raise InputError(f"{out} is there already; name a folder that isn't, or remove it")
-        if gguf_files(options.model) is not None:
-            raise UnsupportedModel(f"{options.model} is a GGUF; quantise the safetensors it was made of")
-        folder = locate(options.model)
-        if isinstance(read_config(folder).quantization, PackedInt4):
-            raise UnsupportedModel(f"{options.model} has 4 bits already; quantise its 16-bit or FP8 edition")
+        self.out, self.bits, self.form = out, bits, form
+        folder = source_of(options.model, out)
         self._place = place_on(device_of(options.device), options.memory_bytes)
         wide = options.dtype == "float32" or (options.dtype == "auto" and self._place.device.type == "cpu")
         self.side = Participant(options, Settings("native", float32=wide), self._place, options.max_pixels)
         opened = self._opened()
         self.matrices, self.wide = matrices_of(opened)
-        self.choice: Choice = choice_of(self.matrices, group or (64 if bits >= 4.5 else 128))
+        self.choice: Choice = choice_of(self.matrices, bits, form, group)
         if not self.matrices:
             raise UnsupportedModel(f"{options.model} has no matrix whose columns divide into groups of 32")
         self.choice.check(bits)
@@ -127,6 +135,17 @@ class Job:
         self._clock = Clock({MEASURE: read, ROUND: read, COPY: rest}, tell)
         self.plan = self._plan(opened, rest)
 
+    @property
+    def aim(self) -> str:
+        """What matrices are rounded to, and for what."""
+        own = (
+            f"{self.material.tokens:,} tokens of yours"
+            if self.material.own
+            else "random tokens (--with takes yours)"
+        )
+        more = f", {self.material.left_out:,} more left out" if self.material.left_out else ""
+        return f"{self.bits:g} bits a weight for {own}{more}"
+
     def run(self) -> Made:
         """Measure, round, write.
 
@@ -137,7 +156,7 @@ class Job:
         blocks = self._opened().stored.blocks
         cap(self._place, LATE_BYTES)
         with writing.beside(self.out) as work:
-            costs = self._costs() if self.bits > self.choice.mean(self.choice.fours) else {}
+            costs = self._costs() if self.bits > self.choice.mean(self.choice.least) else {}
             schemes = self.choice.within(self.bits, costs)
             layers = {number for number, _ in schemes}
             shards = writing.Shards(work, len(layers) + 1)
@@ -146,10 +165,7 @@ class Job:
             shards.copy(self._entries, self._replaced, blocks, self._clock.read)
             self._clock.end(COPY)
             shards.finish()
-            named = {
-                name: schemes[place] for place, matrix in self.matrices.items() for name, _ in matrix.parts
-            }
-            writing.write_rest(self.side.folder, work, packed.configuration(named))
+            writing.write_rest(self.side.folder, work, self._settings(schemes))
             nbytes = sum(path.stat().st_size for path in work.iterdir())
         return self._made(schemes, costs, nbytes)
 
@@ -165,7 +181,15 @@ class Job:
         release(self._place.device)
         return LayeredNetwork(self._opened(), self._place.device, told=self._clock.read)
 
-    def _costs(self) -> dict[At, float]:
+    def _settings(self, schemes: Mapping[At, Scheme]) -> dict[str, Any]:
+        """`quantization_config`."""
+        if self.form == "snugvl":
+            least = min(bits for bits, _ in schemes.values())
+            return own_settings(PackedInt4(OWN, 0, bits=least).weights)
+        parts = ((name, place) for place, matrix in self.matrices.items() for name, _ in matrix.parts)
+        return packed.configuration({name: schemes[place] for name, place in parts})
+
+    def _costs(self) -> dict[At, dict[Scheme, float]]:
         self._clock.begin(MEASURE, MEASURE)
         with closing(self._network()) as network:
             network.readers = self.plan.passes[0].readers
@@ -173,8 +197,8 @@ class Job:
                 network,
                 self.material.probe,
                 self.plan.passes[0].sizes,
-                self.matrices,
-                lambda place: self.choice.fours[place][1],
+                self.choice.schemes,
+                whole=self.form != "snugvl",
             )
         self._clock.end(MEASURE)
         return found
@@ -183,10 +207,11 @@ class Job:
         def done(index: int, made: dict[str, Rounded]) -> None:
             tensors: dict[str, torch.Tensor] = {}
             for name, whole in made.items():
-                start = 0
-                for part, rows in self.matrices[index, name].parts:
-                    tensors |= packed.tensors_of(part, whole.rows(start, start + rows))
-                    start += rows
+                parts = self.matrices[index, name].parts
+                if self.form == "snugvl":
+                    tensors |= own_format.tensors_of(parts, whole.weights())
+                else:
+                    tensors |= packed.tensors_of(parts, whole)
             if tensors:
                 shards.add(tensors)
 
@@ -195,7 +220,8 @@ class Job:
             network.readers = self.plan.passes[-1].readers
             sequences = [Sequences(prompt, ()) for prompt in self.material.prompts]
             sizes = self.plan.passes[-1].sizes
-            passes.quantise(network, sequences, sizes, schemes, done, compensate=self.material.own)
+            compensate, whole = self.material.own, self.form != "snugvl"
+            passes.quantise(network, sequences, sizes, schemes, done, compensate=compensate, whole=whole)
         self._clock.end(ROUND)
 
     def _plan(self, opened: OpenCheckpoint, rest: int) -> Plan:
@@ -216,13 +242,7 @@ class Job:
                 "(--max-pixels)"
             )
         weights = sum(matrix.weights for matrix in self.matrices.values())
-        others = sum(path.stat().st_size for path in writing.other_files(self.side.folder))
-        disk = int(weights * self.bits / 8) + rest + others + (4 << 20)  # headers, index, configuration
-        free = _free_bytes(self.out)
-        if free < disk:
-            raise DoesNotFit(
-                f"{self.out} takes {format_size(disk)} on the disk, and {format_size(free)} are free there"
-            )
+        disk = writing.check_room(self.out, self.side.folder, int(weights * self.bits / 8) + rest)
         return Plan(plans, disk)
 
     def _work(self) -> list[Component]:
@@ -240,23 +260,48 @@ class Job:
             Component("rounding", work, "prefill", "predicted"),
         ]
 
-    def _made(self, schemes: dict[At, Scheme], costs: dict[At, float], nbytes: int) -> Made:
+    def _made(self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int) -> Made:
         weights = sum(matrix.weights for matrix in self.matrices.values())
-        stored = sum(stored_bits(schemes[place]) * each.weights for place, each in self.matrices.items())
+        stored = sum(
+            stored_bits(schemes[place], self.form) * each.weights for place, each in self.matrices.items()
+        )
         return Made(
             bits=self.choice.mean(schemes),
             stored_bits=stored / weights,
             matrices=len(schemes),
             wide=self.wide,
-            eights=[_name(place) for place, (bits, _) in sorted(schemes.items()) if bits == 8],
+            widths={label(place): bits for place, (bits, _) in sorted(schemes.items())},
             nbytes=nbytes,
             seconds=self._clock.seconds,
-            costs={_name(place): cost for place, cost in costs.items()},
+            costs={label(place): next(iter(each.values())) for place, each in costs.items()},
         )
 
 
-def matrices_of(opened: OpenCheckpoint) -> tuple[dict[At, Matrix], int]:
-    """The decoder's matrices that can be rounded, and how many can't: their sides don't divide."""
+def source_of(model: str, out: Path) -> Path:
+    """The folder of a checkpoint that can be quantised to `out`.
+
+    Raises:
+        CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
+        InputError: there is something at `out`.
+    """
+    writing.check_new(out)
+    if gguf_files(model) is not None:
+        raise UnsupportedModel(f"{model} is a GGUF; quantise the safetensors it was made of")
+    folder = locate(model)
+    if isinstance(form := read_config(folder).quantization, PackedInt4):
+        raise UnsupportedModel(f"{model} has {form.bits} bits already; quantise its 16-bit or FP8 edition")
+    return folder
+
+
+def divides(linear: Linear, parts: Parts) -> bool:
+    """Whether groups of columns do, and rows whose zero points share a word."""
+    return group_of(linear.columns, 4) is not None and not any(rows % EIGHT for _, rows in parts)
+
+
+def matrices_of(
+    opened: OpenCheckpoint, fits: Callable[[Linear, Parts], bool] = divides
+) -> tuple[dict[At, Matrix], int]:
+    """The decoder's matrices that can be rounded, and how many can't."""
     parts: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for name, target in targets_of(opened.model):
         if target.linear is not None:
@@ -267,10 +312,10 @@ def matrices_of(opened: OpenCheckpoint) -> tuple[dict[At, Matrix], int]:
             if not isinstance(linear, Linear) or not linear.quantises:
                 continue
             mine = tuple(parts[id(linear)])
-            if group_of(linear.columns, 4) is None or any(rows % EIGHT for _, rows in mine):
-                wide += 1
-            else:
+            if fits(linear, mine):
                 found[number, name] = Matrix(linear.rows, linear.columns, mine)
+            else:
+                wide += 1
     return found, wide
 
 
@@ -280,19 +325,6 @@ def _load(prompt: CheckedPrompt, side: Participant) -> Load:
     return Load(Extent(len(prompt), tokens, tokens * merge**2), 0, 0)
 
 
-def _free_bytes(out: Path) -> int:
-    """Where `out` will be.
-
-    Raises:
-        InputError: nothing can be written there.
-    """
-    place = out.absolute().parent
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{out} can't be written: {place} is no folder that may be written to")
-    return shutil.disk_usage(place).free
-
-
-def _name(place: At) -> str:
+def label(place: At) -> str:
+    """How results call a matrix."""
     return f"layers.{place[0]}.{place[1]}"

@@ -1,12 +1,12 @@
-"""How many bits each matrix gets: 8 where they save most of what 4 cost, within a mean of all.
+"""How many bits each matrix gets: more where they save most of what few cost, within a mean of all.
 
-Bits are those that our engine holds: of 4-bit codes with a scale and a zero point of 16 bits for a group of
-columns (files have 4 bits of the zero point), of 8-bit codes with a scale.
+Bits are those that our engine holds: of codes with 4 to 6 bits a scale and a zero point of 16 bits for a
+group of columns (compressed-tensors' files have 4 bits of the zero point), of 8-bit codes a scale.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from snugvl.checkpoint.quantized import GROUPS
 from snugvl.errors import InputError
@@ -14,27 +14,28 @@ from snugvl.quantize.packed import Scheme
 from snugvl.quantize.passes import Matrix, Place
 from snugvl.quantize.rounding import Bits
 
+FileFormat = Literal["snugvl", "compressed-tensors"]
 USUAL_GROUP: Final = 64
-SCALE_BITS: Final[Mapping[Bits, int]] = {4: 32, 8: 16}  # of a group
-DEFAULT_BITS: Final = 4.75
+LEAST_USUAL: Final = 4.5  # bits that all matrices take in it
 
 
 def held_bits(scheme: Scheme) -> float:
     """Of a weight, scales included."""
     bits, group = scheme
-    return bits + SCALE_BITS[bits] / group
+    return bits + (16 if bits == 8 else 32) / group
 
 
-def stored_bits(scheme: Scheme) -> float:
+def stored_bits(scheme: Scheme, form: FileFormat) -> float:
     """Of a weight in files."""
     bits, group = scheme
-    return bits + (20 if bits == 4 else 16) / group
+    return bits + 20 / group if bits == 4 and form == "compressed-tensors" else held_bits(scheme)
 
 
 def group_of(columns: int, bits: Bits, asked: int | None = None) -> int | None:
     """Columns that share a scale; None where they don't divide.
 
-    `asked`: of 4 bits; narrower groups are taken where these don't divide. 8 bits have the widest there are.
+    `asked`: of fewer bits than 8; narrower groups are taken where these don't divide. 8 bits have the widest
+    there are.
     """
     most = max(GROUPS) if bits == 8 else asked or USUAL_GROUP
     return next(
@@ -44,16 +45,25 @@ def group_of(columns: int, bits: Bits, asked: int | None = None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Both schemes of each matrix, and the mean bits of all that may be had."""
+    """What each matrix may have, the first of which is measured, and the mean bits of all that may be had."""
 
-    fours: Mapping[Place, Scheme]
-    eights: Mapping[Place, Scheme]
+    schemes: Mapping[Place, Sequence[Scheme]]
     matrices: Mapping[Place, Matrix]
 
-    def mean(self, schemes: Mapping[Place, Scheme]) -> float:
+    @property
+    def least(self) -> dict[Place, Scheme]:
+        """Of the fewest bits."""
+        return {place: min(schemes, key=held_bits) for place, schemes in self.schemes.items()}
+
+    @property
+    def most(self) -> dict[Place, Scheme]:
+        """Of the most."""
+        return {place: max(schemes, key=held_bits) for place, schemes in self.schemes.items()}
+
+    def mean(self, chosen: Mapping[Place, Scheme]) -> float:
         """Bits of a weight."""
         weights = sum(each.weights for each in self.matrices.values())
-        held = sum(held_bits(schemes[place]) * each.weights for place, each in self.matrices.items())
+        held = sum(held_bits(chosen[place]) * each.weights for place, each in self.matrices.items())
         return held / weights
 
     def check(self, bits: float) -> None:
@@ -61,36 +71,58 @@ class Choice:
         Raises:
             InputError: so few bits can't be had, or so many do nothing.
         """
-        least, most = self.mean(self.fours), self.mean(self.eights)
+        least, most = self.mean(self.least), self.mean(self.most)
         if not least <= bits <= most:
             raise InputError(
                 f"{bits:g} bits a weight can't be had: with scales these matrices take {least:.2f} (all in 4 "
                 f"bits) to {most:.2f} (all in 8)"
             )
 
-    def within(self, bits: float, costs: Mapping[Place, float]) -> dict[Place, Scheme]:
-        """8 bits where they save most nats for a byte, as long as the mean is no more than `bits`."""
-        chosen = dict(self.fours)
+    def within(self, bits: float, costs: Mapping[Place, Mapping[Scheme, float]]) -> dict[Place, Scheme]:
+        """More bits where they save most nats for a byte, as long as the mean is no more than `bits`."""
+        chosen = self.least
         weights = sum(each.weights for each in self.matrices.values())
-        left = bits * weights - self.mean(chosen) * weights
-        more = {
-            place: (held_bits(self.eights[place]) - held_bits(self.fours[place])) * each.weights
-            for place, each in self.matrices.items()
-        }
-        for place in sorted(costs, key=lambda place: costs[place] / more[place], reverse=True):
-            if more[place] <= left + 1e-6 * weights:
-                chosen[place] = self.eights[place]
-                left -= more[place]
-        return chosen
+        left = (bits - self.mean(chosen) + 1e-6) * weights
+        while True:
+            steps = (
+                (nats / more, more, place, scheme)
+                for place, of in costs.items()
+                for scheme in self.schemes[place]
+                if 0 < (more := self._more(place, chosen[place], scheme)) <= left
+                and (nats := of[chosen[place]] - of[scheme]) > 0
+            )
+            best = max(steps, default=None)
+            if best is None:
+                return chosen
+            _, more, place, scheme = best
+            chosen[place] = scheme
+            left -= more
+
+    def _more(self, place: Place, now: Scheme, then: Scheme) -> float:
+        """Bits that a matrix takes more."""
+        return (held_bits(then) - held_bits(now)) * self.matrices[place].weights
 
 
-def choice_of(matrices: Mapping[Place, Matrix], group: int | None = None) -> Choice:
-    """The schemes of matrices whose columns divide; `group`: columns of 4-bit groups."""
-    fours: dict[Place, Scheme] = {}
-    eights: dict[Place, Scheme] = {}
-    for place, matrix in matrices.items():
-        four, eight = group_of(matrix.columns, 4, group), group_of(matrix.columns, 8)
-        assert four is not None, "`matrices_of` leaves out what doesn't divide"
-        assert eight is not None
-        fours[place], eights[place] = (4, four), (8, eight)
-    return Choice(fours, eights, matrices)
+def choice_of(
+    matrices: Mapping[Place, Matrix], bits: float, form: FileFormat, group: int | None = None
+) -> Choice:
+    """What matrices whose columns divide may have.
+
+    `bits`: a mean that is wanted; `group`: columns that share a scale in 4 bits.
+    """
+    return Choice(
+        {place: _schemes(each.columns, bits, form, group) for place, each in matrices.items()}, matrices
+    )
+
+
+def _schemes(columns: int, bits: float, form: FileFormat, group: int | None) -> list[Scheme]:
+    """Of one matrix, the one that is measured first."""
+    asked = group
+    if form == "compressed-tensors":
+        asked = group or (USUAL_GROUP if bits >= LEAST_USUAL else max(GROUPS))
+        kinds: list[tuple[Bits, int | None]] = [(4, asked), (8, None)]
+    else:
+        wider: list[tuple[Bits, int | None]] = [] if group else [(4, max(GROUPS))]
+        kinds = [(4, group), *wider, (5, None), (6, None), (8, None)]
+    found = ((each, group_of(columns, each, width)) for each, width in kinds)
+    return list(dict.fromkeys((each, width) for each, width in found if width is not None))

@@ -5,6 +5,7 @@ A shard for each decoder layer, one for all that stays as it is, which is copied
 """
 
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -20,12 +21,14 @@ from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.listing import INDEX, SINGLE
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.checkpoint.section import read_json
-from snugvl.errors import InputError
+from snugvl.core.sizes import format_size
+from snugvl.errors import DoesNotFit, InputError
 from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, dequantise
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 PIECE_BYTES: Final = 8 << 20
+HEADERS_BYTES: Final = 4 << 20  # of all files, with index and configuration
 
 
 @contextmanager
@@ -35,8 +38,7 @@ def beside(out: Path) -> Iterator[Path]:
     Raises:
         InputError: there is something already, or nothing can be written there.
     """
-    if out.exists() or out.is_symlink():
-        raise InputError(f"{out} is there already; name a folder that isn't, or remove it")
+    check_new(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -50,6 +52,45 @@ def beside(out: Path) -> Iterator[Path]:
         raise InputError(f"{out} can't be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def check_new(out: Path) -> None:
+    """
+    Raises:
+        InputError: there is something already.
+    """
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out} is there already; name a folder that isn't, or remove it")
+
+
+def check_room(out: Path, source: Path, weights: int) -> int:
+    """What `out` will take on the disk at most; `weights`: bytes of its tensors.
+
+    Raises:
+        InputError: nothing can be written there.
+        DoesNotFit: so much isn't free there.
+    """
+    others = sum(path.stat().st_size for path in other_files(source))
+    disk, free = weights + others + HEADERS_BYTES, free_bytes(out)
+    if free < disk:
+        raise DoesNotFit(
+            f"{out} takes {format_size(disk)} on the disk, and {format_size(free)} are free there"
+        )
+    return disk
+
+
+def free_bytes(out: Path) -> int:
+    """Where `out` will be.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    place = out.absolute().parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{out} can't be written: {place} is no folder that may be written to")
+    return shutil.disk_usage(place).free
 
 
 def copied_bytes(entries: Mapping[str, TensorEntry], replaced: set[str]) -> int:

@@ -10,7 +10,8 @@
 A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
 row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Ready-made 4- and
-8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale. A GGUF's
+8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale, and our own
+format is what it has, tensor for tensor. A GGUF's
 blocks are the file's bytes in another order, what isn't quantised in it is 16-bit.
 
 A streamed vision tower keeps its blocks and mergers in main memory, each in one piece with its tensors at
@@ -75,12 +76,19 @@ def few_bits_parts(rows: int, columns: int, bits: int, group: int = GROUP) -> tu
     return () if columns % group else (rows * columns // 2, *upper, scales, scales)
 
 
-def ready_made_parts(group: Group, settings: Settings, *, ordered: bool = False) -> tuple[int, ...]:
-    """What is beside ready-made integers: their scales, and what wasn't meant to be packed."""
+def ready_made_parts(
+    group: Group, settings: Settings, *, ordered: bool = False, own: bool = False
+) -> tuple[int, ...]:
+    """What is beside ready-made integers: their scales, and what wasn't meant to be packed.
+
+    `own`: in our own format.
+    """
     if settings.engine != "native":
         return (group.nbytes,)
     if group.kind == "matrix":
         return (settings.itemsize * group.elements,)
+    if own:
+        return (group.nbytes,)
     if ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
         return (group.nbytes,)
     if group.kind == "scale8":
@@ -170,10 +178,14 @@ def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[in
     for group in model.groups:
         if group.part != part:
             continue
-        beside = packed and group.kind in ("scale", "scale8", "matrix") and group.part == "decoder"
-        ordered = model.facts.ordered
+        beside = (
+            packed and group.kind in ("scale", "scale8", "matrix") and group.part in ("decoder", "predictor")
+        )
+        ordered, own = model.facts.ordered, model.facts.own
         parts = (
-            ready_made_parts(group, settings, ordered=ordered) if beside else loaded_parts(group, settings)
+            ready_made_parts(group, settings, ordered=ordered, own=own)
+            if beside
+            else loaded_parts(group, settings)
         )
         yield from ((nbytes, group.count) for nbytes in parts)
 
@@ -183,7 +195,7 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     if model.has("blocks", "decoder"):
         yield from _joined_blocks(model, settings)
         return
-    if model.has("scale8", "decoder"):
+    if model.facts.own or model.has("scale8", "decoder"):
         yield from _joined_mixed(model, settings)
         return
     w = widths(model)
@@ -215,13 +227,14 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """The same of ready-made integers of two widths, which differ from layer to layer, too."""
+    """The same of ready-made integers of several widths, which differ from layer to layer, too."""
     made: dict[tuple[str, int], int] = defaultdict(int)
+    own = model.facts.own
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder" and tensor.loaded:
             packed = group.kind in ("scale", "scale8", "matrix")
-            parts = ready_made_parts(group, settings) if packed else loaded_parts(group, settings)
+            parts = ready_made_parts(group, settings, own=own) if packed else loaded_parts(group, settings)
             for number, nbytes in enumerate(parts):  # scales, zero points
                 made[JOINED.sub(_matrix, tensor.name), number] += nbytes
     yield from ((nbytes, 1) for nbytes in made.values())

@@ -1,0 +1,131 @@
+"""Checkpoints in our own format: every tensor as our engine holds it, so that loading only moves bytes.
+
+    X.weight_codes   int32 [rows, columns / 8]: four bits of each code, eight neighbours a word, the first in
+                     the lowest bits; of 8 bits int8 [rows, columns]
+    X.weight_upper   the bits above them in the same order: of 5 bits uint8, of 6 int16 [rows, columns / 8]
+    X.weight_scale   bf16 [rows, columns / group]
+    X.weight_zero    bf16 [rows, columns / group]: the code that means 0, not a whole number; not of 8 bits
+
+(`layers/weights.py` says what they mean.) So dtypes and shapes say of each matrix how many bits it has, and
+which columns share a scale. All other tensors are those of any checkpoint.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from snugvl.checkpoint.architecture import PackedInt4
+from snugvl.checkpoint.quantized import GROUPS, OWN, OWN_BITS, OwnKind
+from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.errors import CheckpointError
+from snugvl.layers.linear import Linear
+from snugvl.layers.weights import FEW_BITS, UPPER, Weights
+from snugvl.models.packed_matrix import PackedMatrix
+from snugvl.models.tensor_files import TensorFiles
+
+_CODES, _UPPER, _SCALE, _ZERO = "weight_codes", "weight_upper", "weight_scale", "weight_zero"
+_STORED = {torch.int32: "I32", torch.int16: "I16", torch.uint8: "U8", torch.int8: "I8"}
+
+
+def tensors_of(parts: Iterable[tuple[str, int]], weights: Weights) -> dict[str, torch.Tensor]:
+    """What is stored of a matrix, on the host; `parts`: names (`….weight`) of its rows, and how many."""
+    held = {_CODES: weights.data, _UPPER: weights.upper, _SCALE: weights.scale, _ZERO: weights.zero}
+    stored, start = {}, 0
+    for name, rows in parts:
+        base, end = name.removesuffix("weight"), start + rows
+        for key, each in held.items():
+            if each is not None:
+                stored[base + key] = each[start:end].cpu().contiguous()
+        start = end
+    return stored
+
+
+def collect(
+    tensors: Mapping[str, TensorEntry], form: PackedInt4, folder: Path, known: Mapping[str, int]
+) -> tuple[dict[str, TensorEntry], dict[str, PackedMatrix]]:
+    """The other tensors, and the matrices by the names they have when they are plain.
+
+    `known`: names of the network's own tensors, and how many columns each has.
+
+    Raises:
+        CheckpointError: a tensor is missing beside another, or there is nothing of few bits in `folder`, or
+            nothing of what config.json says of it.
+    """
+    others, found = dict(tensors), {}
+    for name, codes in tensors.items():
+        if not name.endswith(f".{_CODES}"):
+            continue
+        base = name.removesuffix(_CODES)
+        del others[name]
+        scale, upper, zero = (others.pop(base + ending, None) for ending in (_SCALE, _UPPER, _ZERO))
+        kind = _format(codes, upper)
+        if scale is None or (zero is None) != (kind == "int8"):
+            missing = _SCALE if scale is None else _ZERO
+            has = "has no" if missing == _SCALE or zero is None else "is of 8 bits, but has a"
+            raise CheckpointError(f"{codes.file}: tensor {codes.name!r} {has} {missing} beside it")
+        group = known.get(f"{base}weight", 0) // max(scale.shape[-1] if scale.shape else 1, 1)
+        mine = replace(form, bits=OWN_BITS[kind], group=group)
+        found[f"{base}weight"] = PackedMatrix(mine, codes, scale, zero, upper=upper)
+    least = min((matrix.form.bits for matrix in found.values()), default=None)
+    if least != form.bits:
+        has = "no matrices of few bits" if least is None else f"narrowest matrices of {least} bits"
+        raise CheckpointError(f"{folder} has {has}, but its config.json says {form.weights} ({OWN!r})")
+    return others, found
+
+
+def _format(codes: TensorEntry, upper: TensorEntry | None) -> OwnKind:
+    """By the types of what is stored; `check` refuses what is of no such type."""
+    if codes.dtype == "I8":
+        return "int8"
+    above: dict[str, OwnKind] = {"U8": "int5", "I16": "int6"}
+    return "int4" if upper is None else above.get(upper.dtype, "int4")
+
+
+def check(matrix: PackedMatrix, rows: int, columns: int) -> None:
+    """Compare the stored tensors with a matrix `[rows, columns]`.
+
+    Raises:
+        CheckpointError: a shape or a type that the format doesn't have.
+    """
+    kind, group = matrix.form.weights, matrix.form.group
+    few = kind in FEW_BITS
+    words = (rows, columns // 8)
+    scales = rows, (matrix.scales.shape or (1,))[-1]
+    upper = _STORED[UPPER[kind]] if kind in UPPER else ""
+    expected = (
+        (matrix.words, words if few else (rows, columns), "I32" if few else "I8"),
+        (matrix.upper, words, upper),
+        (matrix.scales, scales, "BF16"),
+        (matrix.zeros, scales, "BF16"),
+    )
+    for entry, shape, dtype in expected:
+        if entry is not None and (entry.shape != shape or entry.dtype != dtype):
+            wanted = f"{dtype} {list(shape)}" if dtype else "none"
+            raise CheckpointError(
+                f"{entry.file}: tensor {entry.name!r} is {entry.dtype} {list(entry.shape)}, expected "
+                f"{wanted} for {rows} x {columns} weights in {kind}"
+            )
+    if group not in GROUPS or group * scales[1] != columns:
+        raise CheckpointError(
+            f"{matrix.scales.file}: tensor {matrix.scales.name!r} has {scales[1]} scales for {columns} "
+            f"columns; {', '.join(map(str, GROUPS))} columns share one"
+        )
+
+
+def fill(matrix: PackedMatrix, linear: Linear, start: int, files: TensorFiles) -> None:
+    """Read a matrix to rows `start …` of a linear, a piece at a time."""
+    parts = (
+        (matrix.words, linear.weight),
+        (matrix.upper, linear.upper),
+        (matrix.scales, linear.scale),
+        (matrix.zeros, linear.zero),
+    )
+    for entry, place in parts:
+        if entry is None:
+            continue
+        assert place is not None
+        for piece in files.pieces(entry):
+            first = start + piece.start
+            place[first : first + len(piece.values)].copy_(piece.values)

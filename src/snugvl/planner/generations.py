@@ -1,0 +1,33 @@
+"""Generations of GPUs: what each engine's kernels need."""
+
+from typing import Final
+
+from snugvl.checkpoint.facts import ModelFacts
+
+UPPER: Final = ".weight_upper"  # how names of fifth and sixth bits end, in our own format
+PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
+NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
+VLLM: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
+VLLM_FP8_KV: Final = (8, 9)
+
+Capability = tuple[int, int]
+"""Of a GPU, as CUDA counts them."""
+
+
+def older(capability: Capability | None, needed: Capability) -> str | None:
+    """As a clause: that a GPU is older than what is needed; None where it isn't, or is no GPU."""
+    if capability is None or capability >= needed:
+        return None
+    return f"compute capability {_dotted(capability)} is older than {_dotted(needed)}"
+
+
+def too_old(facts: ModelFacts, capability: Capability | None) -> str | None:
+    """Why our engine doesn't run a model on a GPU for its age, or None."""
+    planes = facts.own and any(tensor.name.endswith(UPPER) for tensor in facts.tensors)
+    if planes and (why := older(capability, PLANES)):
+        return f"some of its matrices have 5 or 6 bits, and {why}; quantise the original to int4"
+    return older(capability, NATIVE)
+
+
+def _dotted(capability: Capability) -> str:
+    return f"{capability[0]}.{capability[1]}"
