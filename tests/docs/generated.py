@@ -321,6 +321,19 @@ def rounding_cost() -> str:
     return "\n".join(lines) + "\n"
 
 
+def quantized_cost() -> str:
+    """What `snugvl quantize` makes of SmolLM2, as `training/quantized.py` wrote it down."""
+    rows = json.loads((RESULTS / "smollm2/quantized.json").read_text())["ways"]
+    head = "| | bits | matrices of 4, 5, 6, 8 bits | KL of its answers | same likeliest token |"
+    lines = [head, "|---|---|---|---|---|"]
+    for name, row in rows.items():
+        counts = row.get("widths")
+        widths = ", ".join(str(counts.get(str(bits), 0)) for bits in (4, 5, 6, 8)) if counts else ""
+        kept = f"{row['bits']:.2f} | {widths} | {row['kl_nats']:.4f} | {row['top1_agreement']:.1%}"
+        lines.append(f"| {name} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
 def llamacpp_buffers() -> str:
     """Planned beside taken of llama.cpp's buffers, as `benchmarks/llamacpp_buffers.py` wrote them down."""
     rows = json.loads((RESULTS / "llamacpp/buffers.json").read_text())
@@ -362,6 +375,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "format-cost-pocket": pocket_cost,
     "format-cost-smollm2": smollm2_cost,
     "rounding": rounding_cost,
+    "quantized": quantized_cost,
     "llamacpp-buffers": llamacpp_buffers,
     "llamacpp-cpu": llamacpp_cpu,
     "clients": clients.script_table,
