@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count, cycle
+from itertools import count
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter_ns
@@ -47,13 +47,14 @@ from snugvl.engine.graphs import decode
 from snugvl.engine.graphs.capture import GraphPool, Work
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling import grammar, sampler
-from snugvl.engine.sampling.sampler import PendingSample, Sampled
+from snugvl.engine.sampling.sampler import PendingSample
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.speculation import Speculation
 from snugvl.engine.telling import Teller
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.tokenizer import Tokenizer
+from speculation import decided
 
 VOCABULARY, HIDDEN = 151_936, 64
 KINDS: dict[str, tuple[int, SpeculationName, bool]] = {  # clients, what guesses, whether answers are typed
@@ -264,22 +265,6 @@ def likeliest(
         tokens.append(min(32 * at + dice.choice(places), VOCABULARY - 1))
     clock.leave()
     return torch.tensor(tokens)
-
-
-def decided(take: Callable[..., Any]) -> Callable[..., Any]:
-    """`Teller.take`, for whom one guess and two are right in turn."""
-    right = cycle((1, 2))
-
-    def decides(teller: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled]) -> Any:
-        chosen = list(results)
-        if drafts and sequence.grammar is None:
-            count = min(next(right), len(drafts))
-            chosen[:count] = map(Sampled, drafts[:count])
-            if count < len(drafts) and chosen[count].token_id == drafts[count]:
-                chosen[count] = Sampled(drafts[count] + 1)
-        return take(teller, sequence, drafts, chosen)
-
-    return decides
 
 
 def begin(logits: torch.Tensor, choices: Any) -> PendingSample:

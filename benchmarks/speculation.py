@@ -160,7 +160,7 @@ def decided(take: Callable[..., Any]) -> Callable[..., Any]:
 
     def decides(teller: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled]) -> Any:
         chosen = list(results)
-        if drafts:
+        if drafts and sequence.grammar is None:
             count = min(next(right), len(drafts))
             chosen[:count] = map(Sampled, drafts[:count])
             if count < len(drafts) and chosen[count].token_id == drafts[count]:

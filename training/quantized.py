@@ -31,9 +31,9 @@ from snugvl.core.options import LoadOptions
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
+from snugvl.quantize import FileFormat
 from snugvl.quantize.inputs import Given
 from snugvl.quantize.setup import Job
-from snugvl.quantize.widths import FileFormat
 from training import smollm2
 
 CHAPTERS = ("specialnames", "typesseq")

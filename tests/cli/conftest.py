@@ -14,20 +14,11 @@ from PIL import Image
 
 from snugvl.backends.process.launch import Launched
 from snugvl.cli import pocket, session
-from snugvl.cli.app import run
 from snugvl.server.settings import ServerSettings
+from tests.command import Ran, ran
 from tests.tasks.fake import FakeBackend
 
 NOTE = f"snugvl: {pocket.NOTE}\n"
-
-
-@dataclass
-class Ran:
-    """What a command line left behind."""
-
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -57,17 +48,14 @@ def snugvl(
 ) -> Callable[..., Ran]:
     """Runs a command line; on a terminal where the test is marked so by the fixture `terminal`."""
 
-    def ran(*args: object) -> Ran:
-        capsys.readouterr()
+    def snugvl(*args: object) -> Ran:
         with monkeypatch.context() as patch:
             if "terminal" in request.fixturenames:
                 patch.setattr(sys, "stdout", _Terminal(sys.stdout))
                 patch.setattr(sys, "stderr", _Terminal(sys.stderr))
-            code = run([str(arg) for arg in args])
-        captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
+            return ran(capsys, *args)
 
-    return ran
+    return snugvl
 
 
 @pytest.fixture

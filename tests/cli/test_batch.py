@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from snugvl.cli import batch
-from tests.cli.conftest import NOTE, Ran
+from tests.cli.conftest import NOTE
+from tests.command import Ran
 from tests.patience import PATIENCE_S
 from tests.tasks.fake import FakeBackend, images_of, slowly
 

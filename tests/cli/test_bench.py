@@ -12,7 +12,7 @@ import pytest
 
 from snugvl.bench.result import load
 from tests.bench.fake import Fake, answer, refusal, serving, streamed
-from tests.cli.conftest import Ran
+from tests.command import Ran
 from tests.patience import PATIENCE_S
 
 Run = Callable[..., Ran]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from snugvl.cli import chat as module
-from tests.cli.conftest import NOTE, Ran
+from tests.cli.conftest import NOTE
+from tests.command import Ran
 from tests.tasks.fake import FakeBackend, FakeStream, images_of, prompt_of
 
 Run = Callable[..., Ran]

@@ -14,7 +14,8 @@ from PIL import Image
 from snugvl.cli import options, session
 from snugvl.core.options import LoadOptions
 from snugvl.tasks.results import Caption, Detections, Scene
-from tests.cli.conftest import NOTE, Ran
+from tests.cli.conftest import NOTE
+from tests.command import Ran
 from tests.tasks.fake import FakeBackend, prompt_of
 
 Run = Callable[..., Ran]

@@ -8,7 +8,8 @@ import pytest
 from snugvl.backends.process.supervised import SupervisedEngine  # before `served` replaces what it imports
 from snugvl.cli import config, options, session
 from snugvl.cli.app import run
-from tests.cli.conftest import Ran, Served
+from tests.cli.conftest import Served
+from tests.command import Ran
 from tests.tasks.fake import FakeBackend
 
 Run = Callable[..., Ran]

@@ -17,7 +17,7 @@ from snugvl.hardware.context_cost import Stages
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Gpu, Machine, Tenant
 from snugvl.hardware.recording import replay
-from tests.cli.conftest import Ran
+from tests.command import Ran
 
 Run = Callable[..., Ran]
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from snugvl import errors
 from snugvl.cli.app import run
-from tests.cli.conftest import NOTE, Ran
+from tests.cli.conftest import NOTE
+from tests.command import Ran
 from tests.tasks.fake import FakeBackend
 
 Run = Callable[..., Ran]

@@ -12,7 +12,7 @@ import snugvl as snugvl_package
 from snugvl.cli import running
 from snugvl.core.folders import hub_cache
 from tests.checkpoint.gguf_samples import model, tower
-from tests.cli.conftest import Ran
+from tests.command import Ran
 
 Run = Callable[..., Ran]
 NAME = "owner/eyes"

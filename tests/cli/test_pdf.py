@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from snugvl.cli import pdf
-from tests.cli.conftest import NOTE, Ran
+from tests.cli.conftest import NOTE
+from tests.command import Ran
 
 pytest.importorskip("pypdfium2")
 

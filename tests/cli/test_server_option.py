@@ -16,8 +16,9 @@ from PIL import Image
 from snugvl import errors
 from snugvl.cli import batch, session
 from snugvl.server.settings import ServerSettings
-from tests.cli.conftest import NOTE, Ran
+from tests.cli.conftest import NOTE
 from tests.client.conftest import ScriptedEngine, engine, pocket, scripted, unused_url, url  # noqa: F401
+from tests.command import Ran
 from tests.patience import PATIENCE_S
 from tests.server.live import live
 from tests.tasks.fake import images_of, prompt_of

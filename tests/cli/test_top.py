@@ -26,8 +26,8 @@ from snugvl.client import DEFAULT_URL, Memory
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Health, Load
 from snugvl.server.settings import ServerSettings
-from tests.cli.conftest import Ran
 from tests.client.conftest import GIB, LEDGER, ScriptedEngine, engine, listening, scripted, unused_url  # noqa: F401
+from tests.command import Ran
 from tests.patience import PATIENCE_S
 from tests.server.live import live
 

@@ -13,8 +13,8 @@ from snugvl.cli import session
 from snugvl.core.messages import Picture, Text, Video
 from snugvl.inputs import frames
 from snugvl.server.settings import ServerSettings
-from tests.cli.conftest import Ran
 from tests.client.conftest import ScriptedEngine, engine  # noqa: F401
+from tests.command import Ran
 from tests.server.intake.films import film
 from tests.server.live import live
 from tests.tasks.fake import FakeBackend, prompt_of, videos_of

@@ -14,8 +14,9 @@ from PIL import Image, ImageOps
 from snugvl.cli import running, session
 from snugvl.server.settings import ServerSettings
 from snugvl.tasks.pocket import looks_like_a_photograph
-from tests.cli.conftest import NOTE, Ran
+from tests.cli.conftest import NOTE
 from tests.client.conftest import ScriptedEngine, engine  # noqa: F401
+from tests.command import Ran
 from tests.photographs import photograph
 from tests.server.live import live
 

@@ -3,43 +3,30 @@
 import json
 import re
 import weakref
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
-from snugvl.cli.app import run
 from snugvl.fidelity import stages
 from snugvl.fidelity.sweep import Sweep
 from tests import text_checkpoints
 from tests.checkpoint import gguf_samples
+from tests.command import Ran, Run, ran
 from tests.fidelity.conftest import scene
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
 
 
 @pytest.fixture
 def compare(tiny_whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.delenv("SNUGVL_DEBUG", raising=False)
 
-    def ran(*args: object, model: object = tiny_whole) -> Ran:
-        capsys.readouterr()
+    def compare(*args: object, model: object = tiny_whole) -> Ran:
         common = ("--device", "cpu", "--dtype", "float32", "--context", "1024")
-        code = run(["compare", str(model), *map(str, args), *common])
-        captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
+        return ran(capsys, "compare", model, *args, *common)
 
-    return ran
+    return compare
 
 
 @pytest.fixture

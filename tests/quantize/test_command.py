@@ -19,8 +19,8 @@ from snugvl.planner.settings import Settings
 from snugvl.quantize import writing
 from tests import checkpoints
 from tests.checkpoint import gguf_samples
+from tests.command import Run
 from tests.models.forward import Prompt, logits
-from tests.quantize.conftest import Run
 
 CPU = torch.device("cpu")
 PROMPT = Prompt(list(range(10, 40)))

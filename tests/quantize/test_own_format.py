@@ -27,10 +27,10 @@ from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
+from tests.command import Run
 from tests.fidelity.conftest import POCKET, scene
 from tests.models.forward import Prompt, logits
 from tests.planner.machines import machine
-from tests.quantize.conftest import Run
 
 CPU = torch.device("cpu")
 PROMPT = Prompt(list(range(10, 40)))

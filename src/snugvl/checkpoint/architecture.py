@@ -223,9 +223,9 @@ class Fp8Blocks:
     columns: int
 
 
-_WEIGHTS: Final[Mapping[int, Literal["int4", "int5", "int6", "int8"]]] = {
-    4: "int4", 5: "int5", 6: "int6", 8: "int8"
-}  # fmt: skip
+IntegerKind = Literal["int4", "int5", "int6", "int8"]
+IntegerBits = Literal[4, 5, 6, 8]
+INTEGER_BITS: Final[Mapping[IntegerKind, IntegerBits]] = {"int4": 4, "int5": 5, "int6": 6, "int8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +244,13 @@ class PackedInt4:
     symmetric: bool = False
     offset: int = 0
     ordered: bool = False
-    bits: Literal[4, 5, 6, 8] = 4
+    bits: IntegerBits = 4
     others: tuple["PackedInt4", ...] = ()
 
     @property
-    def weights(self) -> Literal["int4", "int5", "int6", "int8"]:
+    def weights(self) -> IntegerKind:
         """What the narrowest of its matrices are in memory."""
-        return _WEIGHTS[self.bits]
+        return next(kind for kind, bits in INTEGER_BITS.items() if bits == self.bits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NoReturn
 
-from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
+from snugvl.checkpoint.architecture import INTEGER_BITS, Fp8Blocks, IntegerKind, PackedInt4
 from snugvl.checkpoint.section import Section, plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
@@ -25,8 +25,7 @@ Kind = Literal["fp8", "int8", "int6", "int5", "int4"]
 _INTEGERS: Mapping[int, Kind] = {4: "int4", 8: "int8"}
 OWN: Final = "snugvl"  # our own format, which our engine alone reads
 OWN_VERSION = 1
-OwnKind = Literal["int4", "int5", "int6", "int8"]
-OWN_BITS: Mapping[OwnKind, Literal[4, 5, 6, 8]] = {"int4": 4, "int5": 5, "int6": 6, "int8": 8}
+OWN_UPPER: Final = "weight_upper"  # how names of its fifth and sixth bits end
 OWN_INSTEAD = (
     "use our own engine (--backend native), or write another with `snugvl quantize --format "
     "compressed-tensors`"
@@ -107,7 +106,7 @@ def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
         case "gptq":
             return _gptq(section)
         case "snugvl":
-            return PackedInt4(OWN, max(GROUPS), bits=OWN_BITS[_own_weights(section)])
+            return PackedInt4(OWN, max(GROUPS), bits=INTEGER_BITS[_own_weights(section)])
         case _:
             return _compressed_layout(section)
 
@@ -134,7 +133,7 @@ def own_settings(weights: Kind) -> dict[str, Any]:
     return {"quant_method": OWN, "version": OWN_VERSION, "weights": weights}
 
 
-def _own_weights(section: Section) -> OwnKind:
+def _own_weights(section: Section) -> IntegerKind:
     version = section.values.get("version")
     if version != OWN_VERSION:
         raise UnsupportedModel(
@@ -142,10 +141,12 @@ def _own_weights(section: Section) -> OwnKind:
             f"{OWN_VERSION}; use the snugvl that wrote it, or quantise the original again"
         )
     weights = section.values.get("weights")
-    for kind in OWN_BITS:
+    for kind in INTEGER_BITS:
         if weights == kind:
             return kind
-    raise CheckpointError(f"{section.where}: weights is {shown(weights)}; it is one of {', '.join(OWN_BITS)}")
+    raise CheckpointError(
+        f"{section.where}: weights is {shown(weights)}; it is one of {', '.join(INTEGER_BITS)}"
+    )
 
 
 def _integers(bits: int, method: str, where: str) -> Packing:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,6 +20,7 @@ from snugvl.cli.stdout import write
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
+from snugvl.quantize import FewBits, FileFormat
 
 if TYPE_CHECKING:
     from snugvl.fidelity.progress import Tell
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from snugvl.quantize.inputs import Given
     from snugvl.quantize.setup import Job, Made
 
-FewBits = Literal["int4", "int5", "int6"]
-FileFormat = Literal["snugvl", "compressed-tensors"]
 INTERRUPTED: Final = 130
 DEFAULT_BITS: Final = 4.75
 MAX_PIXELS: Final = 1_000_000

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from snugvl.checkpoint.architecture import PackedInt4
-from snugvl.checkpoint.quantized import GROUPS, OWN, OWN_BITS, OwnKind
+from snugvl.checkpoint.architecture import INTEGER_BITS, IntegerKind, PackedInt4
+from snugvl.checkpoint.quantized import GROUPS, OWN, OWN_UPPER
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError
 from snugvl.layers.linear import Linear
@@ -25,13 +25,13 @@ from snugvl.layers.weights import FEW_BITS, UPPER, Weights
 from snugvl.models.packed_matrix import PackedMatrix
 from snugvl.models.tensor_files import TensorFiles
 
-_CODES, _UPPER, _SCALE, _ZERO = "weight_codes", "weight_upper", "weight_scale", "weight_zero"
+_CODES, _SCALE, _ZERO = "weight_codes", "weight_scale", "weight_zero"
 _STORED = {torch.int32: "I32", torch.int16: "I16", torch.uint8: "U8", torch.int8: "I8"}
 
 
 def tensors_of(parts: Iterable[tuple[str, int]], weights: Weights) -> dict[str, torch.Tensor]:
     """What is stored of a matrix, on the host; `parts`: names (`….weight`) of its rows, and how many."""
-    held = {_CODES: weights.data, _UPPER: weights.upper, _SCALE: weights.scale, _ZERO: weights.zero}
+    held = {_CODES: weights.data, OWN_UPPER: weights.upper, _SCALE: weights.scale, _ZERO: weights.zero}
     stored, start = {}, 0
     for name, rows in parts:
         base, end = name.removesuffix("weight"), start + rows
@@ -59,14 +59,14 @@ def collect(
             continue
         base = name.removesuffix(_CODES)
         del others[name]
-        scale, upper, zero = (others.pop(base + ending, None) for ending in (_SCALE, _UPPER, _ZERO))
+        scale, upper, zero = (others.pop(base + ending, None) for ending in (_SCALE, OWN_UPPER, _ZERO))
         kind = _format(codes, upper)
         if scale is None or (zero is None) != (kind == "int8"):
             missing = _SCALE if scale is None else _ZERO
             has = "has no" if missing == _SCALE or zero is None else "is of 8 bits, but has a"
             raise CheckpointError(f"{codes.file}: tensor {codes.name!r} {has} {missing} beside it")
         group = known.get(f"{base}weight", 0) // max(scale.shape[-1] if scale.shape else 1, 1)
-        mine = replace(form, bits=OWN_BITS[kind], group=group)
+        mine = replace(form, bits=INTEGER_BITS[kind], group=group)
         found[f"{base}weight"] = PackedMatrix(mine, codes, scale, zero, upper=upper)
     least = min((matrix.form.bits for matrix in found.values()), default=None)
     if least != form.bits:
@@ -75,11 +75,11 @@ def collect(
     return others, found
 
 
-def _format(codes: TensorEntry, upper: TensorEntry | None) -> OwnKind:
+def _format(codes: TensorEntry, upper: TensorEntry | None) -> IntegerKind:
     """By the types of what is stored; `check` refuses what is of no such type."""
     if codes.dtype == "I8":
         return "int8"
-    above: dict[str, OwnKind] = {"U8": "int5", "I16": "int6"}
+    above: dict[str, IntegerKind] = {"U8": "int5", "I16": "int6"}
     return "int4" if upper is None else above.get(upper.dtype, "int4")
 
 

@@ -3,8 +3,8 @@
 from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.quantized import OWN_UPPER
 
-UPPER: Final = ".weight_upper"  # how names of fifth and sixth bits end, in our own format
 PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
 NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
 VLLM: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
@@ -23,7 +23,7 @@ def older(capability: Capability | None, needed: Capability) -> str | None:
 
 def too_old(facts: ModelFacts, capability: Capability | None) -> str | None:
     """Why our engine doesn't run a model on a GPU for its age, or None."""
-    planes = facts.own and any(tensor.name.endswith(UPPER) for tensor in facts.tensors)
+    planes = facts.own and any(tensor.name.endswith(f".{OWN_UPPER}") for tensor in facts.tensors)
     if planes and (why := older(capability, PLANES)):
         return f"some of its matrices have 5 or 6 bits, and {why}; quantise the original to int4"
     return older(capability, NATIVE)

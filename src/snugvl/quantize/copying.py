@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
@@ -30,11 +30,10 @@ from snugvl.planner.footprint.native import KERNEL_BYTES, LATE_BYTES, loading_by
 from snugvl.planner.footprint.weights import tower_bytes, weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
-from snugvl.quantize import writing
+from snugvl.quantize import FewBits, writing
 from snugvl.quantize.passes import Matrix, Place
 from snugvl.quantize.setup import COPY, ROUND, Made, label, matrices_of, source_of
 
-FewBits = Literal["int4", "int5", "int6"]
 READERS: Final = 1
 
 

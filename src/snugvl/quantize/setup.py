@@ -33,13 +33,13 @@ from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.native import LATE_BYTES
 from snugvl.planner.settings import Settings
-from snugvl.quantize import packed, passes, writing
+from snugvl.quantize import FileFormat, packed, passes, writing
 from snugvl.quantize.inputs import Given, Material, material_of
 from snugvl.quantize.packed import Scheme
 from snugvl.quantize.passes import Matrix, Parts
 from snugvl.quantize.passes import Place as At
 from snugvl.quantize.rounding import SLICE_ROWS, Rounded
-from snugvl.quantize.widths import Choice, FileFormat, choice_of, group_of, stored_bits
+from snugvl.quantize.widths import Choice, choice_of, group_of, stored_bits
 
 EIGHT: Final = 8  # rows whose zero points share a word
 INVERSES: Final = 4  # matrices of products that are held at once while a factor is made

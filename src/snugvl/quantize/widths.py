@@ -6,15 +6,15 @@ group of columns (compressed-tensors' files have 4 bits of the zero point), of 8
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from snugvl.checkpoint.quantized import GROUPS
 from snugvl.errors import InputError
+from snugvl.quantize import FileFormat
 from snugvl.quantize.packed import Scheme
 from snugvl.quantize.passes import Matrix, Place
 from snugvl.quantize.rounding import Bits
 
-FileFormat = Literal["snugvl", "compressed-tensors"]
 USUAL_GROUP: Final = 64
 LEAST_USUAL: Final = 4.5  # bits that all matrices take in it
 
