@@ -1,11 +1,13 @@
 """A GGUF on our own engine and a GPU: each type's products, whole models, planned beside taken.
 
-    PYTHONPATH=.:src:benchmarks python benchmarks/gguf_speed.py [--tiles] [--only products] [--out FILE]
+    PYTHONPATH=.:src:benchmarks python benchmarks/gguf_speed.py [--only products] [--out FILE]
+    PYTHONPATH=.:src:benchmarks python benchmarks/gguf_speed.py --tiles --types Q4_K Q6_K --tokens 1
 
 Products: of the shapes of Qwen3-VL-2B and -4B, one row of input (decoding alone), 8 and 64; microseconds and
 the share of the GPU's read bandwidth, from CUDA graphs over more weights than the L2 cache holds; beside our
 int4 in groups of 128. Each is compared with torch's product of the widened weights first. `--tiles` tries
-other tiles for one row, too: rows of weights of a program, columns at a time, warps.
+other tiles for one row, too: rows of weights of a program, columns at a time, warps; several processes
+compile them before, as that takes longer than the measurement. What is measured is saved after each product.
 
 Models: GGUF files with random weights (`random_gguf.py`), written to a temporary folder: tokens a second of
 one answer, bytes planned beside taken in 7,200 MiB (`plan_vs_native.py` fills the engine).
@@ -17,6 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +45,7 @@ MODELS = (
     ("Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M"),
     ("Qwen/Qwen3-VL-4B-Instruct", "Q8_0"),
 )
+Tile = tuple[int, int, int]
 CELL = "4096:1024:4:7200MiB"
 ANSWER = 256
 
@@ -66,29 +71,55 @@ def halves(kind: GgmlType, rows: int, columns: int) -> torch.Tensor:
 plain = kernel_tiles.random_weights
 
 
-def products(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def cells(args: argparse.Namespace) -> Iterator[Cell]:
     """Every type, shape and number of rows."""
-    for size in args.sizes:
+    for size, kind, tokens in product(args.sizes, args.types, args.tokens):
         for shape in SHAPES[size]:
-            kinds: tuple[Any, ...] = (*LAYOUTS, "int4")
-            for kind in kinds:
-                if shape == "head" and kind == "int4":
-                    continue
-                for tokens in TOKENS:
-                    yield from measured(Cell(size, shape, kind, tokens), TILES if args.tiles else ())
+            if shape != "head" or kind != "int4":
+                yield Cell(size, shape, kind, tokens)
 
 
-def measured(cell: Cell, tiles: tuple[tuple[int, int, int], ...]) -> Iterator[dict[str, Any]]:
-    """As the package computes it, and the best of other tiles."""
+def held_of(cell: Cell) -> Products:
+    """Its weights, more than the cache holds."""
     with mock.patch.object(kernel_tiles, "random_weights", blocks):
-        held = Products(cell)
+        return Products(cell)
+
+
+def tiles_of(cell: Cell, others: bool) -> list[Tile]:
+    """What the package takes first, then the others that fit."""
+    rows, columns, swiglu = SHAPES[cell.size][cell.shape]
+    own = ggml.lone_tile(rows // 2 if swiglu else rows, columns)
+    if not others or cell.tokens > 1 or cell.format == "int4":
+        return [own]
+    return [own, *(tile for tile in TILES if tile != own and columns % tile[1] == 0)]
+
+
+def taken(tile: Tile) -> Any:
+    """The package takes it."""
+    return mock.patch.object(ggml, "lone_tile", return_value=tile)
+
+
+def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
+    """Every `shards`th tile, launched once."""
+    number = 0
+    for cell in cells(args):
+        held: Products | None = None
+        for tile in tiles_of(cell, args.tiles):
+            number += 1
+            if number % shards == shard:
+                held = held or held_of(cell)
+                with taken(tile), suppress(Exception):  # told when it is measured
+                    held.one(held.stored[0])
+
+
+def measured(cell: Cell, others: bool) -> list[dict[str, Any]]:
+    """As the package computes it, and by other tiles."""
+    held = held_of(cell)
     expected, nbytes = held.expected(), held.stored[0].nbytes
-    own = ggml.lone_tile(held.stored[0].columns)
+    own, *more = tiles_of(cell, others)
     rows: list[dict[str, Any]] = []
-    for tile in (own, *(tile for tile in tiles if cell.tokens == 1 and cell.format != "int4")):
-        if held.stored[0].columns % tile[1] and tile != own:
-            continue
-        with mock.patch.object(ggml, "lone_tile", lambda _, tile=tile: tile):
+    for tile in (own, *more):
+        with taken(tile):
             try:
                 error = float((held.one(held.stored[0]).float() - expected).norm() / expected.norm())
                 us = replay_us(held.all, len(held.stored))
@@ -109,7 +140,7 @@ def measured(cell: Cell, tiles: tuple[tuple[int, int, int], ...]) -> Iterator[di
             told = f"{row['us']:8.2f} us {row['bandwidth']:5.0%} {row['error']:.1e}"
             name = f"{cell.size} {cell.shape:8} {cell.format:5} M={cell.tokens:<3} {row['tile']!s:14}"
             print(f"{name} {told}{'' if row['own'] else ' best'}", flush=True)
-    yield from rows
+    return rows
 
 
 def whole(model: str, kind: str, work: Path) -> dict[str, Any]:
@@ -159,15 +190,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=machine.RESULTS / "h200" / "gguf_speed.json")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SHAPES))
     parser.add_argument("--tiles", action="store_true", help="try other tiles for one row")
+    parser.add_argument("--types", nargs="+", default=[*LAYOUTS, "int4"], choices=[*LAYOUTS, "int4"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--processes", type=int, default=14, help="that compile tiles")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=["products", "models"], help="leave the others out")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.answer:
         print(answered(args.answer))
         return
-    found: dict[str, Any] = {}
+    if args.compile:
+        compile_only(args, *map(int, args.compile.split("/")))
+        return
+    found: dict[str, Any] = {"products": []}
     if args.only != "models":
-        found["products"] = list(products(args))
+        if args.tiles:
+            again = [sys.executable, *sys.argv, "--compile"]
+            workers = [subprocess.Popen([*again, f"{i}/{args.processes}"]) for i in range(args.processes)]
+            for worker in workers:
+                worker.wait()
+        for cell in cells(args):
+            found["products"] += measured(cell, args.tiles)
+            machine.save("h200/gguf_speed", found, args.out)
     if args.only != "products":
         with tempfile.TemporaryDirectory() as work:
             found["models"] = [whole(model, kind, Path(work)) for model, kind in MODELS]

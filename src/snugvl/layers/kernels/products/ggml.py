@@ -234,7 +234,7 @@ def _few(x: torch.Tensor, weights: Weights, part: Part, beside: Epilogue, out: t
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "SWIGLU": beside.swiglu}
     w, into, kind = weights.data[part.offset :], out[:, mine], TYPES[part.type]
     if tokens == 1:
-        rows, step, warps = lone_tile(columns)
+        rows, step, warps = lone_tile(outputs, columns)
         one_row[(-(-outputs // rows),)](
             x, norm, w, bias_, residual_, into, part.rows, outputs, beside.eps, K=columns,
             WIDE=triton.next_power_of_2(columns), TYPE=kind, BN=rows, BG=step // part.layout.group,
@@ -252,7 +252,7 @@ def _few(x: torch.Tensor, weights: Weights, part: Part, beside: Epilogue, out: t
     )  # fmt: skip
 
 
-def lone_tile(columns: int) -> tuple[int, int, int]:
+def lone_tile(outputs: int, columns: int) -> tuple[int, int, int]:
     """For one row of input: rows of weights of a program, columns that it loads at a time, warps."""
     step = next((each for each in (512, 256) if columns % each == 0), 512)
     return 16, min(step, triton.next_power_of_2(columns)), 4
