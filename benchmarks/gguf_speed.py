@@ -88,8 +88,11 @@ def held_of(cell: Cell) -> Products:
 def tiles_of(cell: Cell, others: bool) -> list[Tile]:
     """What the package takes first, then the others that fit."""
     rows, columns, swiglu = SHAPES[cell.size][cell.shape]
-    own = ggml.lone_tile(rows // 2 if swiglu else rows, columns)
-    if not others or cell.tokens > 1 or cell.format == "int4":
+    kind = next((each for each in LAYOUTS if each == str(cell.format)), None)
+    if kind is None:  # not of these kernels
+        return [TILES[0]]
+    own = ggml.lone_tile(kind, rows // 2 if swiglu else rows, columns, swiglu=swiglu)
+    if not others or cell.tokens > 1:
         return [own]
     return [own, *(tile for tile in TILES if tile != own and columns % tile[1] == 0)]
 

@@ -44,6 +44,13 @@ SHAPES = {  # rows, columns, swiglu
         "down": (2560, 9728, False),
         "head": (151936, 2560, False),
     },
+    "qwen3.5-4b": {
+        "qkv": (12288, 2560, False),
+        "o": (2560, 4096, False),
+        "gate_up": (18432, 2560, True),
+        "down": (2560, 9216, False),
+        "head": (248320, 2560, False),
+    },
     "8b": {
         "qkv": (6144, 4096, False),
         "o": (4096, 4096, False),
@@ -177,9 +184,15 @@ def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
     return tiles
 
 
-def variants(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
-    """Kernels and tiles to try: the skinny and the lone one's, and those of the others with `thorough`."""
+def variants(args: argparse.Namespace, cell: Cell) -> Iterator[tuple[str, Tile]]:
+    """What the package takes, then what is tried."""
     yield "default", ()
+    tried = possible(cell, thorough=args.thorough)
+    yield from (each for each in tried if args.kernels is None or each[0] in args.kernels)
+
+
+def possible(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
+    """Kernels and tiles to try: the skinny and the lone one's, and those of the others with `thorough`."""
     swiglu = SHAPES[cell.size][cell.shape][2]
     if cell.tokens <= 32 and cell.format != "bf16":
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
@@ -265,11 +278,11 @@ class Products:
         return y if self.residual is None else y + self.residual.float()
 
 
-def measure(cell: Cell, *, thorough: bool) -> list[Result]:
+def measure(args: argparse.Namespace, cell: Cell) -> list[Result]:
     """Every variant of one cell, the fastest first; one that is wrong or fails is told and left out."""
     products = Products(cell)
     expected, results = products.expected(), []
-    for kernel, tile in variants(cell, thorough=thorough):
+    for kernel, tile in variants(args, cell):
         with chosen(kernel, tile):
             try:
                 error = float((products.one(products.stored[0]).float() - expected).norm() / expected.norm())
@@ -287,7 +300,7 @@ def measure(cell: Cell, *, thorough: bool) -> list[Result]:
 
 def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
     """Run a share of all variants once, so that the cache on disk has them."""
-    everything = [(c, *v) for c in cells(args) for v in variants(c, thorough=args.thorough)]
+    everything = [(c, *v) for c in cells(args) for v in variants(args, c)]
     for cell, kernel, tile in everything[shard::shards]:
         products = Products(cell, only=1)
         with chosen(kernel, tile), suppress(Exception):  # the measurement tells
@@ -316,6 +329,7 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, default=[1])
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--most", type=int, default=4, help="variants to print of a cell")
+    parser.add_argument("--kernels", nargs="+", help="leave the others out")
     parser.add_argument("--thorough", action="store_true", help="the other kernels' tiles too")
     parser.add_argument("--compile", help="SHARD/SHARDS: only compile")
     args = parser.parse_args()
@@ -330,7 +344,7 @@ def main() -> None:
     print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
     everything: list[Result] = []
     for cell in cells(args):
-        results = measure(cell, thorough=args.thorough)
+        results = measure(args, cell)
         everything += results
         show(results, args.most)
     if args.out:

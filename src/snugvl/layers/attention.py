@@ -112,11 +112,13 @@ def paged_attention(
     metadata: AttentionMetadata,
     scale: float,
     window: int | None = None,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from `query` `[tokens, heads, head_dim]` to what is before it in its own sequence.
 
     With a `window` each token sees so many, itself included. Keys and values before it are skipped, and keep
-    their blocks all the same: other layers and the prefix cache may need them.
+    their blocks all the same: other layers and the prefix cache may need them. The output is multiplied by
+    the sigmoid of `gates`, of its shape, where there are some.
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
     metadata = metadata.apart or metadata
@@ -129,10 +131,24 @@ def paged_attention(
         assert lengths is not None
         where = (*cache.layer(layer), metadata.block_tables)
         if metadata.decodes:
-            return kernels.decode(query, *where, lengths, metadata.block_size, scale, window)
+            return kernels.decode(query, *where, lengths, metadata.block_size, scale, window, gates)
         starts = metadata.starts
         assert starts is not None
-        return kernels.chunk(query, *where, starts, lengths, metadata.block_size, scale, window)
+        output = kernels.chunk(query, *where, starts, lengths, metadata.block_size, scale, window)
+    else:
+        output = _plain(query, cache, layer, metadata, scale, window)
+    return output if gates is None else output.mul_(gates.sigmoid())
+
+
+def _plain(
+    query: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """The same in plain torch, without gates."""
     if metadata.starts is not None:
         metadata = metadata.on_host()
     elif metadata.decodes:

@@ -58,9 +58,8 @@ class Attention(nn.Module):
             metadata,
             self.head_dim**-0.5,
             self.window,
+            qkv[:, 1 : 2 * self.heads : 2] if self.gated else None,
         )
-        if self.gated:
-            output.mul_(qkv[:, 1 : 2 * self.heads : 2].sigmoid())
         result: torch.Tensor = self.o_proj(output.flatten(1), residual=x)
         return result
 

@@ -123,7 +123,9 @@ class GatedDeltaNet(nn.Module):
         assert cache.states is not None, "the cache has no states for linear layers"
         alone = norm if len(x) == 1 else None  # a product of one row makes its norm itself
         normed = x if alone is not None else norm(x)
-        projected, rates = self.in_proj_qkvz(normed, norm=alone), self.in_proj_ba(normed, norm=alone)
+        # The small product first: weights of the large one are on their way meanwhile.
+        rates = self.in_proj_ba(normed, norm=alone)
+        projected = self.in_proj_qkvz(normed, norm=alone)
         del normed  # before what is as wide as all channels
         attend = self._by_kernels if x.is_cuda else self._plain
         result: torch.Tensor = self.out_proj(attend(projected, rates, cache.states, metadata), residual=x)

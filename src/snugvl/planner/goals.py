@@ -13,7 +13,7 @@ shorter context or fewer tokens in flight in the same format on the same engine;
 format either.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -64,13 +64,17 @@ HOST_CONVERSATIONS: Final = 4  # of a pool in main memory: a CPU is short of tim
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What to reach; `max_pixels` is the budget that belongs to the tokens of an image."""
+    """What to reach; `max_pixels` is the budget that belongs to the tokens of an image.
+
+    `counted`: what of it counts towards comfort, where that is less than all.
+    """
 
     tokens: int
     context: int
     pool: int
     sequences: int
     max_pixels: int | None
+    counted: Step | None = None
 
     @property
     def step(self) -> Step:
@@ -90,9 +94,15 @@ def goals(
         cpu: beyond comfort only the pool grows.
     """
     found: list[Goal] = []
+    most, counted = 0, None  # tokens of the largest image that leaves room for text
     for step in STEPS[wishes.good_for]:
         goal = _goal(model, wishes, limit, step, pooled=pooled, cpu=cpu)
-        if goal is not None and goal not in found:
+        if goal is not None:
+            most, counted = step[0], goal.step
+        elif counted is not None:  # images end here; what is in flight may grow
+            goal = _goal(model, wishes, limit, (most, *step[1:]), pooled=pooled, cpu=cpu)
+            goal = goal and replace(goal, counted=counted)
+        if goal is not None and (not found or goal.step != found[-1].step):
             found.append(goal)
     return tuple(found)
 
@@ -142,6 +152,7 @@ def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | No
 def comfort(goal: Goal, purpose: PurposeName, *, fixed_tokens: bool) -> Step:
     """How far towards comfort a goal is; more than comfort counts no more than comfort."""
     most = COMFORT[purpose]
-    reached = (most[0], *goal.step[1:]) if fixed_tokens else goal.step
+    step = goal.counted or goal.step
+    reached = (most[0], *step[1:]) if fixed_tokens else step
     tokens, context, pool, sequences = (min(pair) for pair in zip(reached, most, strict=True))
     return tokens, context, pool, sequences

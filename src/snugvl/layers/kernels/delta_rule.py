@@ -33,6 +33,7 @@ from snugvl.layers.kernels.places import most_sequences, owner
 
 HOPPER = (9, 0)
 CHUNK = 64  # tokens of a chunk
+WARPS = 4  # that correct a state
 GATED = 16  # rows of a program of the gate
 
 
@@ -66,17 +67,21 @@ def correct(
         states: `[slots, HEADS, KEY, VALUE]` float32.
         SINGLE: all have one, and `starts` isn't read.
     """
-    wait_for_others(PDL)
     sequence, head = tl.program_id(0), tl.program_id(1)
     begin = sequence
+    context = tl.load(lengths + sequence)
     if not SINGLE:
         begin = tl.load(starts + sequence)
-        if tl.load(starts + sequence + 1) - begin != 1:
-            return
-    context = tl.load(lengths + sequence)
+        context = tl.where(tl.load(starts + sequence + 1) - begin == 1, context, 0)
+    row, column = tl.arange(0, WIDE_KEY), tl.arange(0, WIDE)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    place = states + (slot * HEADS + head) * (KEY * VALUE) + row[:, None] * VALUE + column[None, :]
+    inside = (row < KEY)[:, None] & (column < VALUE)[None, :]
+    known = (row < tl.where(context > 1, KEY, 0))[:, None] & (column < VALUE)[None, :]
+    s = tl.load(place, mask=known, other=0)  # an earlier step's: the kernel before this one writes none
+    wait_for_others(PDL)  # whoever ends without it lets others begin too early
     if context == 0:
         return
-    row, column = tl.arange(0, WIDE_KEY), tl.arange(0, WIDE)
     line = mixed + begin.to(tl.int64) * CHANNELS
     key_head = head // (HEADS // KEY_HEADS)
     q = tl.load(line + key_head * KEY + row, mask=row < KEY, other=0).to(tl.float32) * scale
@@ -84,11 +89,7 @@ def correct(
     value = line + 2 * KEY_HEADS * KEY + head * VALUE + column
     v = tl.load(value, mask=column < VALUE, other=0).to(tl.float32)
     beta, kept = rates(rates_of, a_log, dt_bias, begin, context > 0, head, HEADS)
-    slot = tl.load(slots + sequence).to(tl.int64)
-    place = states + (slot * HEADS + head) * (KEY * VALUE) + row[:, None] * VALUE + column[None, :]
-    inside = (row < KEY)[:, None] & (column < VALUE)[None, :]
-    known = (row < tl.where(context > 1, KEY, 0))[:, None] & (column < VALUE)[None, :]
-    s = tl.load(place, mask=known, other=0) * tl.exp(kept)
+    s *= tl.exp(kept)
     change = (v - tl.sum(s * k[:, None], 0)) * beta
     s += k[:, None] * change[None, :]
     tl.store(place, s, mask=inside)
@@ -315,7 +316,7 @@ def attend(
     where = (slots, lengths if starts is None else starts, lengths)
     correct[(sequences, heads)](
         mixed, projected, *decay, layer.norm, states, *where, out, scale, layer.norm_eps, **sizes,
-        WIDE=wide(value), SINGLE=starts is None, num_warps=4,
+        WIDE=wide(value), SINGLE=starts is None, num_warps=WARPS,
     )  # fmt: skip
     if starts is None:
         return out

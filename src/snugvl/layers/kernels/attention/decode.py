@@ -141,17 +141,15 @@ def attend_splits(
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["line", "step"])
 def merge_splits(
-    partial,
-    logsums,
-    out,
-    SPLITS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One (sequence, head): the splits' outputs, weighted, to `out` `[rows, DIM]`; 0 without any token."""
+    partial, logsums, gates, out, line, step, HEADS: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One (sequence, head): the splits' outputs, weighted, to `out` `[rows, DIM]`; 0 without any token.
+
+    GATED: times the sigmoid of `gates`, `line` from sequence to sequence, `step` from head to head.
+    """
     wait_for_others(PDL)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
@@ -166,4 +164,9 @@ def merge_splits(
     part = tl.load(partial + (row * SPLITS + split[:, None]) * DIM + dim[None, :], mask=there, other=0)
     total = tl.sum(weight, 0)
     merged = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + row * DIM + dim, merged.to(out.dtype.element_ty), mask=dim < DIM)
+    kind: tl.constexpr = out.dtype.element_ty
+    if GATED:  # rounded where transformers rounds
+        at = gates + row // HEADS * line + row % HEADS * step + dim
+        opened = tl.sigmoid(tl.load(at, mask=dim < DIM, other=0).to(tl.float32)).to(kind).to(tl.float32)
+        merged = merged.to(kind).to(tl.float32) * opened
+    tl.store(out + row * DIM + dim, merged.to(kind), mask=dim < DIM)

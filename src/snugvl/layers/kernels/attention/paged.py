@@ -93,10 +93,12 @@ def decode(
     block_size: int,
     scale: float,
     window: int | None = None,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One query per sequence, `[sequences, heads, dim]`. `lengths` `[sequences]` int32, on the GPU.
 
-    `window`: tokens that each query sees, itself included; None for all.
+    `window`: tokens that each query sees, itself included; None for all. `gates`: of the queries' shape; the
+    output is multiplied by their sigmoid.
     """
     cut = decode_cut(query)
     sequences, heads, dim = query.shape
@@ -106,16 +108,12 @@ def decode(
         **_constants(query, keys, block_size, window, cut),
     )  # fmt: skip
     out = torch.empty_like(query)
+    line, step, one = (0, 0, 1) if gates is None else gates.stride()
+    assert one == 1, "values of a gate are side by side"
     merge_splits[(sequences * heads,)](
-        partial,
-        logsums,
-        out,
-        SPLITS=cut.splits,
-        DIM=dim,
-        WIDE=triton.next_power_of_2(dim),
-        num_warps=4,
-        **pdl(query.device),
-    )
+        partial, logsums, out if gates is None else gates, out, line, step, HEADS=heads, SPLITS=cut.splits,
+        DIM=dim, WIDE=triton.next_power_of_2(dim), GATED=gates is not None, num_warps=4, **pdl(query.device),
+    )  # fmt: skip
     return out
 
 

@@ -33,6 +33,7 @@ from snugvl.layers.kernels.products.ggml_blocks import (
     tiny_high,
     tiny_low,
 )
+from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import Weights
 
@@ -234,7 +235,7 @@ def _few(x: torch.Tensor, weights: Weights, part: Part, beside: Epilogue, out: t
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "SWIGLU": beside.swiglu}
     w, into, kind = weights.data[part.offset :], out[:, mine], TYPES[part.type]
     if tokens == 1:
-        rows, step, warps = lone_tile(outputs, columns)
+        rows, step, warps = lone_tile(part.type, outputs, columns, swiglu=beside.swiglu)
         one_row[(-(-outputs // rows),)](
             x, norm, w, bias_, residual_, into, part.rows, outputs, beside.eps, K=columns,
             WIDE=triton.next_power_of_2(columns), TYPE=kind, BN=rows, BG=step // part.layout.group,
@@ -252,10 +253,17 @@ def _few(x: torch.Tensor, weights: Weights, part: Part, beside: Epilogue, out: t
     )  # fmt: skip
 
 
-def lone_tile(outputs: int, columns: int) -> tuple[int, int, int]:
-    """For one row of input: rows of weights of a program, columns that it loads at a time, warps."""
-    step = next((each for each in (512, 256) if columns % each == 0), 512)
-    return 16, min(step, triton.next_power_of_2(columns)), 4
+def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> tuple[int, int, int]:
+    """For one row of input: rows of weights of a program, columns that it loads at a time, warps.
+
+    Chosen of those that `benchmarks/gguf_speed.py --tiles` tried on an H200.
+    """
+    most = min(512, triton.next_power_of_2(columns))
+    if outputs >= HEAD_OUTPUTS or (columns % 512 and columns % 256 == 0):
+        return 4, min(256, most), 1
+    if kind == "Q8_0" and not swiglu:
+        return 4, most, 4
+    return 2, most, 1
 
 
 def widen(weights: Weights, first: int, out: torch.Tensor) -> None:
