@@ -74,14 +74,14 @@ def convolve(
         inputs: `[slots, TAPS - 1, channels]`; with SINGLE, where each sequence has one token, replaced.
         WIDE: a power of two that holds a head.
     """
-    wait_for_others(PDL)
     if SINGLE:
         sequence = tl.program_id(0)
         begin, new, nth = sequence, 1, 0
     else:
+        wait_for_others(PDL)
         sequence, begin, new, nth = owner(starts, tl.program_id(0), sequences, EACH, MAX)
     context = tl.load(lengths + sequence)
-    if nth * EACH >= new or context == 0:
+    if not SINGLE and (nth * EACH >= new or context == 0):
         return
     head = tl.program_id(1)
     is_key = head < 2 * KEY_HEADS
@@ -90,11 +90,27 @@ def convolve(
     inside = tl.arange(0, WIDE) < width
     channel = first + tl.arange(0, WIDE)
     token = nth * EACH + tl.arange(0, EACH)
-    live = (token < new)[:, None] & inside[None, :]
+    live = (token < tl.where(context > 0, new, 0))[:, None] & inside[None, :]
     remembered = inputs + tl.load(slots + sequence).to(tl.int64) * ((TAPS - 1) * CHANNELS)
     known = (token < tl.where(context > new, new, 0))[:, None] & inside[None, :]
     total = tl.zeros([EACH, WIDE], tl.float32)
-    for tap in tl.static_range(TAPS):
+    if SINGLE:
+        # What an earlier step left is read and moved up before the wait: the kernel before this one has
+        # nothing to do with it.
+        for tap in tl.static_range(TAPS - 1):
+            there = remembered + tap * CHANNELS + channel[None, :] + token[:, None]
+            x = tl.load(there, mask=known, other=0)
+            w = tl.load(conv + channel * TAPS + tap, mask=inside, other=0).to(tl.float32)
+            total += x.to(tl.float32) * w[None, :]
+            if tap > 0:
+                tl.store(there - CHANNELS, x, mask=live)
+        w = tl.load(conv + channel * TAPS + (TAPS - 1), mask=inside, other=0).to(tl.float32)
+        wait_for_others(PDL)
+        at = (begin + token).to(tl.int64)[:, None] * (CHANNELS + HEADS * VALUE) + channel[None, :]
+        x = tl.load(projected + at, mask=live, other=0)
+        total += x.to(tl.float32) * w[None, :]
+        tl.store(remembered + (TAPS - 2) * CHANNELS + channel[None, :] + token[:, None], x, mask=live)
+    for tap in tl.static_range(0 if SINGLE else TAPS):
         at = token + (tap - (TAPS - 1))
         fresh = (at >= 0)[:, None]
         here = projected + (begin + at).to(tl.int64)[:, None] * (CHANNELS + HEADS * VALUE) + channel[None, :]
@@ -104,8 +120,6 @@ def convolve(
         )
         w = tl.load(conv + channel * TAPS + tap, mask=inside, other=0).to(tl.float32)
         total += x.to(tl.float32) * w[None, :]
-        if SINGLE and tap > 0:
-            tl.store(remembered + (tap - 1) * CHANNELS + channel[None, :] + token[:, None], x, mask=live)
     kind: tl.constexpr = out.dtype.element_ty
     y = total.to(kind).to(tl.float32)
     y = (y * tl.sigmoid(y)).to(kind).to(tl.float32)

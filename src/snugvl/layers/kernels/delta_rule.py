@@ -78,6 +78,7 @@ def correct(
     place = states + (slot * HEADS + head) * (KEY * VALUE) + row[:, None] * VALUE + column[None, :]
     inside = (row < KEY)[:, None] & (column < VALUE)[None, :]
     known = (row < tl.where(context > 1, KEY, 0))[:, None] & (column < VALUE)[None, :]
+    w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
     s = tl.load(place, mask=known, other=0)  # an earlier step's: the kernel before this one writes none
     wait_for_others(PDL)  # whoever ends without it lets others begin too early
     if context == 0:
@@ -89,6 +90,8 @@ def correct(
     value = line + 2 * KEY_HEADS * KEY + head * VALUE + column
     v = tl.load(value, mask=column < VALUE, other=0).to(tl.float32)
     beta, kept = rates(rates_of, a_log, dt_bias, begin, context > 0, head, HEADS)
+    beside = projected + begin.to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE
+    opened = tl.load(beside + column, mask=column < VALUE, other=0).to(tl.float32)
     s *= tl.exp(kept)
     change = (v - tl.sum(s * k[:, None], 0)) * beta
     s += k[:, None] * change[None, :]
@@ -96,9 +99,6 @@ def correct(
     kind: tl.constexpr = out.dtype.element_ty
     y = tl.sum(s * q[:, None], 0).to(kind).to(tl.float32)
     if SINGLE:
-        beside = projected + begin.to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE
-        opened = tl.load(beside + column, mask=column < VALUE, other=0).to(tl.float32)
-        w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
         y = (y * tl.rsqrt(tl.sum(y * y, 0) / VALUE + norm_eps)).to(kind).to(tl.float32) * w
         y = y.to(kind).to(tl.float32) * opened * tl.sigmoid(opened)
     tl.store(out + (begin.to(tl.int64) * HEADS + head) * VALUE + column, y.to(kind), mask=column < VALUE)

@@ -53,7 +53,7 @@ def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
     if weights.format == "bf16" and outputs < 4096:
         return 2, groups, 2
     if weights.format == "bf16" and weights.rows > outputs:  # two rows of weights for an output
-        return 4, groups, 4
+        return (8, 4, 4) if weights.columns // weights.group % 16 else (4, groups, 4)
     if weights.format == "bf16" and weights.columns // weights.group % 16:
         return 8, 4, 2
     wide = outputs >= 4096 or weights.columns >= 6144
