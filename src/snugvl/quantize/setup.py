@@ -43,6 +43,7 @@ from snugvl.quantize.widths import Choice, choice_of, group_of, stored_bits
 
 EIGHT: Final = 8  # rows whose zero points share a word
 INVERSES: Final = 4  # matrices of products that are held at once while a factor is made
+COMPARED: Final = 3  # float32 values for each input and output of a token whose exact ones stand beside
 WORK: Final = 8  # float32 values for each weight of a slice that is rounded
 MEASURE, ROUND, COPY = "measuring what 4 bits cost", "rounding", "copying the rest"
 
@@ -231,6 +232,8 @@ class Job:
                 Load(Extent(len(probe.prompt), 0, 0), len(probe.answers), max(map(len, probe.answers)))
             ] * (1 + len(self.matrices))
             loads = [_load(prompt, self.side) for prompt in self.material.prompts]
+            if self.material.own:
+                loads *= 2  # behind rounded layers, and behind exact ones
             more = self._work()
             plans = tuple(
                 plan_pass(self.side, network, each, self._place, more) for each in (measured, loads)
@@ -248,17 +251,26 @@ class Job:
     def _work(self) -> list[Component]:
         """What rounding a layer holds beside a pass."""
         layers: dict[int, int] = defaultdict(int)
+        columns: dict[int, int] = defaultdict(int)
         weights: dict[int, int] = defaultdict(int)
+        own, hidden = self.material.own, self.side.config.text.hidden_size
         for (number, _), matrix in self.matrices.items():
-            layers[number] += 4 * matrix.columns**2
+            layers[number] += 4 * (matrix.columns**2 + own * matrix.weights)
+            columns[number] += matrix.columns + hidden  # what a product may be added to
             weights[number] += matrix.weights
         largest = max(matrix.columns for matrix in self.matrices.values())
         slices = max(min(each.rows, SLICE_ROWS) * each.columns for each in self.matrices.values())
         work = INVERSES * 4 * largest**2 + WORK * 4 * slices + 2 * max(weights.values())
-        return [
+        found = [
             Component("products of inputs", max(layers.values()), "prefill", why="of each pair of columns"),
             Component("rounding", work, "prefill", "predicted"),
         ]
+        if own:
+            tokens = max(map(len, self.material.prompts))
+            beside = max(COMPARED * (each.rows + each.columns) for each in self.matrices.values())
+            wide = max(columns.values()) * self.side.settings.itemsize + 4 * beside
+            found.append(Component("exact inputs", tokens * wide, "prefill", why="of the longest sequence"))
+        return found
 
     def _made(self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int) -> Made:
         weights = sum(matrix.weights for matrix in self.matrices.values())
