@@ -83,6 +83,7 @@ class Way:
 
 
 WAYS = (
+    Way(4.5, "snugvl"),
     Way(4.75, "snugvl"),
     Way(5.5, "snugvl"),
     Way(4.75, "compressed-tensors"),

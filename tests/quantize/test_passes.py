@@ -11,8 +11,9 @@ import torch
 from snugvl.core.options import LoadOptions
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
-from snugvl.quantize import passes
+from snugvl.quantize import passes, setup
 from snugvl.quantize.inputs import Given
+from snugvl.quantize.passes import Matrix
 from snugvl.quantize.rounding import Moments, Rounded, rounded
 from snugvl.quantize.setup import Job
 from tests.models.forward import Prompt, logits
@@ -88,8 +89,12 @@ def test_a_layer_is_told_what_the_rounded_ones_before_it_have_lost(
         assert (moments.lost - wanted).norm() < 1e-3 * wanted.norm(), name
 
 
-def test_what_the_exact_network_takes_beside_is_planned(tiny_whole: Path, tmp_path: Path) -> None:
+def test_what_the_exact_network_takes_beside_is_planned(
+    tiny_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hidden states twice, products of what lacks for each weight, and the longest sequence's inputs."""
+    monkeypatch.setattr(setup, "WORK", 0)
+    monkeypatch.setattr(setup, "INVERSES", 0)  # so that inputs are the most beside products
     held = []
     for texts in (TEXTS, []):
         with closing(job(tiny_whole, tmp_path / "out", texts)) as asked:
@@ -98,11 +103,20 @@ def test_what_the_exact_network_takes_beside_is_planned(tiny_whole: Path, tmp_pa
     (own, ours), (_, random) = held
     hidden = own.side.config.text.hidden_size
     first = [matrix for (layer, _), matrix in own.matrices.items() if layer == 0]
+    weights = sum(each.weights for each in first)
     assert ours["hidden states"] == 2 * own.material.tokens * hidden * 4
-    assert ours["products of inputs"] - random["products of inputs"] == 4 * sum(
-        each.weights for each in first
-    )
-    longest = max(map(len, own.material.prompts))
-    kept = longest * 4 * sum(each.columns + hidden for each in first)
-    assert kept < ours["exact inputs"] < 4 * kept
-    assert "exact inputs" not in random
+    assert ours["products of inputs"] - random["products of inputs"] == 4 * weights
+    kept = max(map(len, own.material.prompts)) * 4 * sum(each.columns + hidden for each in first)
+    assert kept < ours["rounding"] < 4 * kept
+    assert random["rounding"] == 2 * weights
+
+
+def test_products_are_let_go_behind_each_matrix(tiny_whole: Path, tmp_path: Path) -> None:
+    """The largest inverses are of the last matrix, when nothing else of its layer is held any more."""
+    with closing(job(tiny_whole, tmp_path / "out", TEXTS)) as asked:
+        large = Matrix(64, 1 << 12, ())
+        small = Matrix(1 << 12, 64, ())
+        alone, last, first = (asked._rounding(each) for each in ([large], [small, large], [large, small]))
+    codes = 2 * small.weights
+    assert last == alone + codes
+    assert first == alone + codes + 4 * (small.columns**2 + small.weights)

@@ -250,27 +250,40 @@ class Job:
 
     def _work(self) -> list[Component]:
         """What rounding a layer holds beside a pass."""
-        layers: dict[int, int] = defaultdict(int)
-        columns: dict[int, int] = defaultdict(int)
-        weights: dict[int, int] = defaultdict(int)
-        own, hidden = self.material.own, self.side.config.text.hidden_size
+        layers: dict[int, list[Matrix]] = defaultdict(list)
         for (number, _), matrix in self.matrices.items():
-            layers[number] += 4 * (matrix.columns**2 + own * matrix.weights)
-            columns[number] += matrix.columns + hidden  # what a product may be added to
-            weights[number] += matrix.weights
-        largest = max(matrix.columns for matrix in self.matrices.values())
-        slices = max(min(each.rows, SLICE_ROWS) * each.columns for each in self.matrices.values())
-        work = INVERSES * 4 * largest**2 + WORK * 4 * slices + 2 * max(weights.values())
-        found = [
-            Component("products of inputs", max(layers.values()), "prefill", why="of each pair of columns"),
+            layers[number].append(matrix)
+        products = max(sum(map(self._moments, each)) for each in layers.values())
+        beside = max(map(self._exact, layers.values())) if self.material.own else 0
+        work = max(beside, max(map(self._rounding, layers.values())) - products)
+        return [
+            Component(
+                "products of inputs", products, "prefill", why="of each pair of columns, and what lacks"
+            ),
             Component("rounding", work, "prefill", "predicted"),
         ]
-        if own:
-            tokens = max(map(len, self.material.prompts))
-            beside = max(COMPARED * (each.rows + each.columns) for each in self.matrices.values())
-            wide = max(columns.values()) * self.side.settings.itemsize + 4 * beside
-            found.append(Component("exact inputs", tokens * wide, "prefill", why="of the longest sequence"))
-        return found
+
+    def _moments(self, matrix: Matrix) -> int:
+        """Products of its inputs; of what its outputs lack with them, where somebody's tokens tell that."""
+        return 4 * (matrix.columns**2 + self.material.own * matrix.weights)
+
+    def _rounding(self, layer: list[Matrix]) -> int:
+        """Most that is held while matrices are rounded in order; products are let go behind each."""
+        left = [self._moments(matrix) for matrix in layer]
+        work = max(
+            sum(left[number:])
+            + INVERSES * 4 * matrix.columns**2
+            + WORK * 4 * min(matrix.rows, SLICE_ROWS) * matrix.columns
+            for number, matrix in enumerate(layer)
+        )
+        return work + 2 * sum(matrix.weights for matrix in layer)
+
+    def _exact(self, layer: list[Matrix]) -> int:
+        """What matrices are given of the longest sequence behind exact layers, and what is made of that."""
+        hidden = self.side.config.text.hidden_size  # what a product may be added to
+        kept = self.side.settings.itemsize * sum(matrix.columns + hidden for matrix in layer)
+        made = COMPARED * 4 * max(matrix.rows + matrix.columns for matrix in layer)
+        return max(map(len, self.material.prompts)) * (kept + made)
 
     def _made(self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int) -> Made:
         weights = sum(matrix.weights for matrix in self.matrices.values())
