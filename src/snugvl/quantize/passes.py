@@ -161,23 +161,20 @@ def _compared(
     """
     linears = _linears(layer, names)
     found = {name: Moments(each.columns, each.weight.device, rows=each.rows) for name, each in linears}
-    exact: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    exact: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def keep(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        given = (x,) if residual is None else (x, residual)
         if name not in exact:
-            exact[name] = x.new_empty(tokens, x.shape[1]), None
-            if residual is not None:
-                exact[name] = exact[name][0], residual.new_empty(tokens, residual.shape[1])
-        for place, values in zip(exact[name], (x, residual), strict=True):
-            if place is not None:
-                place[sweep.computed] = values
+            exact[name] = tuple(each.new_empty(tokens, each.shape[1]) for each in given)
+        for place, values in zip(exact[name], given, strict=True):
+            place[sweep.computed] = values
 
     def add(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
-        inputs, added = (each if each is None else each[sweep.computed] for each in exact[name])
-        assert inputs is not None
+        inputs, *added = (each[sweep.computed] for each in exact[name])
         lacking = linear(inputs - x, _linear(layer, name).weight).float()
-        if residual is not None and added is not None:
-            lacking += (added - residual).float()
+        if residual is not None:
+            lacking += (added[0] - residual).float()
         share = _share(residual)
         found[name].add(x.float() * share, lacking * share)
 
