@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,11 @@ def test_a_layer_is_told_what_the_rounded_ones_before_it_have_lost(
     monkeypatch.setattr(passes, "rounded", watched)
     with closing(job(tiny_whole, tmp_path / "out", TEXTS)) as asked:
         prompts = [list(prompt.ids) for prompt in asked.material.prompts]
+        *before, last = asked.plan.passes
+        chunks = replace(last, sizes=replace(last.sizes, chunk=100))  # so that a sequence has some
+        asked.plan = replace(asked.plan, passes=(*before, chunks))
         asked.run()
+    assert max(map(len, prompts)) > 200
     assert len(prompts) > 1
     assert all(each.count == asked.material.tokens for each, _ in told)
     first, second = told[:4], told[4:8]
