@@ -6,9 +6,9 @@ The yardsticks are KL to float32 of the model's answers to twelve questions, and
 `training/format_cost.py`. What is given with --with are answers of the model to other questions, and
 beginnings of other chapters of the book that the text is from. The questions calibrate nothing and have tuned
 nothing: how much the rounding trusts what it was given, and what share of earlier losses a matrix makes up
-for (`quantize/rounding.py`), were chosen on the answers of `training/format_cost.py`. Checkpoints are written,
-loaded again as any other, and computed in float32, so the figures are of the rounding alone; what is rounded
-while loading stands beside them.
+for (`quantize/rounding.py`), were chosen on the answers of `training/format_cost.py`. Checkpoints are
+written, loaded again as any other, and computed in float32, so the figures are of the rounding alone; what is
+rounded while loading stands beside them.
 """
 
 import argparse
