@@ -5,9 +5,10 @@
 The yardsticks are KL to float32 of the model's answers to twelve questions, and of the text of
 `training/format_cost.py`. What is given with --with are answers of the model to other questions, and
 beginnings of other chapters of the book that the text is from. The questions calibrate nothing and have tuned
-nothing: how much the rounding trusts what it was given (`quantize/rounding.py`) was chosen on the answers of
-`training/format_cost.py`. Checkpoints are written, loaded again as any other, and computed in float32, so the
-figures are of the rounding alone; what is rounded while loading stands beside them.
+nothing: how much the rounding trusts what it was given, and what share of earlier losses a matrix makes up
+for (`quantize/rounding.py`), were chosen on the answers of `training/format_cost.py`. Checkpoints are
+written, loaded again as any other, and computed in float32, so the figures are of the rounding alone; what is
+rounded while loading stands beside them.
 """
 
 import argparse
@@ -83,6 +84,7 @@ class Way:
 
 
 WAYS = (
+    Way(4.5, "snugvl"),
     Way(4.75, "snugvl"),
     Way(5.5, "snugvl"),
     Way(4.75, "compressed-tensors"),

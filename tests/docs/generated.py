@@ -325,12 +325,12 @@ def quantized_cost() -> str:
     """What `snugvl quantize` makes of SmolLM2, as `training/quantized.py` wrote it down."""
     rows = json.loads((RESULTS / "smollm2/quantized.json").read_text())["ways"]
     head = "| | bits | matrices of 4, 5, 6, 8 bits | KL of its answers | same likeliest token |"
-    lines = [head, "|---|---|---|---|---|"]
+    lines = [f"{head} KL of a text |", "|---|---|---|---|---|---|"]
     for name, row in rows.items():
         counts = row.get("widths")
         widths = ", ".join(str(counts.get(str(bits), 0)) for bits in (4, 5, 6, 8)) if counts else ""
         kept = f"{row['bits']:.2f} | {widths} | {row['kl_nats']:.4f} | {row['top1_agreement']:.1%}"
-        lines.append(f"| {name} | {kept} |")
+        lines.append(f"| {name} | {kept} | {row['text_kl_nats']:.4f} |")
     return "\n".join(lines) + "\n"
 
 

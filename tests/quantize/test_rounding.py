@@ -6,7 +6,7 @@ import torch
 from snugvl.errors import InputError
 from snugvl.quantize.packed import configuration, words
 from snugvl.quantize.passes import Matrix
-from snugvl.quantize.rounding import Moments, Rounded, rounded
+from snugvl.quantize.rounding import SHARE, Moments, Rounded, rounded
 from snugvl.quantize.widths import choice_of, group_of, held_bits
 
 
@@ -34,6 +34,29 @@ def test_compensation_beats_plain_rounding_on_other_inputs() -> None:
     )
     assert better < 0.8 * plain
     assert error(values, rounded(values, 8, 128, moments, compensate=True), other) < 0.2 * better
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_matrix_makes_up_for_what_was_lost_before(whole: bool) -> None:
+    """Inputs are half of what they were, and what the product is added to lacks a part."""
+    values = torch.randn(64, 128, generator=torch.Generator().manual_seed(3))
+    lacked = 0.3 * torch.randn(64, 128, generator=torch.Generator().manual_seed(4))
+    moments, blind = Moments(128, torch.device("cpu"), rows=64), Moments(128, torch.device("cpu"))
+    for x in inputs(4096, seed=1).split(700):
+        moments.add(x, x @ values.T + x @ lacked.T)  # exact inputs are 2 x
+        blind.add(x)
+    other = inputs(512, seed=2)
+    wanted = other @ (2 * values + lacked).T
+
+    def missing(of: Moments) -> float:
+        made = rounded(values, 4, 64, of, compensate=True, whole=whole)
+        return float((other @ made.values().T - wanted).norm() / (other @ (values + lacked).T).norm())
+
+    # Of what lacks a share is made up for, less what is held back as inputs are known of some tokens alone.
+    assert missing(blind) == pytest.approx(1, abs=0.05)
+    assert missing(moments) == pytest.approx(1 - SHARE, abs=0.15)
+    plain = rounded(values, 4, 64, moments, compensate=False, whole=whole)
+    assert torch.equal(plain.values(), rounded(values, 4, 64, blind, compensate=False, whole=whole).values())
 
 
 def test_values_on_the_grid_stay_and_dead_inputs_do_no_harm() -> None:

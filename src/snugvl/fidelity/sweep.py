@@ -103,14 +103,18 @@ class _Chunk:
 
 
 class Sweep:
-    """A pass for some sequences."""
+    """A pass for some sequences.
+
+    Attributes:
+        computed: tokens of their prompt or answer that a layer is given at the moment.
+    """
 
     def __init__(self, network: LayeredNetwork, groups: Sequence[Sequences], sizes: SweepSizes) -> None:
         self._network, self._groups, self._sizes = network, groups, sizes
         self._text: TextConfig = network.model.config.text
         vision = network.model.config.vision
         self._levels = 0 if vision is None else len(vision.deepstack_layers)
-        self._keep = True
+        self._keep, self.computed = True, slice(0)
         self._encoded: dict[bytes, torch.Tensor] = {}  # of pictures, on the host
         total = sum(group.tokens for group in groups)
         hidden = self._text.hidden_size
@@ -230,6 +234,7 @@ class Sweep:
         rows = slice(chunk.first, chunk.last)
         x = self._states[rows].to(device, copy=True)  # a layer may write over what it is given
         end = chunk.start + chunk.size
+        self.computed = slice(chunk.start, end)
         rotation = rotation_of(_positions(prompt, chunk.start, end).to(device), self._text.rope, x.dtype)
         x = layer(x, rotation, self._cache, self._metadata(chunk.start, end))
         places = prompt.placeholders_in(chunk.start, end) if index < self._levels else ()

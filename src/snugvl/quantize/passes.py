@@ -10,7 +10,8 @@ square.) All copies go along in one reading of the files:
     o of layer 0     └ rounded ─ exact  ─ … ─ head
 
 Then each layer is rounded for the inputs that it gets behind the rounded layers before it, as GPTQ does
-(https://arxiv.org/abs/2210.17323). What a matrix adds to the stream counts relative to the stream it is added
+(https://arxiv.org/abs/2210.17323). The exact network goes along, so that a matrix makes up for a part of what
+those have lost (`rounding.py`). What a matrix adds to the stream counts relative to the stream it is added
 to: a token whose stream is a thousand times larger (the first of many models) would hide all others.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from snugvl.fidelity.distributions import Side, judge
 from snugvl.fidelity.sweep import Sequences, Sweep, SweepSizes
@@ -69,18 +71,18 @@ def costs(
         with _seen(layer, [name for _, name in mine]) as moments:
             sweep.advance(index, layer, [0], keep=False)
         for place in mine:
-            linear = _linear(layer, place[1])
-            seen, exact = moments[place[1]], linear.weight.clone()
+            matrix = _linear(layer, place[1])
+            seen, exact = moments[place[1]], matrix.weight.clone()
             errors = []
             for bits, group in reversed(schemes[place]):  # so that the first one is left there
                 values = rounded(exact, bits, group, seen, compensate=False, whole=whole).values()
-                linear.weight.copy_(values)
+                matrix.weight.copy_(values)
                 errors.append(float(((values - exact.float()).square() * seen.squares).sum()))
             shares[place] = [error / max(errors[-1], 1e-30) for error in reversed(errors)]
             begun.append(place)
             sweep.repeat(0, len(begun))
             sweep.advance(index, layer, [len(begun)])
-            linear.weight.copy_(exact)
+            matrix.weight.copy_(exact)
         sweep.advance(index, layer, [0])
 
     states = [torch.cat(found) for found in sweep.run(visit)]
@@ -112,52 +114,114 @@ def quantise(
 
     `compensate`, `whole`: see `rounded`.
     """
-    sweep = Sweep(network, sequences, sizes)
+    behind = range(len(sequences))  # rounded layers; behind exact ones the same follow
+    sweep = Sweep(network, [*sequences, *sequences] if compensate else sequences, sizes)
 
     def visit(index: int, layer: Layer) -> None:
         mine = {name: scheme for (number, name), scheme in schemes.items() if number == index}
-        with _seen(layer, list(mine)) as moments:
-            sweep.advance(index, layer, keep=False)
+        if compensate:
+            moments = _compared(sweep, sequences, index, layer, list(mine))
+        else:
+            with _seen(layer, list(mine)) as moments:
+                sweep.advance(index, layer, keep=False)
         made = {}
         for name, (bits, group) in mine.items():
             weight = _linear(layer, name).weight
             seen = moments.pop(name)
             made[name] = rounded(weight, bits, group, seen, compensate=compensate, whole=whole)
             weight.copy_(made[name].values())
-        sweep.advance(index, layer)
+        sweep.advance(index, layer, behind)
         done(index, made)
 
     sweep.run(visit)
 
 
+Visitor = Callable[[str, torch.Tensor, torch.Tensor | None], None]
+"""Given a matrix' name, its inputs behind their norm, and what the product is added to."""
+
+
 @contextmanager
 def _seen(layer: Layer, names: Sequence[str]) -> Iterator[dict[str, Moments]]:
     """Moments of what these matrices are given meanwhile."""
-    found: dict[str, Moments] = {}
-    hooks = []
-    for name in names:
-        linear = _linear(layer, name)
-        found[name] = Moments(linear.columns, linear.weight.device)
-        hooks.append(linear.register_forward_pre_hook(_adding_to(found[name]), with_kwargs=True))
-    try:
+    found = {name: Moments(each.columns, each.weight.device) for name, each in _linears(layer, names)}
+
+    def add(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        found[name].add(x.float() * _share(residual))
+
+    with _visited(layer, names, add):
         yield found
+
+
+def _compared(
+    sweep: Sweep, sequences: Sequence[Sequences], index: int, layer: Layer, names: Sequence[str]
+) -> dict[str, Moments]:
+    """Moments behind rounded layers, and of what outputs lack there; a layer further behind exact ones.
+
+    One sequence after the other, so that of exact inputs those of one are held.
+    """
+    linears = _linears(layer, names)
+    found = {name: Moments(each.columns, each.weight.device, rows=each.rows) for name, each in linears}
+    exact: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    def keep(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        given = (x,) if residual is None else (x, residual)
+        if name not in exact:
+            exact[name] = tuple(each.new_empty(tokens, each.shape[1]) for each in given)
+        for place, values in zip(exact[name], given, strict=True):
+            place[sweep.computed] = values
+
+    def add(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        inputs, *added = (each[sweep.computed] for each in exact[name])
+        lacking = linear(inputs - x, _linear(layer, name).weight).float()
+        if residual is not None:
+            lacking += (added[0] - residual).float()
+        share = _share(residual)
+        found[name].add(x.float() * share, lacking * share)
+
+    for number, sequence in enumerate(sequences):
+        tokens = sequence.tokens
+        exact.clear()
+        with _visited(layer, names, keep):
+            sweep.advance(index, layer, [len(sequences) + number])
+        with _visited(layer, names, add):
+            sweep.advance(index, layer, [number], keep=False)
+    return found
+
+
+@contextmanager
+def _visited(layer: Layer, names: Sequence[str], visitor: Visitor) -> Iterator[None]:
+    """Show what these matrices are given."""
+
+    def showing(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def show(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            norm = kwargs.get("norm")
+            visitor(name, args[0] if norm is None else norm(args[0]), kwargs.get("residual"))
+
+        return show
+
+    hooks = [
+        each.register_forward_pre_hook(showing(name), with_kwargs=True)
+        for name, each in _linears(layer, names)
+    ]
+    try:
+        yield
     finally:
         for hook in hooks:
             hook.remove()
 
 
+def _share(residual: torch.Tensor | None) -> torch.Tensor | float:
+    """Of each token, by what a product is added to."""
+    if residual is None:
+        return 1.0
+    return residual.float().square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6).reciprocal()
+
+
+def _linears(layer: Layer, names: Sequence[str]) -> list[tuple[str, Linear]]:
+    return [(name, _linear(layer, name)) for name in names]
+
+
 def _linear(layer: Layer, name: str) -> Linear:
-    linear = layer.get_submodule(name)
-    assert isinstance(linear, Linear)
-    return linear
-
-
-def _adding_to(moments: Moments) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x, norm, residual = args[0], kwargs.get("norm"), kwargs.get("residual")
-        x = (x if norm is None else norm(x)).float()
-        if residual is not None:
-            x = x / residual.float().square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6)
-        moments.add(x)
-
-    return keep
+    found = layer.get_submodule(name)
+    assert isinstance(found, Linear)
+    return found

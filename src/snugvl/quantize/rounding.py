@@ -11,6 +11,15 @@ follow, by how their inputs go together: GPTQ, Frantar et al. 2022 (https://arxi
 How inputs go together is known of the tokens that were seen alone. The fewer tokens for each column, the
 less of it is true of others. So each column's own mean square counts for more (`TRUST`) beside GPTQ's
 damping, which alone is the same for all columns, though some have inputs a hundred times larger.
+
+What is rounded is not the weights themselves, but weights that also make up for what the matrices before have
+lost: for inputs x as they are behind those, X as they were, and r, R what the product is added to, the least
+squares of
+
+    Q x + r  −  (W X + R)       Q = W + Σ (W (X − x) + R − r) xᵀ (Σ x xᵀ)⁻¹
+
+(asymmetric calibration: Li et al. 2025, https://arxiv.org/abs/2504.02692). Only a part of that is taken
+(`SHARE`): the whole of it made answers worse, as it follows the tokens that were seen too closely.
 """
 
 from collections.abc import Mapping
@@ -25,6 +34,7 @@ Bits = Literal[4, 5, 6, 8]
 KINDS: Final[Mapping[int, Format]] = {bits: kind for kind, bits in FEW_BITS.items()}
 DAMPING: Final = 0.01  # of the mean square of all inputs, added to each
 TRUST: Final = 0.3  # of its own mean square, added to each
+SHARE: Final = 0.5  # of what was lost before, that a matrix makes up for
 AT_ONCE: Final = 96  # columns whose errors reach the others together
 SLICE_ROWS: Final = 4096  # rows that are rounded together, so that memory is bounded
 RANGES: Final = 12  # tried for a group: whole, then ever narrower
@@ -63,17 +73,27 @@ class Rounded:
 
 
 class Moments:
-    """What the inputs of a matrix are like: `sums` `[columns, columns]` float32 of their products."""
+    """What the inputs of a matrix are like.
 
-    def __init__(self, columns: int, device: torch.device) -> None:
+    Attributes:
+        sums: `[columns, columns]` float32 of their products.
+        lost: `[rows, columns]` float32 of the products of what outputs lack with them; None where that is
+            not looked at.
+    """
+
+    def __init__(self, columns: int, device: torch.device, *, rows: int | None = None) -> None:
+        """`rows`: of `lost`."""
         self.sums = torch.zeros(columns, columns, device=device)
+        self.lost = None if rows is None else torch.zeros(rows, columns, device=device)
         self.count = 0
 
-    def add(self, x: torch.Tensor) -> None:
-        """More inputs, `[tokens, columns]`."""
+    def add(self, x: torch.Tensor, lacking: torch.Tensor | None = None) -> None:
+        """More inputs, `[tokens, columns]`, and what their outputs lack, `[tokens, rows]`."""
         x = x.float()
         self.sums.addmm_(x.T, x)
         self.count += len(x)
+        if self.lost is not None and lacking is not None:
+            self.lost.addmm_(lacking.float().T, x)
 
     @property
     def squares(self) -> torch.Tensor:
@@ -87,15 +107,19 @@ def rounded(
     """`values` `[rows, columns]`, of any float type, rounded for inputs like these.
 
     Args:
-        compensate: give what a column loses to the others, else round each for itself.
+        compensate: give what a column loses to the others, and make up for what was lost before; else round
+            each for itself.
         whole: zero points are codes.
     """
     factor = _factor(moments) if compensate else None
     fitted = _fitted_whole if whole else _fitted
-    slices = [
-        _rounded(rows.float(), bits, fitted(rows.float(), bits, group, moments.squares), factor)
-        for rows in torch.split(values, SLICE_ROWS)
-    ]
+    slices = []
+    for start in range(0, len(values), SLICE_ROWS):
+        rows = values[start : start + SLICE_ROWS].float()
+        if factor is not None and moments.lost is not None:
+            lost = moments.lost[start : start + SLICE_ROWS] * (SHARE / max(moments.count, 1))
+            rows = rows + _made_up_for(lost, *factor)
+        slices.append(_rounded(rows, bits, fitted(rows, bits, group, moments.squares), factor))
     return Rounded(bits, group, *(torch.cat(parts) for parts in zip(*slices, strict=True)))
 
 
@@ -170,6 +194,13 @@ def _factor(moments: Moments) -> tuple[torch.Tensor, torch.Tensor]:
     order = damped.diagonal().argsort(descending=True)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
     return order, torch.linalg.cholesky(inverse, upper=True)
+
+
+def _made_up_for(lost: torch.Tensor, order: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
+    """Mean products of what outputs lack with inputs as changes of weights, `[rows, columns]` both."""
+    found = torch.empty_like(lost)
+    found[:, order] = lost[:, order] @ upper.T @ upper
+    return found
 
 
 def _compensated(

@@ -43,6 +43,7 @@ from snugvl.quantize.widths import Choice, choice_of, group_of, stored_bits
 
 EIGHT: Final = 8  # rows whose zero points share a word
 INVERSES: Final = 4  # matrices of products that are held at once while a factor is made
+COMPARED: Final = 3  # float32 values for each input and output of a token whose exact ones stand beside
 WORK: Final = 8  # float32 values for each weight of a slice that is rounded
 MEASURE, ROUND, COPY = "measuring what 4 bits cost", "rounding", "copying the rest"
 
@@ -231,6 +232,8 @@ class Job:
                 Load(Extent(len(probe.prompt), 0, 0), len(probe.answers), max(map(len, probe.answers)))
             ] * (1 + len(self.matrices))
             loads = [_load(prompt, self.side) for prompt in self.material.prompts]
+            if self.material.own:
+                loads *= 2  # behind rounded layers, and behind exact ones
             more = self._work()
             plans = tuple(
                 plan_pass(self.side, network, each, self._place, more) for each in (measured, loads)
@@ -247,18 +250,40 @@ class Job:
 
     def _work(self) -> list[Component]:
         """What rounding a layer holds beside a pass."""
-        layers: dict[int, int] = defaultdict(int)
-        weights: dict[int, int] = defaultdict(int)
+        layers: dict[int, list[Matrix]] = defaultdict(list)
         for (number, _), matrix in self.matrices.items():
-            layers[number] += 4 * matrix.columns**2
-            weights[number] += matrix.weights
-        largest = max(matrix.columns for matrix in self.matrices.values())
-        slices = max(min(each.rows, SLICE_ROWS) * each.columns for each in self.matrices.values())
-        work = INVERSES * 4 * largest**2 + WORK * 4 * slices + 2 * max(weights.values())
+            layers[number].append(matrix)
+        products = max(sum(map(self._moments, each)) for each in layers.values())
+        beside = max(map(self._exact, layers.values())) if self.material.own else 0
+        work = max(beside, max(map(self._rounding, layers.values())) - products)
         return [
-            Component("products of inputs", max(layers.values()), "prefill", why="of each pair of columns"),
+            Component(
+                "products of inputs", products, "prefill", why="of each pair of columns, and what lacks"
+            ),
             Component("rounding", work, "prefill", "predicted"),
         ]
+
+    def _moments(self, matrix: Matrix) -> int:
+        """Products of its inputs; of what its outputs lack with them, where somebody's tokens tell that."""
+        return 4 * (matrix.columns**2 + self.material.own * matrix.weights)
+
+    def _rounding(self, layer: list[Matrix]) -> int:
+        """Most that is held while matrices are rounded in order; products are let go behind each."""
+        left = [self._moments(matrix) for matrix in layer]
+        work = max(
+            sum(left[number:])
+            + INVERSES * 4 * matrix.columns**2
+            + WORK * 4 * min(matrix.rows, SLICE_ROWS) * matrix.columns
+            for number, matrix in enumerate(layer)
+        )
+        return work + 2 * sum(matrix.weights for matrix in layer)
+
+    def _exact(self, layer: list[Matrix]) -> int:
+        """What matrices are given of the longest sequence behind exact layers, and what is made of that."""
+        hidden = self.side.config.text.hidden_size  # what a product may be added to
+        kept = self.side.settings.itemsize * sum(matrix.columns + hidden for matrix in layer)
+        made = COMPARED * 4 * max(matrix.rows + matrix.columns for matrix in layer)
+        return max(map(len, self.material.prompts)) * (kept + made)
 
     def _made(self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int) -> Made:
         weights = sum(matrix.weights for matrix in self.matrices.values())

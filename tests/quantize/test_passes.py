@@ -1,0 +1,127 @@
+"""What rounding a layer is told of the exact network, against whole networks without a sweep."""
+
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from snugvl.core.options import LoadOptions
+from snugvl.layers.linear import Linear
+from snugvl.models.loader import load_model
+from snugvl.quantize import passes, setup
+from snugvl.quantize.inputs import Given
+from snugvl.quantize.passes import Matrix
+from snugvl.quantize.rounding import Moments, Rounded, rounded
+from snugvl.quantize.setup import Job
+from tests.models.forward import Prompt, logits
+
+TEXTS = [
+    ("a.txt", "the quick brown fox jumps over the lazy dog. " * 20),
+    ("b.txt", "what one loses the others make up for, as far as they can. " * 30),
+]
+MATRICES = ("self_attn.o_proj", "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj")
+
+
+def job(model: Path, out: Path, texts: list[tuple[str, str]]) -> Job:
+    return Job(
+        LoadOptions(str(model), device="cpu"), out, Given(texts=texts), bits=4.7, group=None, tell=print
+    )
+
+
+def given_to(model: Any, layer: int, prompts: list[list[int]]) -> dict[str, list[tuple[torch.Tensor, ...]]]:
+    """Inputs of each matrix of a layer behind their norm, and what its product is added to."""
+    found = defaultdict(list)
+    for name in MATRICES:
+        matrix = model.decoder.layers[layer].get_submodule(name)
+
+        def show(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
+            norm, residual = kwargs.get("norm"), kwargs.get("residual")
+            x = args[0] if norm is None else norm(args[0])
+            found[name].append((x.clone(), *([] if residual is None else [residual.clone()])))
+
+        matrix.register_forward_pre_hook(show, with_kwargs=True)
+    for ids in prompts:
+        logits(model, Prompt(ids))
+    return found
+
+
+def test_a_layer_is_told_what_the_rounded_ones_before_it_have_lost(
+    tiny_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Moments, Rounded]] = []
+
+    def watched(values: torch.Tensor, *args: Any, **kwargs: Any) -> Rounded:
+        made = rounded(values, *args, **kwargs)
+        if kwargs["compensate"]:  # not while costs are measured
+            told.append((args[2], made))
+        return made
+
+    monkeypatch.setattr(passes, "rounded", watched)
+    with closing(job(tiny_whole, tmp_path / "out", TEXTS)) as asked:
+        prompts = [list(prompt.ids) for prompt in asked.material.prompts]
+        *before, last = asked.plan.passes
+        chunks = replace(last, sizes=replace(last.sizes, chunk=100))  # so that a sequence has some
+        asked.plan = replace(asked.plan, passes=(*before, chunks))
+        asked.run()
+    assert max(map(len, prompts)) > 200
+    assert len(prompts) > 1
+    assert all(each.count == asked.material.tokens for each, _ in told)
+    first, second = told[:4], told[4:8]
+    for moments, _ in first:
+        assert moments.lost is not None
+        assert not moments.lost.any(), "nothing was rounded before"
+    exact, behind = (load_model(tiny_whole, dtype=torch.float32, device=torch.device("cpu")) for _ in "ab")
+    layers: Any = behind.decoder.layers
+    for name, (_, made) in zip(MATRICES, first, strict=True):
+        layers[0].get_submodule(name).weight.copy_(made.values())
+    was, now = (given_to(model, 1, prompts) for model in (exact, behind))
+    for name, (moments, _) in zip(MATRICES, second, strict=True):
+        matrix = layers[1].get_submodule(name)
+        assert isinstance(matrix, Linear)
+        wanted = torch.zeros(matrix.rows, matrix.columns)
+        for (x, *before), (y, *after) in zip(was[name], now[name], strict=True):
+            lacking = (x - y) @ matrix.weight.T
+            share = torch.ones(1)
+            for old, new in zip(before, after, strict=True):
+                lacking, share = lacking + old - new, 1 / new.square().mean(-1, keepdim=True).sqrt()
+            wanted += (lacking * share).T @ (y * share)
+        assert moments.lost is not None
+        assert wanted.norm() > 0
+        assert (moments.lost - wanted).norm() < 1e-3 * wanted.norm(), name
+
+
+def test_what_the_exact_network_takes_beside_is_planned(
+    tiny_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden states twice, products of what lacks for each weight, and the longest sequence's inputs."""
+    monkeypatch.setattr(setup, "WORK", 0)
+    monkeypatch.setattr(setup, "INVERSES", 0)  # so that inputs are the most beside products
+    held = []
+    for texts in (TEXTS, []):
+        with closing(job(tiny_whole, tmp_path / "out", texts)) as asked:
+            parts = {part.name: part.nbytes for part in asked.plan.passes[-1].footprint.components}
+            held.append((asked, parts))
+    (own, ours), (_, random) = held
+    hidden = own.side.config.text.hidden_size
+    first = [matrix for (layer, _), matrix in own.matrices.items() if layer == 0]
+    weights = sum(each.weights for each in first)
+    assert ours["hidden states"] == 2 * own.material.tokens * hidden * 4
+    assert ours["products of inputs"] - random["products of inputs"] == 4 * weights
+    kept = max(map(len, own.material.prompts)) * 4 * sum(each.columns + hidden for each in first)
+    assert kept < ours["rounding"] < 4 * kept
+    assert random["rounding"] == 2 * weights
+
+
+def test_products_are_let_go_behind_each_matrix(tiny_whole: Path, tmp_path: Path) -> None:
+    """The largest inverses are of the last matrix, when nothing else of its layer is held any more."""
+    with closing(job(tiny_whole, tmp_path / "out", TEXTS)) as asked:
+        large = Matrix(64, 1 << 12, ())
+        small = Matrix(1 << 12, 64, ())
+        alone, last, first = (asked._rounding(each) for each in ([large], [small, large], [large, small]))
+    codes = 2 * small.weights
+    assert last == alone + codes
+    assert first == alone + codes + 4 * (small.columns**2 + small.weights)
