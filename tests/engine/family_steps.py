@@ -21,6 +21,7 @@ from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.models.allocation import without_memory
+from snugvl.models.linear_attention import join_projections
 from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork
 
@@ -50,6 +51,7 @@ def network_in(config: ModelConfig, storage: Storage) -> LoadableNetwork:
     network = without_memory(replace(config, text=_short(config)))
     network.to(torch.bfloat16)
     choose_formats(network, storage, Fp8Blocks(128, 128) if storage.layers == "fp8" else None)
+    join_projections(network.decoder.layers)
     return network_from(outline_of(network, network.config))
 
 

@@ -12,7 +12,7 @@ from snugvl.checkpoint.families import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.weights import Format
 from snugvl.models.linear_attention import PIECE, GatedDeltaNet, runs
-from snugvl.models.loader import Storage, load_model
+from snugvl.models.loader import Storage, load_model, open_checkpoint
 from snugvl.models.networks import Qwen35
 from tests import checkpoints, hybrid
 from tests.checkpoints import IMAGE, VIDEO
@@ -124,6 +124,21 @@ def test_what_decides_how_much_is_forgotten_stays_wide(weights: Format, tmp_path
     layer = made.decoder.layers[0].linear_attn
     assert (layer.in_proj_qkvz.format, layer.in_proj_ba.weight.dtype) == (weights, torch.float32)
     assert logits(made, CASES["text"]).isfinite().all()
+
+
+def test_projections_are_one_matrix_where_both_are_wide(folder: Path, model: Qwen35) -> None:
+    joined, apart = (
+        each.decoder.layers[0].linear_attn for each in (model, open_checkpoint(folder, torch.float32).model)
+    )
+    assert joined.in_proj is not None
+    assert not hasattr(joined, "in_proj_qkvz")
+    assert joined.in_proj.rows == apart.in_proj_qkvz.rows + apart.in_proj_ba.rows
+    names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    stored = load_file(folder / "model.safetensors")
+    prefix = "model.language_model.layers.0.linear_attn"
+    assert torch.equal(
+        joined.in_proj.weight, torch.cat([stored[f"{prefix}.{name}.weight"] for name in names])
+    )
 
 
 def test_a_batch_is_cut_into_runs() -> None:

@@ -32,6 +32,7 @@ from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format
 from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
+from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import LoadableNetwork
 
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
@@ -68,6 +69,9 @@ def network_from(outline: Outline) -> LoadableNetwork:
     """The network on "meta", with one decoder layer of each kind in place of all of them."""
     network = without_memory(outline.config)
     network.requires_grad_(False).eval()
+    for name, module in network.named_modules():
+        if isinstance(module, GatedDeltaNet) and f"{name}.in_proj" in outline.formats:
+            module.join()
     for name, (kind, group, parts) in outline.formats.items():
         linear = network.get_submodule(name)
         assert isinstance(linear, Linear)

@@ -195,6 +195,21 @@ class Linear(nn.Module):
         y = y if residual is None else residual + y
         return y if dtype is None else y.to(dtype)
 
+    def with_tail(
+        self, x: torch.Tensor, tail: "Linear", *, norm: RMSNorm | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`self(x)` and `tail(x)`, which has few rows: of one row of input in one launch."""
+        if x.is_cuda and len(x) == 1 and self.order is None and self.bias is None and tail.format == "bf16":
+            from snugvl.layers.kernels.products.linear import product_with_tail  # needs triton, as above
+
+            weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
+            found = product_with_tail(x, self.weights, tail.weight, norm=weight, eps=eps, offset=offset)
+            if found is not None:
+                return found
+        # The small product first: weights of the large one are on their way meanwhile.
+        last = tail(x, norm=norm)
+        return self(x, norm=norm), last
+
     def wide_product(
         self, x: torch.Tensor, start: int = 0, end: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:

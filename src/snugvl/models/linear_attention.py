@@ -93,6 +93,13 @@ def keep(states: StateCache, layer: int, state_slots: torch.Tensor) -> None:
         values[states.scratch] = values[state_slots[0]]
 
 
+def join_projections(layers: nn.Module) -> None:
+    """Once formats are chosen, and before there is memory: see `GatedDeltaNet.join`."""
+    for module in layers.modules():
+        if isinstance(module, GatedDeltaNet):
+            module.join()
+
+
 class GatedDeltaNet(nn.Module):
     """One layer's linear attention."""
 
@@ -104,7 +111,8 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_qkvz = Linear(config.hidden_size, sizes.channels + sizes.values)
         # A few rows that decide how much is forgotten.
         self.in_proj_ba = Linear(config.hidden_size, 2 * sizes.value_heads, quantises=False)
-        self.packed = {
+        self.in_proj: Linear | None = None  # both: `join`
+        self.packed: dict[str, tuple[tuple[str, int], ...]] = {
             "in_proj_qkvz": (("in_proj_qkv", sizes.channels), ("in_proj_z", sizes.values)),
             "in_proj_ba": (("in_proj_b", sizes.value_heads), ("in_proj_a", sizes.value_heads)),
         }
@@ -116,20 +124,36 @@ class GatedDeltaNet(nn.Module):
         self.norm = RMSNorm(sizes.value_dim, config.rms_norm_eps)
         self.out_proj = Linear(sizes.values, config.hidden_size)
 
+    def join(self) -> None:
+        """Make one matrix of both projections where both are in the network's type: a product less."""
+        parts = self.in_proj_qkvz, self.in_proj_ba
+        if any(part.format != "bf16" for part in parts):
+            return
+        kind, device = parts[0].weight.dtype, parts[0].weight.device
+        with device:
+            self.in_proj = Linear(parts[0].columns, sum(part.rows for part in parts)).to(kind)
+        self.packed = {"in_proj": self.packed["in_proj_qkvz"] + self.packed["in_proj_ba"]}
+        del self.in_proj_qkvz, self.in_proj_ba
+
     def forward(
         self, x: torch.Tensor, norm: RMSNorm, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """`x` `[tokens, hidden]` plus attention over its `norm`; the states take the new tokens in."""
         assert cache.states is not None, "the cache has no states for linear layers"
-        alone = norm if len(x) == 1 else None  # a product of one row makes its norm itself
-        normed = x if alone is not None else norm(x)
-        # The small product first: weights of the large one are on their way meanwhile.
-        rates = self.in_proj_ba(normed, norm=alone)
-        projected = self.in_proj_qkvz(normed, norm=alone)
-        del normed  # before what is as wide as all channels
+        projected, rates = self._projected(x, norm)
         attend = self._by_kernels if x.is_cuda else self._plain
         result: torch.Tensor = self.out_proj(attend(projected, rates, cache.states, metadata), residual=x)
         return result
+
+    def _projected(self, x: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries, keys, values and gates `[tokens, channels + values]`; what makes betas, then decays."""
+        alone = norm if len(x) == 1 else None  # a product of one row makes its norm itself
+        normed = x if alone is not None else norm(x)
+        if self.in_proj is None:
+            return self.in_proj_qkvz.with_tail(normed, self.in_proj_ba, norm=alone)
+        both: torch.Tensor = self.in_proj(normed, norm=alone)
+        sizes = self.sizes
+        return both[:, : sizes.channels + sizes.values], both[:, sizes.channels + sizes.values :]
 
     def _by_kernels(
         self, projected: torch.Tensor, rates: torch.Tensor, states: StateCache, metadata: AttentionMetadata

@@ -35,6 +35,7 @@ from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format
 from snugvl.models import ready_made, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
+from snugvl.models.linear_attention import join_projections
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
@@ -139,6 +140,7 @@ def load_model(
     opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
     opened.weigh_inputs(device, readers)
+    join_projections(model.decoder.layers)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units

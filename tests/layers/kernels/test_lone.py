@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products import tiles
-from snugvl.layers.kernels.products.linear import product
+from snugvl.layers.kernels.products.linear import product, product_with_tail
 from snugvl.layers.weights import Format, Weights
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 
@@ -58,6 +58,33 @@ def test_a_lone_product_of_small_groups(device: torch.device, monkeypatch: pytes
     weights = stored("int4", 24, 640, device, group=64)
     x = torch.randn(1, 640).to(device, for_skinny(device))
     close(product(x, weights, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_few_wide_rows_go_along_with_a_lone_product(
+    normed: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    dtype = for_skinny(device)
+    weights = stored("int4", 28, 640, device)
+    tail, norm = torch.randn(6, 640).to(device, dtype), torch.randn(640).to(device, dtype)
+    x = torch.randn(1, 640).to(device, dtype)
+    beside = {"norm": norm, "eps": 1e-6} if normed else {}
+    found = product_with_tail(x, weights, tail, **beside)
+    assert found is not None
+    assert torch.equal(found[0], product(x, weights, **beside))
+    close(found[1], product(x, Weights("bf16", *tail.shape, tail, None, None, 128), **beside))
+
+
+def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    dtype = for_skinny(device)
+    weights = stored("int4", 28, 640, device)
+    tail = torch.randn(6, 640).to(device, dtype)
+    assert product_with_tail(torch.randn(2, 640).to(device, dtype), weights, tail) is None
+    one = torch.randn(1, 640).to(device, dtype)
+    assert product_with_tail(one, weights, tail[:5]) is None
+    assert product_with_tail(one, weights, tail.double()) is None
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,13 @@ def wide(size: int) -> int:
 def convolve(
     projected, conv, inputs, slots, starts, lengths, out, sequences, eps, CHANNELS: tl.constexpr,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    TAPS: tl.constexpr, WIDE: tl.constexpr,
+    STRIDE: tl.constexpr, TAPS: tl.constexpr, WIDE: tl.constexpr,
     EACH: tl.constexpr, MAX: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (block of tokens of a sequence, head): `out` `[tokens, channels]`.
 
     Args:
-        projected: `[tokens, channels + HEADS · VALUE]`.
+        projected: `[tokens, channels + HEADS · VALUE]`, STRIDE apart.
         inputs: `[slots, TAPS - 1, channels]`; with SINGLE, where each sequence has one token, replaced.
         WIDE: a power of two that holds a head.
     """
@@ -106,14 +106,14 @@ def convolve(
                 tl.store(there - CHANNELS, x, mask=live)
         w = tl.load(conv + channel * TAPS + (TAPS - 1), mask=inside, other=0).to(tl.float32)
         wait_for_others(PDL)
-        at = (begin + token).to(tl.int64)[:, None] * (CHANNELS + HEADS * VALUE) + channel[None, :]
+        at = (begin + token).to(tl.int64)[:, None] * STRIDE + channel[None, :]
         x = tl.load(projected + at, mask=live, other=0)
         total += x.to(tl.float32) * w[None, :]
         tl.store(remembered + (TAPS - 2) * CHANNELS + channel[None, :] + token[:, None], x, mask=live)
     for tap in tl.static_range(0 if SINGLE else TAPS):
         at = token + (tap - (TAPS - 1))
         fresh = (at >= 0)[:, None]
-        here = projected + (begin + at).to(tl.int64)[:, None] * (CHANNELS + HEADS * VALUE) + channel[None, :]
+        here = projected + (begin + at).to(tl.int64)[:, None] * STRIDE + channel[None, :]
         there = remembered + (at + (TAPS - 1))[:, None] * CHANNELS + channel[None, :]
         x = tl.load(here, mask=live & fresh, other=0) + tl.load(
             there, mask=known & (at < 0)[:, None], other=0
@@ -182,13 +182,13 @@ def convolved(
     where = (slots, lengths if starts is None else starts, lengths)
     out = torch.empty(tokens, channels, dtype=projected.dtype, device=projected.device)
     convolve[(places, 2 * layer.key_heads + layer.value_heads)](
-        projected, layer.conv, inputs, *where, out, sequences, layer.eps, **layer.constants, TAPS=taps,
-        WIDE=wide(max(layer.key_dim, layer.value_dim)), EACH=1 if single else TOKENS,
-        MAX=most_sequences(sequences), SINGLE=single, num_warps=4, **early,
+        projected, layer.conv, inputs, *where, out, sequences, layer.eps, **layer.constants,
+        STRIDE=projected.stride(0), TAPS=taps, WIDE=wide(max(layer.key_dim, layer.value_dim)),
+        EACH=1 if single else TOKENS, MAX=most_sequences(sequences), SINGLE=single, num_warps=4, **early,
     )  # fmt: skip
     if not single:
         slide[(sequences, triton.cdiv(channels, CHANNELS))](
             projected, inputs, *where, *(landing or (lengths, lengths, 0)), LANDS=landing is not None,
-            CHANNELS=channels, STRIDE=projected.shape[1], TAPS=taps, EACH=CHANNELS, num_warps=4, **early,
+            CHANNELS=channels, STRIDE=projected.stride(0), TAPS=taps, EACH=CHANNELS, num_warps=4, **early,
         )  # fmt: skip
     return out

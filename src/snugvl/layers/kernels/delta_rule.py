@@ -38,12 +38,13 @@ GATED = 16  # rows of a program of the gate
 
 
 @triton.jit
-def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr):
+def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr, RATES: tl.constexpr):
     """Of tokens of a value head: how much is corrected, and the logarithm of how much is kept.
 
-    `rates_of` `[tokens, 2 · HEADS]`: what makes the former, then the latter. Those of nobody do neither.
+    `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Those of nobody do
+    neither.
     """
-    at = rates_of + token.to(tl.int64) * (2 * HEADS) + head
+    at = rates_of + token.to(tl.int64) * RATES + head
     share = tl.load(at, mask=live, other=0)
     beta = tl.sigmoid(share.to(tl.float32)).to(share.dtype).to(tl.float32)
     x = tl.load(at + HEADS, mask=live, other=0).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
@@ -57,13 +58,14 @@ def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr):
 def correct(
     mixed, projected, rates_of, a_log, dt_bias, norm, states, slots, starts, lengths, out, scale, norm_eps,
     CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, WIDE: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
+    VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, STRIDE: tl.constexpr, RATES: tl.constexpr,
+    WIDE: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (sequence, value head) of those with one new token: `out` `[tokens, HEADS · VALUE]`.
 
     Args:
         mixed: `[tokens, channels]`, convolved.
-        projected: `[tokens, channels + HEADS · VALUE]`, whose end are the gates.
+        projected: `[tokens, channels + HEADS · VALUE]`, STRIDE apart, whose end are the gates.
         states: `[slots, HEADS, KEY, VALUE]` float32.
         SINGLE: all have one, and `starts` isn't read.
     """
@@ -89,8 +91,8 @@ def correct(
     k = tl.load(line + (KEY_HEADS + key_head) * KEY + row, mask=row < KEY, other=0).to(tl.float32)
     value = line + 2 * KEY_HEADS * KEY + head * VALUE + column
     v = tl.load(value, mask=column < VALUE, other=0).to(tl.float32)
-    beta, kept = rates(rates_of, a_log, dt_bias, begin, context > 0, head, HEADS)
-    beside = projected + begin.to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE
+    beta, kept = rates(rates_of, a_log, dt_bias, begin, context > 0, head, HEADS, RATES)
+    beside = projected + begin.to(tl.int64) * STRIDE + CHANNELS + head * VALUE
     opened = tl.load(beside + column, mask=column < VALUE, other=0).to(tl.float32)
     s *= tl.exp(kept)
     change = (v - tl.sum(s * k[:, None], 0)) * beta
@@ -139,7 +141,7 @@ def unit_inverse(system, SIZE: tl.constexpr, precision: tl.constexpr):
 def solve(
     mixed, rates_of, a_log, dt_bias, starts, inverse, found, paces, sequences, scale, CHANNELS: tl.constexpr,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    WIDE_KEY: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
+    WIDE_KEY: tl.constexpr, RATES: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (chunk of a sequence, value head): `inverse` and `found`, both `[tokens, HEADS, CHUNK]`, and
     `paces` `[2, HEADS, tokens]` float32: how much is corrected, the logarithm of what is left of S before the
@@ -161,7 +163,7 @@ def solve(
     inside = live[:, None] & (dim < KEY)[None, :]
     q = tl.load(line, mask=inside, other=0)
     k = tl.load(line + KEY_HEADS * KEY, mask=inside, other=0)
-    beta, kept = rates(rates_of, a_log, dt_bias, begin + token, live, head, HEADS)
+    beta, kept = rates(rates_of, a_log, dt_bias, begin + token, live, head, HEADS, RATES)
     since = tl.cumsum(kept, 0)
     row = tl.arange(0, CHUNK)
     left = tl.where(row[:, None] >= column[None, :], since[:, None] - since[None, :], float("-inf"))
@@ -253,14 +255,14 @@ def scan(
 @triton.jit(do_not_specialize=["starts", "sequences"])
 def gate(
     projected, norm, starts, out, sequences, norm_eps, CHANNELS: tl.constexpr, HEADS: tl.constexpr,
-    VALUE: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr, PDL: tl.constexpr,
+    VALUE: tl.constexpr, STRIDE: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """EACH of the rows `[tokens · HEADS, VALUE]` of `out`: normed, times silu of their gates."""
     wait_for_others(PDL)
     row, column = tl.program_id(0) * EACH + tl.arange(0, EACH), tl.arange(0, WIDE)
     inside = (row < tl.load(starts + sequences) * HEADS)[:, None] & (column < VALUE)[None, :]
     place = out + row.to(tl.int64)[:, None] * VALUE + column[None, :]
-    line = (row // HEADS).to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + row % HEADS * VALUE
+    line = (row // HEADS).to(tl.int64) * STRIDE + CHANNELS + row % HEADS * VALUE
     y = tl.load(place, mask=inside, other=0).to(tl.float32)
     opened = tl.load(projected + line[:, None] + column[None, :], mask=inside, other=0).to(tl.float32)
     w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
@@ -294,7 +296,8 @@ def attend(
     """What a batch finds, normed and gated, `[tokens, value_heads · value_dim]`; its states move on.
 
     Args:
-        projected: `[tokens, channels + value_heads · value_dim]`: queries, keys and values, then gates.
+        projected: `[tokens, channels + value_heads · value_dim]`: queries, keys and values, then gates. Of it
+            and of `rates_of` a token's are neighbours, the tokens may lie further apart.
         rates_of: `[tokens, 2 · value_heads]`: what betas are made of, then decays.
         inputs: `[slots, taps - 1, channels]`, what the convolution remembers.
         states: `[slots, value_heads, key_dim, value_dim]` float32.
@@ -313,10 +316,11 @@ def attend(
     early = pdl(projected.device)
     sizes = {**layer.constants, "WIDE_KEY": wide(key), **early}
     decay = (rates_of, layer.a_log, layer.dt_bias)
+    stride, apart = projected.stride(0), rates_of.stride(0)
     where = (slots, lengths if starts is None else starts, lengths)
     correct[(sequences, heads)](
         mixed, projected, *decay, layer.norm, states, *where, out, scale, layer.norm_eps, **sizes,
-        WIDE=wide(value), SINGLE=starts is None, num_warps=WARPS,
+        STRIDE=stride, RATES=apart, WIDE=wide(value), SINGLE=starts is None, num_warps=WARPS,
     )  # fmt: skip
     if starts is None:
         return out
@@ -326,7 +330,7 @@ def attend(
     columns, warps, stages = scan_tile(capability(out.device), projected.dtype)
     columns = min(columns, wide(value))
     solve[(tokens // CHUNK + sequences, heads)](
-        mixed, *decay, starts, inverse, found, paces, sequences, scale, **sizes, CHUNK=CHUNK,
+        mixed, *decay, starts, inverse, found, paces, sequences, scale, **sizes, RATES=apart, CHUNK=CHUNK,
         MAX=most_sequences(sequences), num_warps=4,
     )  # fmt: skip
     scan[(triton.cdiv(value, columns), heads, sequences)](
@@ -336,6 +340,6 @@ def attend(
     )  # fmt: skip
     gate[(triton.cdiv(tokens * heads, GATED),)](
         projected, layer.norm, starts, out, sequences, layer.norm_eps, CHANNELS=layer.channels, HEADS=heads,
-        VALUE=value, WIDE=wide(value), EACH=GATED, num_warps=4, **early,
+        VALUE=value, STRIDE=stride, WIDE=wide(value), EACH=GATED, num_warps=4, **early,
     )  # fmt: skip
     return out

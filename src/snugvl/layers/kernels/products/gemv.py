@@ -85,6 +85,23 @@ def _dot_rows(
     return tl.sum(total, 1)
 
 
+@triton.jit
+def wide_rows(
+    x, norm, w, out, first, eps, K: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr,
+    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`BN` outputs from `first` on of weights in the type of `x`, for a kernel of other weights."""
+    rows = first + tl.arange(0, BN)
+    live = rows >= 0
+    raw = _stored(w, rows, live, 0, K, BF16, 128, 4)
+    wait_for_others(PDL)
+    rstd = 1.0
+    if HAS_NORM:
+        rstd = rms_factor(x, eps, K, WIDE)
+    y = _dot_rows(x, norm, w, w, w, raw, rows, live, rstd, K, BF16, 128, BN, 4, HAS_NORM, OFFSET, False)
+    tl.store(out + rows, y.to(out.dtype.element_ty))
+
+
 @launched
 @triton.jit
 def gemv(

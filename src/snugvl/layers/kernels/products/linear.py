@@ -22,7 +22,7 @@ from snugvl.layers.kernels.products import weights as kinds
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
-from snugvl.layers.kernels.products.lone import lone, lone_rounds
+from snugvl.layers.kernels.products.lone import TAIL_ROWS, lone, lone_rounds
 from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes, widen_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
@@ -116,6 +116,27 @@ def product(
     return out
 
 
+def product_with_tail(
+    x: torch.Tensor,
+    weights: Weights,
+    tail: torch.Tensor,
+    *,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    offset: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """One row `x` `[1, columns]` times `weights` and times `tail` `[n, columns]`, in one launch.
+
+    None where no kernel has room for both: that is two of `product`.
+    """
+    rows, columns = tail.shape
+    if not _fits_lone(x, weights, weights.rows) or rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype:
+        return None
+    out, last = (torch.empty(1, count, dtype=x.dtype, device=x.device) for count in (weights.rows, rows))
+    _lone(x, weights, Epilogue(norm=norm, eps=eps, offset=offset), out, (tail, last))
+    return out, last
+
+
 def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
     """bf16 from Ampere on (in the interpreter anything); of one row, what takes long enough to read."""
     if x.shape[0] == 1 and weights.data.nbytes < SKINNY_BYTES:
@@ -133,18 +154,31 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
     return fast and aligned and (_unpacks(x) or not x.is_cuda)
 
 
-def _lone(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
+def _lone(
+    x: torch.Tensor,
+    weights: Weights,
+    beside: Epilogue,
+    out: torch.Tensor,
+    tail: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """`tail`: weights in the type of `x`, and where what they give goes."""
     outputs, units = out.shape[1], hardware_of(x.device).units
     rows, warps, batch, rounds = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
     programs = -(-outputs // beside.outputs(rows))
-    if rounds:
-        programs = min(programs, rounds * units)
     norm, bias, residual = beside.tensors(x)
-    (lone_rounds if rounds else lone)[(programs,)](
-        x, norm, *_words(weights), bias, residual, out, outputs, beside.eps,
-        **_constants(x, weights, beside, words=True), BN=rows, BATCH=batch, WARPS=min(warps, batch),
-        num_warps=warps, **pdl(x.device),
-    )  # fmt: skip
+    constants = _constants(x, weights, beside, words=True) | {
+        "BN": rows, "BATCH": batch, "WARPS": min(warps, batch), "num_warps": warps, **pdl(x.device),
+    }  # fmt: skip
+    operands = (x, norm, *_words(weights), bias, residual, out)
+    if rounds:
+        assert tail is None, "a head or a SwiGLU has none"
+        lone_rounds[(min(programs, rounds * units),)](*operands, outputs, beside.eps, **constants)
+        return
+    wide, last = tail or (x, x)
+    more = 0 if tail is None else len(wide)
+    lone[(programs + more // TAIL_ROWS,)](
+        *operands, wide, last, outputs, beside.eps, **constants, TAIL=more, EACH_TAIL=TAIL_ROWS
+    )
 
 
 def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:

@@ -24,12 +24,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products.epilogue import add_residual, normalised, rms_factor, swiglu
+from snugvl.layers.kernels.products.gemv import wide_rows
 from snugvl.layers.kernels.products.skinny import _loaded, _operand
 from snugvl.layers.kernels.products.unpack import swapped_codes, unpacked, unpacked_factor
 from snugvl.layers.kernels.products.weights import FP8, INT4
 
 UNIT = tl.constexpr(64)  # columns
 EACH = tl.constexpr(16)  # of them a thread's
+TAIL_ROWS = 2  # of a program
 
 
 @triton.jit
@@ -170,16 +172,18 @@ def _store(
 @launched
 @triton.jit
 def lone(
-    x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
+    x, norm, w, scale, zero, bias, residual, out, tail, tail_out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
     HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
+    SWIGLU: tl.constexpr, TAIL: tl.constexpr, EACH_TAIL: tl.constexpr,
     ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
 
     Args:
         w: int32 words, four weights each, of int4 eight.
+        tail: `[TAIL, K]`, weights in the type of `x`, whose outputs go to `tail_out`: EACH_TAIL of them by
+            each of the first programs.
         BN: rows of the weights a program reads; of a SWIGLU, half are gate's and half up's.
         BATCH: slices of 512 columns at once, at least as many as warps.
         PAIR: how many neighbours the compiler's operand layout keeps together.
@@ -191,8 +195,15 @@ def lone(
     outputs: tl.constexpr = BN // 2 if SWIGLU else BN
     kind: tl.constexpr = x.dtype.element_ty
     per: tl.constexpr = 8 if FORMAT == INT4 else 4  # weights of a word
+    program = tl.program_id(0)
+    if TAIL > 0:
+        program -= TAIL // EACH_TAIL
+        if program < 0:
+            at = tl.program_id(0) * EACH_TAIL
+            wide_rows(x, norm, tail, tail_out, at, eps, K, WIDE, EACH_TAIL, HAS_NORM, OFFSET, PDL)
+            return
     # The last program goes back to where it has a whole tile: it computes some outputs again, the same.
-    first = tl.minimum(tl.program_id(0) * outputs, N - outputs)
+    first = tl.minimum(program * outputs, N - outputs)
     r = tl.arange(0, BN).to(tl.int64)
     rows = first + r % outputs + r // outputs * N
 
