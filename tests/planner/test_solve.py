@@ -12,7 +12,7 @@ from snugvl.planner.budget import budgets
 from snugvl.planner.capabilities import NATIVE_STEPS, options
 from snugvl.planner.fit import Fitter
 from snugvl.planner.footprint.total import footprint
-from snugvl.planner.goals import COMFORT
+from snugvl.planner.goals import COMFORT, STEPS
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Plan
 from snugvl.planner.solve import Candidate, require, solve
@@ -336,3 +336,11 @@ def test_what_is_beyond_comfort_is_not_bought_with_speed() -> None:
             beyond += 1
             assert (best.settings.chunk, best.settings.eager) == (NATIVE_STEPS[0][0], False), size
     assert beyond > 5
+
+
+def test_with_a_fixed_context_the_pool_grows_on_where_images_end() -> None:
+    choice = one("4B", wishes=Wishes(context=4096), on=machine(16 * GIB)).choice
+    assert choice is not None
+    assert choice.settings.context == 4096
+    # An image of more tokens would leave no room for text; more conversations have theirs.
+    assert choice.settings.pool_tokens == max(pool for _, _, pool, _ in STEPS["chat"])
