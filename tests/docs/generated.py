@@ -208,7 +208,6 @@ def limit_rows() -> list[Limit]:
         Limit("bytes of a request", _mib(s.max_body_bytes), "`--max-body`"),
         Limit("header lines; their bytes", f"{access.MAX_HEADERS}; {s.max_header_bytes:,}"),
         Limit("bytes of all bodies at once, beyond 1 MiB each", _mib(receiving.BODIES * s.max_body_bytes)),
-        Limit("bytes a second of bodies beyond 1 MiB, all together", f"{_mib(receiving.PACE_BYTES_PER_S)}"),
         Limit("characters of a prompt, white space included", "context × the longest token's"),
         Limit("bytes of trailers, and of what describes chunks", f"{s.max_header_bytes:,}"),
         Limit("bytes of requests sent before the last one is answered", f"{connection.PIPELINED_BYTES:,}"),

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import httpx
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
-from snugvl.server import receiving
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
@@ -93,40 +91,6 @@ def test_bytes_of_bodies_are_counted_while_they_are_held() -> None:
         held.add(1, SMALL_BYTES + 1)
     held.remove(2 * SMALL_BYTES)
     held.add(1, SMALL_BYTES + 1)
-
-
-def test_large_bodies_share_one_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    monkeypatch.setattr(receiving, "time", SimpleNamespace(monotonic=lambda: 7.0))
-    monkeypatch.setattr(receiving.asyncio, "sleep", sleep)
-    budget = BodyBudget(0)
-
-    async def bodies() -> None:
-        for _ in range(4):
-            await budget.turn(receiving.PACE_BYTES_PER_S // 4)
-
-    asyncio.run(bodies())
-    assert waits == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_only_what_is_large_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[int] = []
-
-    async def turn(budget: BodyBudget, came: int) -> None:
-        turns.append(came)
-
-    monkeypatch.setattr(BodyBudget, "turn", turn)
-    with live(FakeService()) as base:
-        for size in (SMALL_BYTES, 3 * SMALL_BYTES):
-            seen = len(turns)
-            assert httpx.post(base + "/v1/chat/completions", content=b" " * size).status_code == 400
-            came = sum(turns[seen:])
-            assert bool(came) == (size > SMALL_BYTES), turns
-            assert came < size - SMALL_BYTES // 2  # neither the first of it nor the last piece
 
 
 def test_too_many_large_bodies_at_once_are_refused_and_room_comes_back() -> None:

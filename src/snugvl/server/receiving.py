@@ -22,7 +22,6 @@ from snugvl.server.settings import ServerSettings
 
 BODIES = 2  # bodies of the largest size whose bytes may be there at once
 SMALL_BYTES = 1 << 20
-PACE_BYTES_PER_S = 128 << 20  # of all larger bodies together, past their first SMALL_BYTES: 1 Gbit/s
 LEAST_BYTES_PER_S = 16 * 1024  # what a client must send on average, after the first `read_timeout_s`
 
 
@@ -36,7 +35,6 @@ class BodyBudget:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._free_s = 0.0  # when large bodies may go on, on `time.monotonic()`
 
     def add(self, count: int, own: int) -> None:
         """Count bytes of a body that has `own` now.
@@ -55,17 +53,6 @@ class BodyBudget:
     def remove(self, count: int) -> None:
         """They are gone."""
         self._bytes -= count
-
-    async def turn(self, came: int) -> None:
-        """Wait before a large body goes on, of which `came` bytes came last.
-
-        The event loop copies all that comes, and does nothing else meanwhile: sixty clients on this machine
-        that send as fast as they can would hold up everybody's answers. What isn't asked for stays with
-        the client, as uvicorn stops reading its connection.
-        """
-        now = time.monotonic()
-        self._free_s = max(self._free_s, now) + came / PACE_BYTES_PER_S
-        await asyncio.sleep(self._free_s - now)
 
 
 class Receiving:
@@ -112,7 +99,6 @@ class RequestBody:
         self._settings = settings
         self._budget = budget
         self._count = 0  # of bytes that came, and are counted in `budget`
-        self._last = 0  # of these, those of the last piece
         self._pieces: list[bytes] = []
         self._started = time.monotonic()
         self._whole: bytes | None = None
@@ -174,8 +160,6 @@ class RequestBody:
                 self._gone.set()
 
     async def _next(self) -> Message:
-        if self._count > SMALL_BYTES:
-            await self._budget.turn(self._last)
         allowed_s = self._settings.read_timeout_s + self._count / LEAST_BYTES_PER_S
         try:
             async with asyncio.timeout(allowed_s - (time.monotonic() - self._started)):
@@ -191,7 +175,6 @@ class RequestBody:
         count = len(message.get("body", b""))
         self._budget.add(count, self._count + count)
         self._count += count
-        self._last = count
         if self._count > self._settings.max_body_bytes:
             raise self._too_large(self._count)
         if not message.get("more_body", False):
