@@ -105,6 +105,17 @@ def test_too_many_large_bodies_at_once_are_refused_and_room_comes_back() -> None
         until(lambda: httpx.post(base + "/tokenize", content=text, headers=JSON).status_code == 200)
 
 
+def test_a_large_body_has_room_for_all_of_it_or_is_refused_while_little_came() -> None:
+    size = 3 * SMALL_BYTES
+    with live(FakeService(), ServerSettings(max_body_bytes=size)) as base:
+        little = head(size) + b" " * (SMALL_BYTES + 1)
+        links = [connect(base, little) for _ in range(3)]
+        refused = [link for link in links if _answered(link)]
+        assert len(refused) == 1, "the third would have no room"
+        for link in links:
+            link.close()
+
+
 JSON = {"content-type": "application/json"}
 
 

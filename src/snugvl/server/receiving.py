@@ -30,7 +30,7 @@ class ClientLeft(Exception):
 
 
 class BodyBudget:
-    """Bytes of all bodies that are there, coming in or being worked at. Used from one thread."""
+    """Bytes of all bodies that are there, announced or being worked at. Used from one thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -98,17 +98,18 @@ class RequestBody:
         self._receive = receive
         self._settings = settings
         self._budget = budget
-        self._count = 0  # of bytes that came, and are counted in `budget`
+        self._count = 0  # of bytes that came
+        self._held = 0  # of bytes that are counted in `budget`
         self._pieces: list[bytes] = []
         self._started = time.monotonic()
         self._whole: bytes | None = None
         self._complete = asyncio.Event()
         self._gone = asyncio.Event()
         headers = Headers(scope=scope)
-        length = headers.get("content-length", "0")  # the parser has let only digits through
-        if int(length) > settings.max_body_bytes:
-            raise self._too_large(int(length))
-        if not int(length) and "transfer-encoding" not in headers:
+        self._length = int(headers.get("content-length", "0"))  # the parser has let only digits through
+        if self._length > settings.max_body_bytes:
+            raise self._too_large(self._length)
+        if not self._length and "transfer-encoding" not in headers:
             self._whole = b""
             self._complete.set()
 
@@ -120,8 +121,8 @@ class RequestBody:
     def close(self) -> None:
         """The request is over: its bytes are gone, also where the error that it ended with is still told."""
         self._pieces.clear()
-        self._budget.remove(self._count)
-        self._count = 0
+        self._budget.remove(self._held)
+        self._held = 0
 
     async def read_json(self, reader: JsonReader) -> None:
         """Read everything, check that it is JSON we take, and leave its value for the routes.
@@ -172,9 +173,12 @@ class RequestBody:
             self._complete.set()
             self._gone.set()
             return message
-        count = len(message.get("body", b""))
-        self._budget.add(count, self._count + count)
-        self._count += count
+        self._count += len(message.get("body", b""))
+        # A large body has room for all of it or is refused while little came: were room taken piece by piece,
+        # all would come in halfway before most of them are refused.
+        held = self._count if self._count <= SMALL_BYTES else max(self._count, self._length)
+        self._budget.add(held - self._held, held)
+        self._held = held
         if self._count > self._settings.max_body_bytes:
             raise self._too_large(self._count)
         if not message.get("more_body", False):
