@@ -185,6 +185,8 @@ HTTP = [
            shots(lambda: Shot(body=chat(model="m" * 60_000_000)))),
     Attack("4 million chunks of a byte", "own", "Transfer-Encoding: chunked",
            shots(lambda: Shot(raw=chunked(b"1\r\n \r\n" * 4_000_000 + b"0\r\n\r\n")))),
+    Attack("60 chunked bodies held back", "own", "16 MiB each, of a length that nobody announced",
+           shots(lambda: Shot(raw=chunked(b""), body=(b"%x\r\n" % MIB + b" " * MIB + b"\r\n") * 16, hold=True), 60)),
     Attack("60 MB of trailers", "own", "header lines behind the body, which nobody counts",
            shots(lambda: Shot(raw=chunked(b"1\r\n \r\n0\r\n"), body=b"a: b\r\n" * 10_000_000))),
     Attack("trailers without end", "own", "eight clients, 4 million lines each, clients stay",
