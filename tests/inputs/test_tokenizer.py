@@ -24,6 +24,8 @@ from snugvl.inputs.spelling import ByteLevel
 from snugvl.inputs.tokenizer import LONG_TEXT, Tokenizer
 from tests.patience import NEVER_S
 
+POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"
+
 
 @pytest.fixture(scope="session")
 def tokenizer(checkpoint: Path) -> Tokenizer:
@@ -55,6 +57,14 @@ def test_the_lower_bound_of_tokens(tokenizer: Tokenizer, text: str) -> None:
         characters = "".join(text.split())
         if characters:
             assert tokenizer.least_tokens(characters * 50) > 0
+
+
+def test_many_of_one_byte_cost_as_many_tokens_as_hold_no_more_of_it() -> None:
+    tokenizer = Tokenizer.from_folder(POCKET)  # its longest token has 98 characters, few of them spaces
+    spaces = " " * 300_000
+    most = max(tokenizer.token_bytes(i).count(b" ") for i in range(tokenizer.vocab_size))
+    assert most < 20
+    assert len(spaces) // most - 1 <= tokenizer.least_tokens(spaces) <= len(tokenizer.encode(spaces))
 
 
 def test_what_is_sure_to_be_too_long_is_not_tokenised(checkpoint: Path) -> None:

@@ -127,8 +127,9 @@ class Tokenizer:
         """A lower bound of the tokens of a long text, in a hundredth of the time; 0 for a short one.
 
         A byte costs 1 / L, with L the length of the longest token that has this byte. The bytes of a token
-        of length n cost 1 / n each at most, so a token costs 1 at most. White space is free where control
-        tokens swallow it, and where a tokenizer isn't byte-level: some take several spaces for one.
+        of length n cost 1 / n each at most, so a token costs 1 at most. Of one byte alone the cost is 1 / m,
+        with m how often a token has it at most: that tells more of a text of spaces. White space is free
+        where control tokens swallow it, and where a tokenizer isn't byte-level: some take several for one.
         """
         if len(text) < LONG_TEXT:
             return 0
@@ -139,7 +140,8 @@ class Tokenizer:
             text = "".join(text.split())
         spelled = text.encode() if exact else b"".join(self._spelling.inside(text).split())
         counts = np.bincount(np.frombuffer(spelled, np.uint8), minlength=256)
-        return int(counts @ self._costs * (1 - 1e-9))
+        together, alone = self._costs
+        return int(max(counts @ together, (counts * alone).max()) * (1 - 1e-9))
 
     def refuse_long(self, text: str, max_tokens: int | None, *, field: str, more: int = 0) -> None:
         """Raise RequestTooLarge if `text` is sure to have too many tokens, without tokenising it.
@@ -208,17 +210,22 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) if 0 <= token_id < _IDS else None
 
     @cached_property
-    def _costs(self) -> npt.NDArray[np.float64]:
-        """What each byte costs at least, in tokens; nothing where not every text is tokens of its bytes."""
+    def _costs(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """What each byte costs at least, in tokens: all together, and each where no other is counted.
+
+        Nothing where not every text is tokens of its bytes.
+        """
         added = [token.content.encode() for token in self._backend.get_added_tokens_decoder().values()]
-        longest, alone = np.zeros(256), set()
+        longest, most, alone = np.zeros(256), np.zeros(256), set()
         stored = (self._spelling.inside(token) for token in self._backend.get_vocab(with_added_tokens=True))
         for token in (*stored, *added):
             if len(token) == 1:
                 alone.add(token[0])
             for byte in set(token):
                 longest[byte] = max(longest[byte], len(token))
-        return 1 / np.maximum(longest, 1) if alone >= _UTF8 else np.zeros(256)
+                most[byte] = max(most[byte], token.count(byte))
+        known = float(alone >= _UTF8)
+        return known / np.maximum(longest, 1), known / np.maximum(most, 1)
 
 
 def _special_strings(config: dict[str, Any]) -> dict[str, str]:
