@@ -26,6 +26,8 @@ from torch.nn.functional import silu
 
 from snugvl.layers.kernels.products import linear
 from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
+from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
+from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import FEW_BITS, UPPER, Format, Weights
 
 READ_BANDWIDTH = 4.43e12  # bytes a second, measured on the H200 (benchmarks/bandwidth.py)
@@ -115,6 +117,27 @@ def copy(weights: Weights) -> Weights:
     return replace(weights, data=data, scale=scale, zero=zero, upper=upper)
 
 
+def by_library(
+    x: torch.Tensor,
+    weights: Weights,
+    *,
+    norm: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None,
+    swiglu: bool,
+) -> torch.Tensor:
+    """What `linear.product` computes, by torch where that is quicker."""
+    x = x if norm is None else normed(x, norm, eps, 0.0)
+    if residual is not None:
+        return torch.addmm(residual, x, weights.data.T)
+    y = torch.mm(x, weights.data.T)
+    if not swiglu:
+        return y
+    out = torch.empty(len(y), y.shape[1] // 2, dtype=y.dtype, device=y.device)
+    swiglu_into(y, out, 0)
+    return out
+
+
 def replay_us(run: Callable[[], None], calls: int) -> float:
     """Median microseconds of one call, from replays of a graph of `calls` of them."""
     graph = torch.cuda.CUDAGraph()
@@ -133,6 +156,12 @@ def replay_us(run: Callable[[], None], calls: int) -> float:
 
 def skinny_tiles(cell: Cell) -> tuple[Tile, ...]:
     """Rows, warps, groups at once, early start, and whether the norm has a kernel of its own."""
+    if cell.format == "bf16":
+        return (
+            (16, 1, 1, 1), (16, 1, 2, 1), (16, 2, 2, 1), (16, 2, 4, 1), (16, 4, 4, 1), (16, 4, 8, 1),
+            (16, 8, 8, 1), (32, 1, 1, 1), (32, 1, 2, 1), (32, 2, 2, 1), (32, 2, 4, 1), (32, 4, 4, 1),
+            (32, 4, 8, 1), (32, 8, 8, 1),
+        )  # fmt: skip
     if cell.tokens > 16:
         return (32, 4, 4, 1), (32, 8, 8, 1), (16, 8, 8, 1)
     both: tuple[Tile, ...] = (16, 8, 8, 1), (16, 8, 16, 1), (32, 8, 8, 1), (32, 4, 4, 1), (32, 4, 8, 1)
@@ -194,7 +223,9 @@ def variants(args: argparse.Namespace, cell: Cell) -> Iterator[tuple[str, Tile]]
 def possible(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
     """Kernels and tiles to try: the skinny and the lone one's, and those of the others with `thorough`."""
     swiglu = SHAPES[cell.size][cell.shape][2]
-    if cell.tokens <= 32 and cell.format != "bf16":
+    if cell.format == "bf16":
+        yield "library", ()
+    if cell.tokens <= 32:
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
     if cell.tokens == 1 and cell.format != "bf16":
         yield from (("lone", tile) for tile in lone_tiles(cell))
@@ -214,6 +245,10 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     """The package takes this kernel in this tile."""
     if kernel == "default":
         yield
+        return
+    if kernel == "library":
+        with mock.patch.object(linear, "product", by_library):
+            yield
         return
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),

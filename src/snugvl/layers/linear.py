@@ -18,6 +18,7 @@ from snugvl.layers.weights import FEW_BITS, GROUP, UPPER, Format, Weights, to_fe
 
 SLICE_BYTES = 16 << 20  # of widened weights in `Linear.wide_product`
 SLICE_ROWS = 32  # its rows are a multiple of
+FEW_ROWS = 16  # of input up to which bf16 weights are multiplied by kernels of ours
 _WIDE_ROWS = 4096  # widened at a time by the plain path
 
 
@@ -171,8 +172,7 @@ class Linear(nn.Module):
         """
         if self.order is not None:
             x, norm = (x if norm is None else norm(x)).index_select(1, self.order[0]), None
-        # The library is quicker for bf16 rows, and takes columns that don't divide into groups.
-        if x.is_cuda and (self.format != "bf16" or (x.shape[0] == 1 and self.columns % GROUP == 0)):
+        if x.is_cuda and (self.format != "bf16" or self._few(x)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
 
             return product(
@@ -194,6 +194,11 @@ class Linear(nn.Module):
             y = _swiglu(y)
         y = y if residual is None else residual + y
         return y if dtype is None else y.to(dtype)
+
+    def _few(self, x: torch.Tensor) -> bool:
+        """Whether kernels of ours are quicker for bf16 than the library, which takes any width, too."""
+        most = FEW_ROWS if x.dtype == torch.bfloat16 else 1
+        return x.shape[0] <= most and self.columns % GROUP == 0
 
     def with_tail(
         self, x: torch.Tensor, tail: "Linear", *, norm: RMSNorm | None = None

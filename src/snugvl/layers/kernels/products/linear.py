@@ -37,18 +37,20 @@ from snugvl.layers.kernels.products.tiles import (
 from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.products.widen import widen
 from snugvl.layers.kernels.rows import normed
+from snugvl.layers.linear import FEW_ROWS
 from snugvl.layers.weights import FEW_BITS, FORMATS, Format, Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_NEIGHBOURS = {"fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
+_NEIGHBOURS = {"bf16": 8, "fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
 _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
 _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 # How the compiler lays out operands and loads. With other values results are the same, much slower.
 _PAIR = 4 if _TRITON < (3, 8) else 2
+_BF16_PAIR = 2
 _PLANES_PAIR = {"int6": 2, "int5": 4}
 _FLIP = _TRITON >= (3, 7)
-SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
+SKINNY_ROWS = FEW_ROWS  # of input up to which the skinny kernel is used
 PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied by the library
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
@@ -139,7 +141,7 @@ def product_with_tail(
 
 def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
     """bf16 from Ampere on (in the interpreter anything); of one row, what takes long enough to read."""
-    if x.shape[0] == 1 and weights.data.nbytes < SKINNY_BYTES:
+    if x.shape[0] == 1 and SKINNY_BYTES and (weights.format == "bf16" or weights.data.nbytes < SKINNY_BYTES):
         return False
     return weights.group in _GROUPS and (_unpacks(x) or not x.is_cuda)
 
@@ -320,9 +322,9 @@ def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def _words(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same with data as int32 words."""
-    _, scale, zero = _operands(weights)
-    return weights.data.view(torch.int32), scale, zero
+    """The same with codes as int32 words."""
+    data, scale, zero = _operands(weights)
+    return (data if weights.format == "bf16" else data.view(torch.int32)), scale, zero
 
 
 def _constants(x: torch.Tensor, weights: Weights, beside: Epilogue, *, words: bool = False) -> dict[str, Any]:
@@ -352,7 +354,7 @@ def _constants_of(
     constants |= {"SWIGLU": swiglu, "NATIVE": card >= NATIVE_FP8}
     if operands is not None:
         assembly = operands == torch.bfloat16 and card >= TENSOR_CORES
-        constants |= {"ASSEMBLY": assembly, "PAIR": _PAIR, "FLIP": _FLIP}
+        constants |= {"ASSEMBLY": assembly, "PAIR": _BF16_PAIR if form == "bf16" else _PAIR, "FLIP": _FLIP}
     return constants
 
 

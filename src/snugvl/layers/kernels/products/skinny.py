@@ -7,11 +7,12 @@ operands have the same, so a thread's share of an operand is made of neighbourin
 and the same columns of the input.
 
     a program     BN outputs, all columns; its warps take BATCH groups of columns at once, side by side
-    loads         those of the next BATCH groups are under way while one is multiplied
+    loads         all those of the next BATCH groups are under way while one is multiplied
     in the end    the warps' sums are added up, in their order; then what comes after (`epilogue.py`)
 
 int4 is multiplied as codes − 8, which need no rounding. What the zero point is off 8 multiplies the sum of
-the group's inputs, which the matrix unit computes too: a product with ones.
+the group's inputs, which the matrix unit computes too: a product with ones. bf16 weights are operands as they
+are loaded, like the input.
 
 A row of the input gets the same bits whatever other rows there are.
 
@@ -25,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products.epilogue import add_residual, normalised, rms_factor, swiglu
 from snugvl.layers.kernels.products.unpack import unpacked, unpacked_factor
-from snugvl.layers.kernels.products.weights import INT4, scale_offsets
+from snugvl.layers.kernels.products.weights import BF16, INT4, scale_offsets
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def _operand(
     words of `PER`, of which `unpack.py` pairs two.
     """
     chunks: tl.constexpr = GROUP // (4 * EACH)
-    if EACH > PER:
+    if EACH > PER and PER > 1:
         v = tl.reshape(v, [8, BATCH, ROWS // 8, chunks, 4, EACH // (2 * PER), 2, PER])
         v = tl.permute(v, [0, 1, 2, 3, 4, 5, 7, 6])
     v = tl.reshape(v, [8, BATCH, ROWS // 8, chunks, 4, EACH // PAIR, PAIR])
@@ -77,16 +78,32 @@ def _stored(
 
     Args:
         rows: `[8, 1, BN // 8, 1, 1]`, which of the matrix.
+        PER: weights of a word; 1: the weights themselves.
     """
     chunks: tl.constexpr = GROUP // (4 * EACH)
     wide: tl.constexpr = 4 * EACH // PER
     group = first + tl.arange(0, BATCH)[None, :, None, None, None]
-    chunk = tl.arange(0, chunks)[None, None, None, :, None]
-    word = tl.arange(0, wide)[None, None, None, None, :]
-    # Neighbours only within a share: the compiler would give a thread 16 bytes of a group, which may have 32.
-    within = word // (EACH // PER) * (EACH // PER) + word % (EACH // PER)
-    at = rows * (groups * chunks * wide) + group * (chunks * wide) + chunk * wide + within
+    if PER == 1:
+        at = rows * (groups * GROUP) + _columns(first, GROUP, BATCH, EACH)
+    else:
+        chunk = tl.arange(0, chunks)[None, None, None, :, None]
+        word = tl.arange(0, wide)[None, None, None, None, :]
+        # Neighbours only within a share: the compiler would give a thread 16 bytes of a group, which may
+        # have 32.
+        within = word // (EACH // PER) * (EACH // PER) + word % (EACH // PER)
+        at = rows * (groups * chunks * wide) + group * (chunks * wide) + chunk * wide + within
     return _loaded(w, at, group < groups, groups % BATCH != 0, "evict_first", FLIP)
+
+
+@triton.jit
+def _columns(first, GROUP: tl.constexpr, BATCH: tl.constexpr, EACH: tl.constexpr):
+    """Which columns the loads of 16-bit numbers take in `BATCH` groups from `first` on, five axes."""
+    chunks: tl.constexpr = GROUP // (4 * EACH)
+    parts: tl.constexpr = EACH // 8  # loads of a thread for one of the weights
+    group = (first + tl.arange(0, BATCH))[None, :, None, None, None]
+    part = tl.arange(0, chunks * parts)[None, None, None, :, None]
+    thread = tl.arange(0, 32)[None, None, None, None, :]
+    return group * GROUP + part // parts * (4 * EACH) + part % parts * 8 + thread // 8 * EACH + thread % 8
 
 
 @triton.jit
@@ -97,14 +114,10 @@ def _inputs(
 ):  # fmt: skip
     """`[BATCH, GROUP, BM]`: the same groups of the input, transposed; rows beyond `M` repeat the last."""
     chunks: tl.constexpr = GROUP // (4 * EACH)
-    parts: tl.constexpr = EACH // 8  # loads of a thread for one of the weights
     token = tl.arange(0, 8)[:, None, None] + tl.arange(0, BM // 8)[None, None, :] * 8
     token = tl.minimum(token, M - 1)[:, :, :, None, None]
-    group = (first + tl.arange(0, BATCH))[None, :, None, None, None]
-    part = tl.arange(0, chunks * parts)[None, None, None, :, None]
-    thread = tl.arange(0, 32)[None, None, None, None, :]
-    column = group * GROUP + part // parts * (4 * EACH) + part % parts * 8 + thread // 8 * EACH + thread % 8
-    here = group * GROUP < K
+    column = _columns(first, GROUP, BATCH, EACH)
+    here = (first + tl.arange(0, BATCH))[None, :, None, None, None] * GROUP < K
     masked: tl.constexpr = K // GROUP % BATCH != 0
     v = _loaded(x, token * K + column, here, masked, "", FLIP)
     if HAS_NORM:
@@ -114,6 +127,20 @@ def _inputs(
     v = tl.reshape(v, [8, BATCH, BM // 8, chunks, EACH // 8, 4, 8])
     v = tl.reshape(tl.permute(v, [0, 1, 2, 3, 5, 4, 6]), [8, BATCH, BM // 8, chunks, 4, EACH])
     return tl.permute(_operand(v, BATCH, BM, GROUP, EACH, PAIR, PER), [0, 2, 1])
+
+
+@triton.jit
+def _factors(scale, zero, rows, first, groups: tl.constexpr, BATCH: tl.constexpr, FORMAT: tl.constexpr):
+    """Scales and zero points (without any, scales; of bf16 nothing) of the same groups, `[BATCH, BN]`."""
+    if FORMAT == BF16:
+        s, z = 1.0, 1.0
+    else:
+        group = first + tl.arange(0, BATCH)
+        where = scale_offsets(rows[None, :], group[:, None], groups, FORMAT)
+        here = (group < groups)[:, None]
+        s = tl.load(scale + where, mask=here, other=0)
+        z = tl.load(zero + where, mask=here, other=0) if FORMAT == INT4 else s
+    return s, z
 
 
 @triton.jit
@@ -127,26 +154,25 @@ def _with_sum(value, v, BATCH: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 
 @triton.jit
 def _multiplied(
-    acc, words, v, scale, zero, rows, first, groups: tl.constexpr, kind: tl.constexpr, FORMAT: tl.constexpr,
-    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, EACH: tl.constexpr,
-    PAIR: tl.constexpr, PER: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr,
+    acc, words, s, z, v, kind: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BATCH: tl.constexpr, EACH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr,
+    ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """`acc` and the product of `BATCH` groups, `[BATCH, BN, BM]`."""
     chunks: tl.constexpr = GROUP // (4 * EACH)
-    group = first + tl.arange(0, BATCH)
-    where = scale_offsets(rows[None, :], group[:, None], groups, FORMAT)
-    here = (group < groups)[:, None]
-    s = tl.load(scale + where, mask=here, other=0).to(tl.float32) * unpacked_factor(FORMAT, ASSEMBLY, NATIVE)
-    value = unpacked(words, kind, FORMAT, ASSEMBLY, NATIVE)
+    value = words if FORMAT == BF16 else unpacked(words, kind, FORMAT, ASSEMBLY, NATIVE)
     value = tl.reshape(value, [8, BATCH, BN // 8, chunks, 4, EACH])
     value = _operand(value, BATCH, BN, GROUP, EACH, PAIR, PER)
-    if FORMAT == INT4:
-        off = 8.0 - tl.load(zero + where, mask=here, other=0).to(tl.float32)
-        part, total = _with_sum(value, v, BATCH, BN, BM, GROUP)
-        part += off[:, :, None] * total
+    if FORMAT == BF16:
+        acc = tl.dot(value, v, acc)
     else:
-        part = tl.dot(value, v)
-    return acc + part * s[:, :, None]
+        if FORMAT == INT4:
+            part, total = _with_sum(value, v, BATCH, BN, BM, GROUP)
+            part += (8.0 - z.to(tl.float32))[:, :, None] * total
+        else:
+            part = tl.dot(value, v)
+        acc += part * (s.to(tl.float32) * unpacked_factor(FORMAT, ASSEMBLY, NATIVE))[:, :, None]
+    return acc
 
 
 @triton.jit
@@ -184,7 +210,7 @@ def skinny(
     """`out[m, n] = X[m] · W[n] …`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one.
 
     Args:
-        w: int32 words, four weights each, of int4 eight.
+        w: int32 words, four weights each, of int4 eight; or bf16.
         BM: 8, 16 or 32, at least `M`.
         BN: rows of the weights a program reads, 16 or more; of a SWIGLU, half are gate's and half up's.
         BATCH: groups of columns at once, at least as many as warps.
@@ -198,7 +224,7 @@ def skinny(
     last: tl.constexpr = (groups - 1) // BATCH * BATCH
     outputs: tl.constexpr = BN // 2 if SWIGLU else BN
     kind: tl.constexpr = x.dtype.element_ty
-    per: tl.constexpr = 8 if FORMAT == INT4 else 4  # weights of a word
+    per: tl.constexpr = 1 if FORMAT == BF16 else 8 if FORMAT == INT4 else 4  # weights of a word
     first = tl.program_id(0) * outputs
 
     # Row r of the tile in the shape that the load has: [8, 1, BN // 8, 1, 1].
@@ -208,26 +234,26 @@ def skinny(
     flat = tl.minimum(first + flat % outputs, N - 1) + (flat // outputs) * N
 
     words = _stored(w, rows, 0, groups, GROUP, BATCH, EACH, per, FLIP)
+    s, z = _factors(scale, zero, flat, 0, groups, BATCH, FORMAT)
     if PDL:
         gdc_wait()
     rstd = 1.0
     if HAS_NORM:
         rstd = rms_factor(x, eps, K, WIDE)
+    v = _inputs(x, norm, 0, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM, OFFSET)
     acc = tl.zeros([BATCH, BN, BM], tl.float32)
-    for at in tl.range(0, last, BATCH, num_stages=1):
-        v = _inputs(x, norm, at, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM, OFFSET)
-        following = _stored(w, rows, at + BATCH, groups, GROUP, BATCH, EACH, per, FLIP)
+    for at in tl.range(BATCH, last + BATCH, BATCH, num_stages=1):
+        next_words = _stored(w, rows, at, groups, GROUP, BATCH, EACH, per, FLIP)
+        next_s, next_z = _factors(scale, zero, flat, at, groups, BATCH, FORMAT)
+        next_v = _inputs(x, norm, at, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM, OFFSET)
         acc = _multiplied(
-            acc, words, v, scale, zero, flat, at, groups, kind, FORMAT, GROUP, BM, BN, BATCH, EACH, PAIR, per,
-            ASSEMBLY, NATIVE,
-        )  # fmt: skip
-        words = following
-    v = _inputs(x, norm, last, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM, OFFSET)
+            acc, words, s, z, v, kind, FORMAT, GROUP, BM, BN, BATCH, EACH, PAIR, per, ASSEMBLY, NATIVE
+        )
+        words, s, z, v = next_words, next_s, next_z, next_v
     if PDL:
         gdc_launch_dependents()
     acc = _multiplied(
-        acc, words, v, scale, zero, flat, last, groups, kind, FORMAT, GROUP, BM, BN, BATCH, EACH, PAIR, per,
-        ASSEMBLY, NATIVE,
-    )  # fmt: skip
+        acc, words, s, z, v, kind, FORMAT, GROUP, BM, BN, BATCH, EACH, PAIR, per, ASSEMBLY, NATIVE
+    )
     y = tl.sum(acc, 0)  # [BN, BM]
     _store(y, bias, residual, out, flat, first, M, N, kind, BM, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)

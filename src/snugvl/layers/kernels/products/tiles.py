@@ -21,7 +21,23 @@ def fill_slices(weights: Weights) -> bool:
 
 def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
     """Rows of weights of a tile, warps, groups at once, early start."""
-    return (32, 4, 4, True) if outputs >= 6144 else (16, 8, 8, True)
+    columns, wide, many = weights.columns, outputs >= 6144, tokens > 8
+    if weights.upper is not None:
+        return (32, 4, 4, True) if wide else (16, 8, 8, True)
+    if weights.format == "bf16":
+        if wide:
+            warps = 2 if columns <= 2048 else 4
+            return 16, warps, warps, True
+        if columns < 6144:
+            return 16, 4, 4 if many else 8, True
+        return 32 if many and columns > 6144 else 16, 8, 8, True
+    if wide:
+        return 32, 4, 4, True
+    if columns > 6144:
+        return 32 if many else 16, 8, 8, True
+    if outputs >= 4096 or (outputs > 2048 and (many or weights.format == "int4")):
+        return 32, 4, 8, True
+    return 16, 8, 16, True
 
 
 def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int, int]:
