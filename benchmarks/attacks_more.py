@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from dataclasses import replace
 from io import BytesIO
 from multiprocessing.connection import Connection
 from random import Random
@@ -152,6 +153,9 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
 
 
 LEAVE_5_S = (5.0, 5.0)
+# pocket's longest token, of 139 bytes: each of these letters may cost as little as a 139th of a token.
+DENSE = "".join(sorted('{"summary": "...", "setting": "...", "objects": [{"name": "...", "count": 1, '
+                       '"positions": ["..."]}], "text": ["..."], "relations": ["..."]}'))  # fmt: skip
 SAMPLING = [
     Attack("n = 128", "own", "60 tokens of each, which wait for slots; clients leave after 5 s", shots(
         lambda: Shot(body=chat(n=128, ignore_eos=True, max_tokens=60), leave_s=LEAVE_5_S))),
@@ -171,6 +175,10 @@ SAMPLING = [
         lambda: prompts([" " * 400_000] * 128, echo=True))),
     Attack("41 echoed prompts", "own", "of 400 kB of white space, as many as are taken", shots(
         lambda: prompts([" " * 400_000] * 41, echo=True))),
+    Attack("29 echoed dense prompts", "own", "of 560 kB, the longest token's letters in another order", shots(
+        lambda: prompts([DENSE * 4000] * 29, echo=True))),
+    Attack("count 560 kB of dense text", "own", "/tokenize, four clients, ten times", shots(
+        lambda: replace(tokenize(DENSE * 4000), times=10), 4)),
     Attack("the prefix cache", "own", "8 clients, prompts of 3,900 ids that no other has", lambda: [
         Shot("/v1/completions", json.dumps({"prompt": ids(3900, i), "max_tokens": 1}).encode(), times=3)
         for i in range(8)]),

@@ -18,6 +18,7 @@ from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
+from snugvl.inputs.prompt import COUNTED_CONTEXTS
 from snugvl.inputs.trials import CPU_S
 from snugvl.server import access, app, body, connection, errors, receiving, wishes
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
@@ -209,6 +210,7 @@ def limit_rows() -> list[Limit]:
         Limit("header lines; their bytes", f"{access.MAX_HEADERS}; {s.max_header_bytes:,}"),
         Limit("bytes of all bodies at once, beyond 1 MiB each", _mib(receiving.BODIES * s.max_body_bytes)),
         Limit("characters of a prompt, white space included", "context × the longest token's"),
+        Limit("tokens of what is only counted", f"context × {COUNTED_CONTEXTS}"),
         Limit("bytes of trailers, and of what describes chunks", f"{s.max_header_bytes:,}"),
         Limit("bytes of requests sent before the last one is answered", f"{connection.PIPELINED_BYTES:,}"),
         Limit("requests at once, waiting ones included", str(s.max_concurrent), "`--max-concurrent`"),

@@ -21,7 +21,7 @@ from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, Unsupp
 from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.spelling import ByteLevel
-from snugvl.inputs.tokenizer import LONG_TEXT, Tokenizer
+from snugvl.inputs.tokenizer import COUNTED_TEXT, LONG_TEXT, Tokenizer
 from tests.patience import NEVER_S
 
 POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"
@@ -79,6 +79,44 @@ def test_what_is_sure_to_be_too_long_is_not_tokenised(checkpoint: Path) -> None:
                 prepare()
     spaces = processor.prepare([user(" " * 70_000 + "short")], max_tokens=80_000)
     assert len(spaces.prompt_ids) < 80_000
+
+
+def dense(tokenizer: Tokenizer, length: int) -> str:
+    """Bytes of the longest token in another order, which no bound of single bytes knows as so many tokens."""
+    longest = max((tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)), key=len).decode()
+    return "".join(sorted(longest)) * (length // len(longest))
+
+
+def test_dense_text_is_counted_by_pieces_no_further_than_needed() -> None:
+    processor = Processor.from_folder(POCKET, read_config(POCKET))
+    tokenizer = processor.tokenizer
+    text = dense(tokenizer, tokenizer.most_characters(4096))
+    assert tokenizer.least_tokens(text) <= 4096
+    sizes: list[int] = []
+
+    class Noting:
+        normalizer = None
+
+        def encode_batch_fast(self, batch: list[str], **options: Any) -> list[Any]:
+            sizes.append(len(batch[0]))
+            return list(backend.encode_batch_fast(batch, **options))
+
+    backend, tokenizer._backend = tokenizer._backend, Noting()  # type: ignore[assignment]
+    with pytest.raises(RequestTooLarge, match=r"at least [\d,]+ tokens, at most 4,096 fit"):
+        processor.prepare_prompt(text, max_tokens=4096)
+    assert sizes == [LONG_TEXT], "the first piece says it"
+    with pytest.raises(RequestTooLarge, match=r"at least [\d,]+ tokens, at most 16,384 fit"):
+        processor.count_prompt(text, most=4096)
+    tokenizer._backend = backend
+    assert 0 < tokenizer._counted(text, 1 << 30) <= len(tokenizer.encode(text))
+
+
+def test_long_text_that_fits_is_not_refused() -> None:
+    processor = Processor.from_folder(POCKET, read_config(POCKET))
+    longest = max(map(processor.tokenizer.token_bytes, range(processor.tokenizer.vocab_size)), key=len)
+    text = longest.decode() * 4000
+    assert len(text) > COUNTED_TEXT
+    assert len(processor.prepare_prompt(text, max_tokens=4000).prompt_ids) == 4000
 
 
 def test_single_tokens(tokenizer: Tokenizer) -> None:

@@ -31,6 +31,8 @@ from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.in_text import tool_json
 from snugvl.inputs.video import VideoPreprocessor, read_video_preprocessor
 
+COUNTED_CONTEXTS = 4  # what is only counted may be so many times as long as what is answered
+
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
@@ -258,7 +260,8 @@ class Processor:
 
         Args:
             template: variables of the chat template.
-            most: refuse text of more characters than so many tokens can stand for.
+            most: refuse text of more characters than so many tokens can stand for, or of more tokens than
+                `COUNTED_CONTEXTS` times as many.
 
         Raises:
             RequestError, RequestTooLarge, CheckpointError: as `prepare`.
@@ -272,6 +275,7 @@ class Processor:
             RequestError, RequestTooLarge: text that can't be tokenised, or far too much of it.
         """
         self.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
+        self.tokenizer.refuse_long(prompt, None if most is None else COUNTED_CONTEXTS * most, field="prompt")
         return tuple(self.tokenizer.encode(prompt, framed=True))
 
     def _read(
@@ -300,9 +304,9 @@ class Processor:
         go_on()
         marked = rendered if pictures is None else pictures.marked(rendered, parts)
         image_tokens = sum(runs)
-        if exactly:
-            more = image_tokens - len(runs)
-            self.tokenizer.refuse_long(marked, max_tokens, more=more, field="messages")
+        more = image_tokens - len(runs)
+        most = max_tokens if exactly or max_tokens is None else COUNTED_CONTEXTS * max_tokens + more
+        self.tokenizer.refuse_long(marked, most, more=more, field="messages")
         ids = self.tokenizer.encode(marked)
         go_on()
         count = len(ids) - len(runs) + image_tokens

@@ -21,6 +21,7 @@ from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
 from snugvl.inputs.spelling import ByteLevel, Spelling, spelling_of
 
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
+COUNTED_TEXT = 1 << 18  # characters; tokens of what is longer are counted piece by piece before
 SHORT_TEXT = 1 << 11  # characters that are tokenised with Python's lock held: letting go of it takes longer
 _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
 _IDS = 1 << 32  # ids that the Rust side can be asked for
@@ -144,17 +145,37 @@ class Tokenizer:
         return int(max(counts @ together, (counts * alone).max()) * (1 - 1e-9))
 
     def refuse_long(self, text: str, max_tokens: int | None, *, field: str, more: int = 0) -> None:
-        """Raise RequestTooLarge if `text` is sure to have too many tokens, without tokenising it.
+        """Raise RequestTooLarge if `text` is sure to have too many tokens, without tokenising it as a whole.
 
         `more`: tokens that come besides, of pictures.
         """
-        least = 0 if max_tokens is None else self.least_tokens(text)
-        if max_tokens is not None and least and least + more > max_tokens:
+        if max_tokens is None:
+            return
+        least = self.least_tokens(text)
+        if least + more <= max_tokens:
+            least = self._counted(text, max_tokens - more)
+        if least and least + more > max_tokens:
             raise RequestTooLarge(
                 f"the prompt has at least {least + more:,} tokens, at most {max_tokens:,} fit; "
                 "send less text",
                 field=field,
             )
+
+    def _counted(self, text: str, most: int) -> int:
+        """A lower bound of the tokens of a very long text, in the memory of a piece of it; else 0.
+
+        It goes no further than `most`. Where a piece ends a token may be cut, which counts then as more, at
+        most as many as the longest has bytes.
+        """
+        found = 0
+        if len(text) > COUNTED_TEXT:
+            for start in range(0, len(text), LONG_TEXT):
+                piece = text[start : start + LONG_TEXT]
+                (tokens,) = self._backend.encode_batch_fast([piece], add_special_tokens=False)
+                found += max(0, len(tokens) - self.longest_token)
+                if found > most:
+                    break
+        return found
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary have none."""

@@ -30,7 +30,7 @@ from snugvl.core.messages import (
 )
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
-from snugvl.inputs.prompt import PreparedPrompt, check_ids, check_length
+from snugvl.inputs.prompt import COUNTED_CONTEXTS, PreparedPrompt, check_ids, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.in_text import tool_json
@@ -104,7 +104,8 @@ class Preparer:
 
         Args:
             template: variables of the chat template.
-            most: refuse text of more characters than so many tokens can stand for, before it is looked at.
+            most: refuse text of more characters than so many tokens can stand for, before it is looked at, or
+                of more tokens than `COUNTED_CONTEXTS` times as many.
             go_on: called between two parts of the work, which it may end by raising.
 
         Raises:
@@ -122,7 +123,8 @@ class Preparer:
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None
         text = self._style.template.render(self._written(messages), tools=shown, extra=template)
-        self.tokenizer.refuse_long(text, max_tokens, field="messages")
+        counted = None if most is None else COUNTED_CONTEXTS * most
+        self.tokenizer.refuse_long(text, max_tokens or counted, field="messages")
         go_on()
         prompt = self._processed(text, parts)
         check_length(prompt.tokens, prompt.prompt.image_tokens, max_tokens, "messages")
