@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from snugvl.errors import InputError
+from snugvl.quantize import rounding
 from snugvl.quantize.packed import configuration, words
 from snugvl.quantize.passes import Matrix
-from snugvl.quantize.rounding import SHARE, Moments, Rounded, rounded
+from snugvl.quantize.rounding import SHARE, Bits, Moments, Rounded, rounded
 from snugvl.quantize.widths import choice_of, group_of, held_bits
 
 
@@ -34,6 +35,47 @@ def test_compensation_beats_plain_rounding_on_other_inputs() -> None:
     )
     assert better < 0.8 * plain
     assert error(values, rounded(values, 8, 128, moments, compensate=True), other) < 0.2 * better
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "whole"), [(4, 32, False), (5, 64, False), (4, 64, True), (8, 128, False)]
+)
+def test_descent_loses_less_with_every_round_and_keeps_the_format(
+    bits: Bits, group: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.randn(48, 128, generator=torch.Generator().manual_seed(3)) * 0.05
+    moments = Moments(128, torch.device("cpu"))
+    moments.add(inputs(2048, seed=1))
+    lost, made = [], []
+    for rounds in (0, 1, 2, 3):
+        monkeypatch.setattr(rounding, "ROUNDS", rounds)
+        made.append(rounded(values, bits, group, moments, compensate=True, whole=whole))
+        beside = made[-1].values() - values
+        lost.append(float(((beside @ rounding._damped(moments)) * beside).sum()))
+    assert lost[1] < 0.995 * lost[0]
+    assert lost[1] >= lost[2] >= lost[3]
+    last = made[-1]
+    assert last.codes.dtype == torch.uint8
+    assert int(last.codes.max()) < 1 << bits
+    assert last.scale.dtype == last.zero.dtype == torch.bfloat16
+    assert bool((last.scale > 0).all())
+    if whole or bits == 8:
+        assert torch.equal(last.zero, made[0].zero)
+    else:
+        assert not torch.equal(last.zero, made[0].zero)
+
+
+def test_rows_are_rounded_alike_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(50, 128, generator=torch.Generator().manual_seed(3))
+    moments = Moments(128, torch.device("cpu"), rows=50)
+    x = inputs(2048, seed=1)
+    moments.add(x, x @ values.T * 0.1)
+    together = rounded(values, 5, 64, moments, compensate=True)
+    monkeypatch.setattr(rounding, "SLICE_ROWS", 16)
+    sliced = rounded(values, 5, 64, moments, compensate=True)
+    differ = (together.codes != sliced.codes).float().mean()  # sums are in another order
+    assert float(differ) < 0.01
+    assert torch.allclose(together.values(), sliced.values(), atol=0.05)
 
 
 @pytest.mark.parametrize("whole", [False, True])
