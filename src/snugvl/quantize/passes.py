@@ -9,10 +9,11 @@ square.) All copies go along in one reading of the files:
     qkv of layer 0   └ rounded ─ exact  ─ … ─ head         KL to the reference, nats a token
     o of layer 0     └ rounded ─ exact  ─ … ─ head
 
-Then each layer is rounded for the inputs that it gets behind the rounded layers before it, as GPTQ does
-(https://arxiv.org/abs/2210.17323). The exact network goes along, so that a matrix makes up for a part of what
-those have lost (`rounding.py`). What a matrix adds to the stream counts relative to the stream it is added
-to: a token whose stream is a thousand times larger (the first of many models) would hide all others.
+Then each matrix is rounded for the inputs that it gets behind all that are rounded before it, as GPTQ does
+(https://arxiv.org/abs/2210.17323): a layer is passed once for each of its matrices. The exact network goes
+along, so that a matrix makes up for a part of what those have lost (`rounding.py`). What a matrix adds to the
+stream counts relative to the stream it is added to: a token whose stream is a thousand times larger (the
+first of many models) would hide all others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,17 +120,24 @@ def quantise(
 
     def visit(index: int, layer: Layer) -> None:
         mine = {name: scheme for (number, name), scheme in schemes.items() if number == index}
-        if compensate:
-            moments = _compared(sweep, sequences, index, layer, list(mine))
-        else:
+        made: dict[str, Rounded] = {}
+        exact: dict[str, torch.Tensor] = {}
+        moments: dict[str, Moments] = {}
+        if not compensate:
             with _seen(layer, list(mine)) as moments:
                 sweep.advance(index, layer, keep=False)
-        made = {}
-        for name, (bits, group) in mine.items():
+        names = _order(sweep, index, layer, list(mine)) if compensate else list(mine)
+        for name in names:
+            bits, group = mine[name]
             weight = _linear(layer, name).weight
-            seen = moments.pop(name)
-            made[name] = rounded(weight, bits, group, seen, compensate=compensate, whole=whole)
+            if compensate:
+                moments[name] = _compared(sweep, sequences, index, layer, name, exact)
+                exact[name] = weight.clone()
+            made[name] = rounded(weight, bits, group, moments.pop(name), compensate=compensate, whole=whole)
             weight.copy_(made[name].values())
+        if compensate:
+            with _instead(layer, exact):
+                sweep.advance(index, layer, [len(sequences) + number for number in behind])
         sweep.advance(index, layer, behind)
         done(index, made)
 
@@ -152,40 +160,69 @@ def _seen(layer: Layer, names: Sequence[str]) -> Iterator[dict[str, Moments]]:
         yield found
 
 
+def _order(sweep: Sweep, index: int, layer: Layer, names: Sequence[str]) -> list[str]:
+    """The names of matrices as their turn comes when the layer computes."""
+    found: dict[str, None] = {}
+    with _visited(layer, names, lambda name, *_: found.setdefault(name)):
+        sweep.advance(index, layer, [0], keep=False)
+    return [*found, *(name for name in names if name not in found)]
+
+
 def _compared(
-    sweep: Sweep, sequences: Sequence[Sequences], index: int, layer: Layer, names: Sequence[str]
-) -> dict[str, Moments]:
-    """Moments behind rounded layers, and of what outputs lack there; a layer further behind exact ones.
+    sweep: Sweep,
+    sequences: Sequence[Sequences],
+    index: int,
+    layer: Layer,
+    name: str,
+    exact: Mapping[str, torch.Tensor],
+) -> Moments:
+    """Moments of a matrix behind all that is rounded, in this layer, too, and of what its outputs lack there.
 
     One sequence after the other, so that of exact inputs those of one are held.
-    """
-    linears = _linears(layer, names)
-    found = {name: Moments(each.columns, each.weight.device, rows=each.rows) for name, each in linears}
-    exact: dict[str, tuple[torch.Tensor, ...]] = {}
 
-    def keep(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+    Args:
+        exact: weights of the layer's matrices that are rounded already.
+    """
+    matrix = _linear(layer, name)
+    found = Moments(matrix.columns, matrix.weight.device, rows=matrix.rows)
+    were: tuple[torch.Tensor, ...] = ()
+
+    def keep(_: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        nonlocal were
         given = (x,) if residual is None else (x, residual)
-        if name not in exact:
-            exact[name] = tuple(each.new_empty(tokens, each.shape[1]) for each in given)
-        for place, values in zip(exact[name], given, strict=True):
+        were = were or tuple(each.new_empty(tokens, each.shape[1]) for each in given)
+        for place, values in zip(were, given, strict=True):
             place[sweep.computed] = values
 
-    def add(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
-        inputs, *added = (each[sweep.computed] for each in exact[name])
-        lacking = linear(inputs - x, _linear(layer, name).weight).float()
+    def add(_: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        inputs, *added = (each[sweep.computed] for each in were)
+        lacking = linear(inputs - x, matrix.weight).float()
         if residual is not None:
             lacking += (added[0] - residual).float()
         share = _share(residual)
-        found[name].add(x.float() * share, lacking * share)
+        found.add(x.float() * share, lacking * share)
 
     for number, sequence in enumerate(sequences):
-        tokens = sequence.tokens
-        exact.clear()
-        with _visited(layer, names, keep):
-            sweep.advance(index, layer, [len(sequences) + number])
-        with _visited(layer, names, add):
+        tokens, were = sequence.tokens, ()
+        with _instead(layer, exact), _visited(layer, [name], keep):
+            sweep.advance(index, layer, [len(sequences) + number], keep=False)
+        with _visited(layer, [name], add):
             sweep.advance(index, layer, [number], keep=False)
     return found
+
+
+@contextmanager
+def _instead(layer: Layer, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The layer computes with these weights."""
+    linears = [(_linear(layer, name), weight) for name, weight in weights.items()]
+    own = [each.weight.data for each, _ in linears]
+    for each, weight in linears:
+        each.weight.data = weight
+    try:
+        yield
+    finally:
+        for (each, _), weight in zip(linears, own, strict=True):
+            each.weight.data = weight
 
 
 @contextmanager

@@ -253,9 +253,14 @@ class Job:
         layers: dict[int, list[Matrix]] = defaultdict(list)
         for (number, _), matrix in self.matrices.items():
             layers[number].append(matrix)
-        products = max(sum(map(self._moments, each)) for each in layers.values())
-        beside = max(map(self._exact, layers.values())) if self.material.own else 0
-        work = max(beside, max(map(self._rounding, layers.values())) - products)
+        own = self.material.own
+        # What tokens of somebody's tell of a matrix is looked at alone, else that of a layer's at once.
+        parts = [[matrix] for matrix in self.matrices.values()] if own else list(layers.values())
+        products = max(sum(map(self._moments, each)) for each in parts)
+        beside = max(self._exact(matrix) for matrix in self.matrices.values()) if own else 0
+        work = max(beside, max(map(self._rounding, parts)) - products)
+        kept = 2 + own * self.side.settings.itemsize  # codes with what is beside them; what they were
+        work += kept * max(sum(matrix.weights for matrix in layer) for layer in layers.values())
         return [
             Component(
                 "products of inputs", products, "prefill", why="of each pair of columns, and what lacks"
@@ -267,22 +272,21 @@ class Job:
         """Products of its inputs; of what its outputs lack with them, where somebody's tokens tell that."""
         return 4 * (matrix.columns**2 + self.material.own * matrix.weights)
 
-    def _rounding(self, layer: list[Matrix]) -> int:
+    def _rounding(self, matrices: list[Matrix]) -> int:
         """Most that is held while matrices are rounded in order; products are let go behind each."""
-        left = [self._moments(matrix) for matrix in layer]
-        work = max(
+        left = [self._moments(matrix) for matrix in matrices]
+        return max(
             sum(left[number:])
             + INVERSES * 4 * matrix.columns**2
             + WORK * 4 * min(matrix.rows, SLICE_ROWS) * matrix.columns
-            for number, matrix in enumerate(layer)
+            for number, matrix in enumerate(matrices)
         )
-        return work + 2 * sum(matrix.weights for matrix in layer)
 
-    def _exact(self, layer: list[Matrix]) -> int:
-        """What matrices are given of the longest sequence behind exact layers, and what is made of that."""
+    def _exact(self, matrix: Matrix) -> int:
+        """What it is given of the longest sequence behind exact layers, and what is made of that."""
         hidden = self.side.config.text.hidden_size  # what a product may be added to
-        kept = self.side.settings.itemsize * sum(matrix.columns + hidden for matrix in layer)
-        made = COMPARED * 4 * max(matrix.rows + matrix.columns for matrix in layer)
+        kept = self.side.settings.itemsize * (matrix.columns + hidden)
+        made = COMPARED * 4 * (matrix.rows + matrix.columns)
         return max(map(len, self.material.prompts)) * (kept + made)
 
     def _made(self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int) -> Made:
