@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
+from snugvl.server import connection
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
@@ -114,6 +115,34 @@ def test_a_large_body_has_room_for_all_of_it_or_is_refused_while_little_came() -
         assert len(refused) == 1, "the third would have no room"
         for link in links:
             link.close()
+
+
+def test_the_parser_is_fed_in_small_pieces_but_for_what_is_sure_to_be_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A piece may hold as many requests as fit; a body of announced length holds none."""
+    pieces: list[int] = []
+    parse = connection.BoundedProtocol._parse
+
+    def noting(protocol: connection.BoundedProtocol, piece: memoryview) -> None:
+        pieces.append(len(piece))
+        parse(protocol, piece)
+
+    monkeypatch.setattr(connection.BoundedProtocol, "_parse", noting)
+    get = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+    behind = (get + b"\r\n") * 99 + get + b"Connection: close\r\n\r\n"
+    size = 900_000
+    body = b'{"prompt":""' + b" " * (size - 13) + b"}"
+    chunk = b"%x\r\n" % size + body + b"\r\n0\r\n\r\n"
+    chunked = head(size).replace(b"Content-Length: %d" % size, b"Transfer-Encoding: chunked")
+    assert b"chunked" in chunked
+    with live(FakeService()) as base:
+        for data, whole in ((head(size) + body, True), (chunked + chunk, False)):
+            pieces.clear()
+            with connect(base, data + behind) as link:
+                assert read_all(link).count(b"HTTP/1.1 200") == 101
+            assert (max(pieces) > connection.BODY_PIECE_BYTES) == whole, pieces
+            assert all(piece <= connection.BODY_PIECE_BYTES for piece in pieces[-2:])
 
 
 JSON = {"content-type": "application/json"}

@@ -35,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread = memoryview(b"")  # what the parser has not been given yet
         self._head_bytes = 0
         self._swallowed = 0  # bytes of this request that came behind its head and were no body
+        self._left = 0  # bytes of its body that its Content-Length still promises
         self._in_head = True
         self._refused = False
         self._running: RequestResponseCycle | None = None
@@ -58,6 +59,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._swallowed = False, 0
+        headers = dict(self.headers)
+        self._left = 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
         self._stop_waiting()
         super().on_headers_complete()
 
@@ -67,11 +70,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._swallowed -= len(body) + FRAME_BYTES
+        self._left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_head, self._head_bytes, self._swallowed = True, 0, 0
+        self._in_head, self._head_bytes, self._swallowed, self._left = True, 0, 0, 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -85,7 +89,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _feed(self) -> None:
         """Let the parser have what came, until a request waits for the one before it."""
         while self._unread and not self.pipeline and not self._refused and self.parser is not None:
-            size = HEAD_PIECE_BYTES if self._in_head else BODY_PIECE_BYTES
+            # What is sure to be body goes as a whole: uvicorn would copy all of it again for each piece.
+            size = HEAD_PIECE_BYTES if self._in_head else max(BODY_PIECE_BYTES, self._left)
             piece, self._unread = self._unread[:size], self._unread[size:]
             self._parse(piece)
         if not self._unread:
