@@ -1,6 +1,6 @@
 """What `snugvl quantize` makes of SmolLM2-135M-Instruct: what it costs, by bits and by what is given.
 
-    PYTHONPATH=benchmarks python -m training.quantized [--json FILE]
+    PYTHONPATH=benchmarks python -m training.quantized [--json FILE [--only BITS …]]
 
 The yardsticks are KL to float32 of the model's answers to twelve questions, and of the text of
 `training/format_cost.py`. What is given with --with are answers of the model to other questions, and
@@ -12,6 +12,7 @@ rounded while loading stands beside them.
 """
 
 import argparse
+import json
 import pydoc_data.topics
 import tempfile
 from collections import Counter
@@ -121,6 +122,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--only", nargs="+", type=float, metavar="BITS", help="so many alone; other rows of FILE stay"
+    )
     asked = parser.parse_args()
     print(machine.describe())
     folder, device = smollm2.shuffled(), torch.device("cpu")
@@ -138,6 +142,8 @@ def main() -> None:
     exact = logits(exact_model)
     del exact_model
     results: dict[str, Any] = {"model": smollm2.PACKAGE, "answer_tokens": len(exact[0]), "ways": {}}
+    if asked.only is not None:
+        results["ways"] = json.loads(asked.json.read_text())["ways"]
 
     def judged(name: str, model: LoadableNetwork, more: dict[str, Any]) -> None:
         ours = logits(model)
@@ -148,9 +154,9 @@ def main() -> None:
         print(f"{row['text_kl_nats']:>10.4f}{row['bits']:>7.2f}  {more.get('widths', '')}", flush=True)
 
     print(f"{'':<56}{'KL':>9}{'top-1':>8}{'KL, text':>10}{'held':>7}  widths")
-    for name, storage in LOADED.items():
+    for name, storage in LOADED.items() if asked.only is None else ():
         judged(name, load_model(folder, dtype=torch.float32, device=device, storage=storage), {})
-    for way in WAYS:
+    for way in WAYS if asked.only is None else [each for each in WAYS if each.bits in asked.only]:
         with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
             out, options = Path(work) / "out", LoadOptions(str(folder), device="cpu")
             form = way.form
