@@ -121,6 +121,7 @@ def paged_attention(
     the sigmoid of `gates`, of its shape, where there are some.
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
+    early = metadata.apart is None  # tokens of one sequence see what this step wrote of the others
     metadata = metadata.apart or metadata
     if query.is_cuda:
         from snugvl.layers.kernels.attention import paged as kernels  # needs triton, which only GPUs bring
@@ -131,7 +132,9 @@ def paged_attention(
         assert lengths is not None
         where = (*cache.layer(layer), metadata.block_tables)
         if metadata.decodes:
-            return kernels.decode(query, *where, lengths, metadata.block_size, scale, window, gates)
+            return kernels.decode(
+                query, *where, lengths, metadata.block_size, scale, window, gates, early=early
+            )
         starts = metadata.starts
         assert starts is not None
         output = kernels.chunk(query, *where, starts, lengths, metadata.block_size, scale, window)

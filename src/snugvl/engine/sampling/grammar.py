@@ -28,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition, Lock, Thread
 from typing import Protocol, Self
 
@@ -118,6 +119,7 @@ class MaskThreads:
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
         self._left_s = TOGETHER_S  # for masks that are made together, in this step
+        self._doubtful = False  # whether the last ones that were made together took too long
         self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
         lock = Lock()
         self.changed = Condition(lock)  # notified whenever a job is done
@@ -140,10 +142,30 @@ class MaskThreads:
             self.submit(pace, lambda: make([(mask, token)]))
 
     def make_together(self) -> None:
-        """Make the quick masks that were asked for."""
+        """Make the quick masks that were asked for.
+
+        Where the last ones took long, a thread makes one after the other: that shows whose did, or that it
+        was nobody's. This thread may have been kept from its processor, or from Python's lock.
+        """
         asked, self._together = self._together, []
-        if asked:
-            make(asked, min(self._threads, len(asked)))
+        if self._doubtful and asked:
+            self._doubtful = False
+            self.submit(self, partial(self._one_by_one, sorted(asked, key=lambda pair: pair[0].seconds)))
+        elif asked:
+            processors = min(self._threads, len(asked))
+            foreseen_s = sum(mask.seconds for mask, _ in asked) / processors
+            self._doubtful = make(asked, processors) >= max(QUICK_S, foreseen_s)
+
+    def _one_by_one(self, asked: "Sequence[tuple[Mask, int]]") -> None:
+        """Make masks, each for itself; those left when that takes too long take turns with others."""
+        left_s = TOGETHER_S
+        for pair in asked:
+            if left_s > 0:
+                left_s -= make([pair])
+                with self.changed:
+                    self.changed.notify_all()
+            else:
+                self.submit(pair[0].pace, partial(make, [pair]))
 
     def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
         """Run `job`, which must not raise, when it is its owner's turn."""
@@ -332,10 +354,10 @@ class Mask:
         return took_s
 
 
-def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
+def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> float:
     """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
 
-    `processors`: that share the work.
+    `processors`: that share the work. Returns the seconds that it took.
     """
     begun, spent = time.monotonic(), time.thread_time()
     for kind in {type(mask.state) for mask, _ in asked}:
@@ -351,15 +373,13 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
             more = time.monotonic() < begun + FORCING_S
             rows = zip(sound, bits.numpy(), strict=True)
             left = [(mask, mask.forced[-1]) for mask, row in rows if mask.put(row, more)]
-    if len(asked) == 1:  # a thread that waits for Python's lock would take its mask for a slow one
-        took_s = time.thread_time() - spent
-    else:
-        took_s = time.monotonic() - begun
-        if took_s < QUICK_S:  # else somebody's took long, and it will show whose: the next are made alone
-            took_s *= processors / len(asked)
+    alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
+    took_s = time.thread_time() - spent if alone else time.monotonic() - begun
     for mask, _ in asked:
-        mask.pace.note(took_s / (1 + len(mask.forced)))
+        if alone or took_s < QUICK_S:  # else somebody's took long, and nobody knows whose
+            mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
         mask.ready = True
+    return took_s
 
 
 def _only(bits: NDArray[np.int32]) -> int | None:
