@@ -46,7 +46,7 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.graphs import decode
 from snugvl.engine.graphs.capture import GraphPool, Work
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling import grammar, sampler
+from snugvl.engine.sampling import masks, sampler
 from snugvl.engine.sampling.sampler import PendingSample
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.speculation import Speculation
@@ -297,7 +297,7 @@ def instruments(clock: Clock) -> Iterator[None]:
         ("launch", decode.DecodeGraphs, "start"),
         ("launch", decode.DecodeGraphs, "advance"),
         ("masks", Teller, "skip_forced"),
-        ("masks", grammar, "make"),
+        ("masks", masks, "make"),
         ("masks", sampler, "allowed_bits"),
         ("accept", Teller, "give"),
         ("draft", predictor.Drafter, "ask"),

@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskPace, MaskThreads
+from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
 from snugvl.engine.sampling.sampler import unpacked
 
 

@@ -16,14 +16,8 @@ from snugvl.core.messages import Grammar
 from snugvl.engine import checkpoints, overlap
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling import grammar
-from snugvl.engine.sampling.grammar import (
-    MOST_FORCED,
-    WAIT_S,
-    GrammarState,
-    MaskPace,
-    TokenGrammar,
-)
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.masks import MOST_FORCED, WAIT_S, MaskPace
 from snugvl.engine.schedule import Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
@@ -48,8 +42,8 @@ def _short_runs_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is, no mask is late."""
-    monkeypatch.setattr(grammar, "WAIT_S", PATIENCE_S)
-    monkeypatch.setattr(grammar, "FORCING_S", PATIENCE_S)
+    monkeypatch.setattr("snugvl.engine.sampling.masks.WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("snugvl.engine.sampling.masks.FORCING_S", PATIENCE_S)
 
 
 def typed(name: str, prompt: list[int], **sampling: object) -> EngineRequest:
@@ -259,7 +253,7 @@ class Late(GrammarState):
 @pytest.fixture
 def by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """No mask is quick enough to be made by the engine itself."""
-    monkeypatch.setattr(grammar, "QUICK_S", 0.0)
+    monkeypatch.setattr("snugvl.engine.sampling.masks.QUICK_S", 0.0)
 
 
 @pytest.mark.usefixtures("by_threads")

@@ -4,21 +4,15 @@ import threading
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling import grammar
-from snugvl.engine.sampling.grammar import (
-    QUICK_S,
-    GrammarState,
-    Mask,
-    MaskPace,
-    MaskThreads,
-    mask_threads,
-    settle,
-)
+from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.engine.sampling.masks import QUICK_S, Mask, MaskPace, MaskThreads, mask_threads, settle
+from snugvl.engine.sampling.sampler import allowed_bits
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.masks import spend
 from tests.patience import PATIENCE_S
@@ -170,10 +164,10 @@ class QuickState(SlowState):
         bits.fill_(-1)
 
     @classmethod
-    def fill_all(cls, states: Sequence["QuickState"], bits: torch.Tensor) -> None:
+    def fill_all(cls, states: Sequence["QuickState"], bits: torch.Tensor, processors: int = 1) -> None:
         assert len(states) == len(bits)
         states[0].owner.together.append(len(states))
-        super().fill_all(states, bits)
+        super().fill_all(states, bits, processors)
 
 
 def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share(
@@ -187,7 +181,7 @@ def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share(
         mask.wait()
     assert set(quick.makers[3:]) == {"snugvl-masks"}, "nobody knows yet how long they take"
     share = QUICK_S / 2
-    monkeypatch.setattr(grammar, "TOGETHER_S", 2.5 * share)
+    monkeypatch.setattr("snugvl.engine.sampling.masks.TOGETHER_S", 2.5 * share)
     for seconds, together in ((0.0, [3]), (share, [2, 1]), (QUICK_S, [1, 1, 1])):
         for pace in paces:
             pace.seconds = seconds  # whatever this machine took
@@ -241,6 +235,50 @@ def test_masks_that_were_kept_waiting_together_are_not_slow() -> None:
             mask.wait()
         assert quick.makers == 3 * [makers]
         assert max(pace.seconds for pace in paces) < QUICK_S, "they took next to nothing of a processor"
+
+
+class Own(Quick):
+    """Whose masks tell answers and tokens apart: the token before, and none where it forces the next."""
+
+    def start(self) -> "OwnState":  # type: ignore[override]
+        return OwnState(self)
+
+
+class OwnState(QuickState):
+    def accept(self, token: int) -> None:
+        self.seen = token
+
+    def fill(self, bits: torch.Tensor) -> None:
+        bits.fill_(0)
+        bits[self.seen // 32] = 1 << self.seen % 32 if self.seen % 2 else 3 << self.seen % 31
+
+
+def test_masks_that_were_made_together_go_to_the_device_as_they_stand() -> None:
+    threads, device = MaskThreads(1, 48), torch.device("cpu")
+    masks = [Mask(Own().start(), threads, MaskPace(0.0), {1}) for _ in range(3)]
+
+    def step(*given: int) -> list[list[int]]:
+        for mask, token in zip(masks, given, strict=True):
+            mask.accept(token)
+        settle(masks, threads)
+        expected = []
+        for mask in masks:
+            row = np.zeros(2, dtype=np.int32)
+            mask.write(row)
+            expected.append(row.tolist())
+        bits = allowed_bits(masks, 48, device)
+        assert bits.tolist() == expected
+        return expected
+
+    assert len({tuple(row) for row in step(2, 4, 6)}) == 3
+    places = [mask.together for mask in masks]
+    assert all(place is not None and place[0] is places[0][0] for place in places if places[0])  # type: ignore[index]
+    assert allowed_bits(masks, 48, device).data_ptr() == places[0][0].data_ptr(), "no copy"  # type: ignore[index]
+    mixed: list[Mask | None] = [masks[1], masks[0], None]
+    assert allowed_bits(mixed, 48, device).tolist()[2] == [-1, -1]
+    assert allowed_bits(masks[:2], 48, device).shape == (2, 2)
+    step(8, 1, 10)  # the second has only one token left: what it forces is no row of theirs
+    assert masks[1].together is None
 
 
 def test_a_mask_that_waits_for_others_is_not_slow() -> None:

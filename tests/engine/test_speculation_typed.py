@@ -14,8 +14,7 @@ from snugvl.core.messages import Grammar
 from snugvl.engine import speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling import grammar
-from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads
+from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
 from snugvl.engine.speculation import MASKS_S, MOST
 from tests.engine.eager import engine_with, finish, request
 from tests.engine.test_forced import Wide, ask, compiler, schema
@@ -28,8 +27,8 @@ from tests.patience import PATIENCE_S
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is, no mask is late, and there is time for those of guesses."""
-    monkeypatch.setattr(grammar, "WAIT_S", PATIENCE_S)
-    monkeypatch.setattr(grammar, "FORCING_S", PATIENCE_S)
+    monkeypatch.setattr("snugvl.engine.sampling.masks.WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("snugvl.engine.sampling.masks.FORCING_S", PATIENCE_S)
     monkeypatch.setattr(speculation, "MASKS_S", PATIENCE_S)
 
 

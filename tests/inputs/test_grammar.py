@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
-from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.engine.sampling.sampler import unpacked
 from snugvl.errors import RequestError
 from snugvl.inputs import grammar
@@ -369,9 +370,9 @@ def test_a_panic_in_one_of_several_is_no_error_of_the_others(
 
     answers = compiler.compile(Grammar("regex", "(ab|b)*"), choices=3)
     states = [moved(answers.start(), backend, "ab") for _ in range(3)]
-    monkeypatch.setattr(grammar, "_executor", Panics)
+    monkeypatch.setattr(grammar, "_executor", lambda _: Panics())
     bits = torch.zeros(3, VOCAB // 32, dtype=torch.int32)
-    _State.fill_all(states, bits)
+    _State.fill_all(states, bits, 2)
     assert [state.error for state in states] == [None] * 3
     assert all(set(row.nonzero()[:, 0].tolist()) == allowed(states[0]) for row in unpacked(bits, VOCAB))
 
@@ -384,21 +385,22 @@ def moved(state: GrammarState, backend: Backend, text: str) -> _State:
     return state
 
 
+@pytest.mark.parametrize("processors", [1, 2])
 def test_masks_that_are_made_together_are_those_made_alone(
-    compiler: GrammarCompiler, backend: Backend
+    compiler: GrammarCompiler, backend: Backend, processors: int
 ) -> None:
     schema = Grammar("json_schema", json.dumps({"type": "string", "maxLength": 6}))
     texts = ['"a', '"ab cd', '"', '"ab cdef', '""', '"\\']
     answers = compiler.compile(schema, choices=len(texts))
     states = [moved(answers.start(), backend, text) for text in texts]
     bits = torch.full((len(texts), VOCAB // 32), 7, dtype=torch.int32)
-    _State.fill_all(states, bits)
+    _State.fill_all(states, bits, processors)
     rows = [set(row.nonzero()[:, 0].tolist()) for row in unpacked(bits, VOCAB)]
     assert rows == [allowed(state) for state in states]
     assert len({frozenset(row) for row in rows}) > 3, "they differ"
     begun = answers.start()
     assert isinstance(begun, _State)
-    _State.fill_all([states[0], begun], bits[:2])  # one that has taken nothing yet
+    _State.fill_all([states[0], begun], bits[:2], processors)  # one that has taken nothing yet
     assert set(unpacked(bits, VOCAB)[1].nonzero()[:, 0].tolist()) == allowed(compiler.compile(schema).start())
 
 
@@ -429,7 +431,7 @@ def test_one_answer_takes_nothing_from_those_after_it(backend: Backend, together
         states = [cast("_State", compiler.compile(HUNGRY).start()) for _ in range(together)]
         draw = random.Random(seed)
         for _ in range(400):
-            _State.fill_all(states, bits)
+            _State.fill_all(states, bits, together)
             assert unpacked(bits, VOCAB)[:, letters].all()
             for state in states:
                 state.accept(draw.choice(letters))

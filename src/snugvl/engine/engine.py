@@ -28,7 +28,7 @@ from snugvl.engine.overlap import PendingStep, choose, launch_next
 from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
-from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
+from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State, choices_of
@@ -65,7 +65,9 @@ class Engine:
         self._teller = Teller(self._requests, self._scheduler, self._runner)
         self._arrivals = count()
         self._speculation = Speculation(config, self._runner.drafter)
-        self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
+        self._masks = MaskThreads(
+            mask_threads(), model.config.text.vocab_size, pinned=model.device.type == "cuda"
+        )
         self.steps = 0
         self._computed = self._faults = self._shortages = 0
 

@@ -12,7 +12,7 @@ Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at mos
 whole step, so a long prompt, or many with pictures at once, must not come in one piece. A chunk whose images
 are not encoded yet (`encoder.py`) waits, running with its blocks, and all that would come after it.
 
-One whose grammar has no mask yet (`sampling/grammar.py`) is left out, too, and alone. One whose grammar
+One whose grammar has no mask yet (`sampling/masks.py`) is left out, too, and alone. One whose grammar
 forced tokens has several that are known and not computed: all at once, as far as the budget goes.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running

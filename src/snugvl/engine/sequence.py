@@ -22,7 +22,7 @@ import torch
 from snugvl.engine.blocks import Key
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.request import EngineRequest, FinishReason, TokenOutput, VisionItem
-from snugvl.engine.sampling.grammar import Mask, gave_up
+from snugvl.engine.sampling.masks import Mask, gave_up
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
 

@@ -55,7 +55,7 @@ from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer, PredictorPro
 from snugvl.engine.overlap import choice_of
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.grammar import Foreseen, Mask
+from snugvl.engine.sampling.masks import Foreseen, Mask
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import Choice
 from snugvl.engine.schedule import Chunk, Schedule

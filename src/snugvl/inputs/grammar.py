@@ -23,7 +23,8 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
-from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar, mask_threads
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
@@ -138,9 +139,9 @@ class GrammarCompiler:
 
 
 @cache
-def _executor() -> LLExecutor:
-    """Threads of Rust's, of as many processors as masks get."""
-    return LLExecutor(num_threads=mask_threads())
+def _executor(processors: int) -> LLExecutor:
+    """So many threads of Rust's. What is woken for masks of microseconds costs more than they do."""
+    return LLExecutor(num_threads=processors)
 
 
 class _Compiled:
@@ -231,13 +232,13 @@ class _State(GrammarState):
                 self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
 
     @classmethod
-    def fill_all(cls, states: Sequence[Self], bits: torch.Tensor) -> None:
-        if len(states) == 1 or any(state._first is not None for state in states):
+    def fill_all(cls, states: Sequence[Self], bits: torch.Tensor, processors: int = 1) -> None:
+        if processors == 1 or any(state._first is not None for state in states):
             super().fill_all(states, bits)
             return
         pairs = [(state._matcher, row) for row, state in enumerate(states)]
         try:
-            _executor().unsafe_compute_mask_ptr(pairs, bits.data_ptr(), bits[0].nbytes, len(bits))
+            _executor(processors).unsafe_compute_mask_ptr(pairs, bits.data_ptr(), bits[0].nbytes, len(bits))
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise

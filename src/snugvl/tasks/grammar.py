@@ -2,7 +2,7 @@
 
 Models write JSON in one of a few styles, and keep to it: on one line, each value on a line, or each outermost
 one. An answer may be in any of them, and is in one: what its first white space has decided is forced from
-then on, and costs no step of the network (`engine/sampling/grammar.py`).
+then on, and costs no step of the network (`engine/sampling/masks.py`).
 
     [{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, …     [\n\t{"bbox_2d": [1, 2, 3, 4], "label": "cat"},\n\t…
 """

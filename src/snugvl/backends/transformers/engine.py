@@ -28,7 +28,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from snugvl.backends.transformers.sampling import GenerationRequest, SamplingProcessor, StopWhenOver
 from snugvl.core.service import Load
 from snugvl.core.sizes import format_size
-from snugvl.engine.sampling.grammar import MaskPace, MaskThreads, mask_threads
+from snugvl.engine.sampling.masks import MaskPace, MaskThreads, mask_threads
 from snugvl.engine.sampling.sampler import Sampled, scores_of
 from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
 from snugvl.hardware import host

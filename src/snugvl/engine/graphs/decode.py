@@ -241,7 +241,7 @@ class _DecodeGraph:
         return self._replay(rows)
 
     def feed(self, tokens: torch.Tensor) -> None:
-        self._ids[: len(tokens)].copy_(tokens.clamp(min=0))
+        torch.clamp(tokens, min=0, out=self._ids[: len(tokens)])
 
     def _next_staging(self) -> torch.Tensor:
         self._turn = 1 - self._turn

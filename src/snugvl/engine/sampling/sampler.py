@@ -21,7 +21,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
-from snugvl.engine.sampling.grammar import Foreseen, Mask
+from snugvl.engine.sampling.masks import Foreseen, Mask
 from snugvl.engine.sampling.penalties import Penalties, penalizes
 from snugvl.layers.upload import upload
 
@@ -288,15 +288,32 @@ def allowed_bits(masks: Sequence[Mask | Foreseen | None], vocab: int, device: to
 
     Waits for masks that are not ready; not for the device.
     """
-    shape = len(masks), (vocab + 31) // 32
-    bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-    for row, mask in zip(bits.numpy(), masks, strict=True):
-        if mask is None:
-            row.fill(-1)
-        else:
+    for mask in masks:
+        if mask is not None:
             mask.wait()
-            mask.write(row)
+    bits = _made_together(masks)
+    if bits is None:
+        shape = len(masks), (vocab + 31) // 32
+        bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        for row, mask in zip(bits.numpy(), masks, strict=True):
+            if mask is None:
+                row.fill(-1)
+            else:
+                mask.write(row)
     return bits.to(device, non_blocking=True)
+
+
+def _made_together(masks: Sequence[Mask | Foreseen | None]) -> torch.Tensor | None:
+    """The rows of all masks where they were made, if they stand there in this order and alone."""
+    places = [None if mask is None else mask.together for mask in masks]
+    if places[0] is None:
+        return None
+    bits = places[0][0]
+    if len(bits) == len(places) and all(
+        place is not None and place[0] is bits and place[1] == row for row, place in enumerate(places)
+    ):
+        return bits
+    return None
 
 
 def fill_allowed(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:

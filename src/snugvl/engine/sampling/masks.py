@@ -1,0 +1,379 @@
+"""Which tokens may come next, said in time: masks of grammars (`grammar.py`), made while the network runs.
+
+A mask may take microseconds or a tenth of a second. Those of requests whose last ones were quick are made
+together before the next choice, on all processors, and without Python's lock: with a thread for each of them
+threads wait for that lock and not for masks. Others are made by threads (`MaskThreads`), as soon as the token
+before them is known, requests taking turns; and each choice has a share of time for which a step waits:
+
+    engine    sample ─ accept │ … next step │ quick masks ─ wait 5 ms at most ─ whoever has its mask goes on …
+    threads                   └ token, mask ┘ one that is not ready is left out of this step
+
+Where a mask allows a single token, that one is forced, whatever the network thinks: the state takes it and
+makes the mask after it, and so on. So a `Mask` may know several tokens ahead of those that were taken, and
+the engine need not compute one to get the next (`Engine._skip_forced`):
+
+    taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
+
+Guessed tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
+has started with the guesses that the grammar takes; those behind right guesses aren't made again.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from threading import Condition, Lock, Thread
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.errors import RequestError
+
+MOST_THREADS = 8
+WAIT_S = 0.005  # that a step waits for masks, in all
+QUICK_S = 0.004  # that a mask may take to be made together with others
+TOGETHER_S = 0.008  # that all of them may take in a step
+SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
+MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
+FIRST_WORDS = 64  # of a mask, which say of most that they allow more than one token
+FORCING_S = 0.005  # after so long it looks no further
+PART_S = 0.0005  # of masks that are made together, for which another processor is woken
+
+
+def mask_threads(cores: int | None = None) -> int:
+    """Threads for masks, on so many processors, or on those of this machine."""
+    return min(max((os.cpu_count() or 1 if cores is None else cores) // 2, 1), MOST_THREADS)
+
+
+@dataclass(slots=True, eq=False)
+class MaskPace:
+    """How long the masks of one request take, lately at most; unknown at first, so not quick."""
+
+    seconds: float = QUICK_S
+
+    def note(self, seconds: float) -> None:
+        """One took so long."""
+        self.seconds = max(seconds, 0.75 * self.seconds)
+
+
+class MaskThreads:
+    """Makes masks over `vocab` tokens: threads, where owners (requests) take turns, or who asks for them.
+
+    Threads start with their first job. Only the engine's own thread asks for masks. `pinned`: those that are
+    made together are on their way to a GPU.
+    """
+
+    def __init__(self, threads: int, vocab: int, *, pinned: bool = False) -> None:
+        self.vocab = vocab
+        self._pinned = pinned
+        self._left_s = TOGETHER_S  # for masks that are made together, in this step
+        self._doubtful = False  # whether the last ones that were made together took too long
+        self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
+        lock = Lock()
+        self.changed = Condition(lock)  # notified whenever a job is done
+        self._submitted = Condition(lock)
+        self._threads = threads
+        self._started = 0
+        self._jobs: dict[Hashable, deque[Callable[[], object]]] = {}  # by owner; whose turn is next, first
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._left_s = TOGETHER_S
+
+    def ask(self, mask: "Mask", token: int, pace: MaskPace) -> None:
+        """Make the mask after a token: with others that are quick, if that isn't too much for one step."""
+        share_s = pace.seconds / self._threads
+        if pace.seconds < QUICK_S and share_s < self._left_s:
+            self._left_s -= share_s
+            self._together.append((mask, token))
+        else:
+            self.submit(pace, lambda: make([(mask, token)]))
+
+    def make_together(self) -> None:
+        """Make the quick masks that were asked for.
+
+        Where the last ones took long, a thread makes one after the other: that shows whose did, or that it
+        was nobody's. This thread may have been kept from its processor, or from Python's lock.
+        """
+        asked, self._together = self._together, []
+        if self._doubtful and asked:
+            self._doubtful = False
+            self.submit(self, partial(self._one_by_one, sorted(asked, key=lambda pair: pair[0].seconds)))
+        elif asked:
+            whole_s = sum(mask.seconds for mask, _ in asked)
+            processors = min(self._threads, len(asked), 1 + int(whole_s / PART_S))
+            took_s = make(asked, processors, pinned=self._pinned)
+            self._doubtful = took_s >= max(QUICK_S, whole_s / processors)
+
+    def _one_by_one(self, asked: "Sequence[tuple[Mask, int]]") -> None:
+        """Make masks, each for itself; those left when that takes too long take turns with others."""
+        left_s = TOGETHER_S
+        for pair in asked:
+            if left_s > 0:
+                left_s -= make([pair])
+                with self.changed:
+                    self.changed.notify_all()
+            else:
+                self.submit(pair[0].pace, partial(make, [pair]))
+
+    def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
+        """Run `job`, which must not raise, when it is its owner's turn."""
+        with self._submitted:
+            self._jobs.setdefault(owner, deque()).append(job)
+            if self._started < self._threads:
+                self._started += 1
+                Thread(target=self._run, name="snugvl-masks", daemon=True).start()
+            self._submitted.notify()
+
+    def wait(self, most_s: float) -> None:
+        """Let a job be done, or time pass."""
+        with self.changed:
+            self.changed.wait(most_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._submitted:
+                self.changed.notify_all()
+                while not self._jobs:
+                    self._submitted.wait()
+                owner = next(iter(self._jobs))
+                jobs = self._jobs.pop(owner)
+                job = jobs.popleft()
+                if jobs:
+                    self._jobs[owner] = jobs  # behind all others
+            job()
+
+
+class Foreseen:
+    """Which tokens a choice may take behind some that are guessed."""
+
+    together = None  # see `Mask.together`
+
+    def __init__(self, bits: NDArray[np.int32]) -> None:
+        self.bits = bits
+
+    def wait(self) -> float:
+        """Like `Mask.wait`: it is made."""
+        return 0.0
+
+    def write(self, bits: NDArray[np.int32]) -> None:
+        """See `Mask.write`."""
+        bits[:] = self.bits
+
+
+class Mask:
+    """Which tokens one choice may take next, made ahead of the step that needs it.
+
+    Attributes:
+        forced: the next tokens, where there is no choice; `accept` takes them one by one. Whole once `ready`.
+    """
+
+    def __init__(
+        self,
+        state: GrammarState,
+        threads: MaskThreads,
+        pace: MaskPace,
+        ends: Collection[int] = (),
+    ) -> None:
+        """
+        Args:
+            pace: one for all choices of a request.
+            ends: tokens that end the choice: nobody asks for a mask after one.
+        """
+        self.ready, self.dropped = True, False
+        self.forced: deque[int] = deque()
+        self.state, self.pace = state, pace
+        self._bits = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # of the token after `forced`
+        self._home: tuple[torch.Tensor, int] | None = None  # masks of which `_bits` are a row
+        self._foreseen: deque[tuple[int, Foreseen]] = deque()  # guesses after it, and what may follow each
+        self._threads = threads
+        self._ends = ends
+        self._share_s = WAIT_S
+        state.fill(torch.from_numpy(self._bits))
+        if state.error is None and self.put(self._bits):  # the masks after it cost something
+            self.ready = False
+            threads.submit(pace, lambda: make([(self, self.forced[-1])]))
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar can't go on, or None; ask when `ready`."""
+        return None if self.forced else self.state.error
+
+    @property
+    def ends(self) -> bool:
+        """Whether the choice ends with what is forced."""
+        return bool(self.forced) and self.forced[-1] in self._ends
+
+    @property
+    def seconds(self) -> float:
+        """How long those of its request took, lately at most."""
+        return self.pace.seconds
+
+    @property
+    def quick(self) -> bool:
+        """Whether those of its request were made, lately, in a time for which a step may wait."""
+        return self.pace.seconds < WAIT_S
+
+    @property
+    def together(self) -> tuple[torch.Tensor, int] | None:
+        """Masks that were made together, and which of their rows is what `write` writes; or None."""
+        return None if self.forced or self.state.error is not None else self._home
+
+    def write(self, bits: NDArray[np.int32]) -> None:
+        """Which tokens may come next to `bits` `[ceil(vocab / 32)]`, as `GrammarState.fill` does.
+
+        None, if the grammar can't go on.
+        """
+        assert self.ready, "a mask is read before it is made"
+        if not self.forced and self.state.error is None:
+            bits[:] = self._bits
+            return
+        bits[:] = 0
+        if self.forced:
+            bits.view(np.uint32)[self.forced[0] // 32] = 1 << self.forced[0] % 32
+
+    def accept(self, token: int) -> None:
+        """Take the token that was sampled, and ask for the mask after it."""
+        assert self.ready, "a token was sampled without a mask"
+        if self.forced:
+            known = self.forced.popleft()
+            assert token == known, "another token than the one that is forced"
+            return
+        self._share_s = min(self._share_s + SHARE_S, WAIT_S)
+        if self._foreseen and self._foreseen[0][0] == token:
+            self.state.accept(token)
+            self._bits = self._foreseen.popleft()[1].bits  # the token after it is chosen already
+            self._home = None
+            return
+        self._foreseen.clear()
+        self.ready = False
+        self._threads.ask(self, token, self.pace)
+
+    @property
+    def words(self) -> int:
+        """Of its bits."""
+        return len(self._bits)
+
+    def put(
+        self, bits: NDArray[np.int32], more: bool = True, home: tuple[torch.Tensor, int] | None = None
+    ) -> bool:
+        """Take `bits` for what may come behind `forced`; whether they force a token that isn't the last.
+
+        Args:
+            more: whether it may become longer.
+            home: masks of which they are a row, and which.
+        """
+        self._bits, self._home = bits, home
+        token = _only(bits) if more and len(self.forced) < MOST_FORCED else None
+        if token is not None:
+            self.forced.append(token)
+        return token is not None and token not in self._ends
+
+    def takes(self, drafts: Sequence[int]) -> int:
+        """How many guesses may come next, one after the other."""
+        assert self.ready, "guesses without a mask"
+        known = [draft == token for draft, token in zip(drafts, self.forced, strict=False)]
+        if not all(known):
+            return known.index(False)
+        return len(known) + self.state.takes(drafts[len(known) :])
+
+    def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
+        """What may follow each of some guesses that it `takes`."""
+        masks = []
+        for token in list(self.forced)[1 : len(drafts) + 1]:
+            words = np.zeros_like(self._bits)
+            words.view(np.uint32)[token // 32] = 1 << token % 32
+            masks.append(Foreseen(words))
+        if self.forced and len(masks) < len(drafts):
+            masks.append(Foreseen(self._bits))
+        self._foreseen.clear()
+        state = self.state.copy()
+        for token in drafts[len(masks) :]:
+            state.accept(token)
+            mask = Foreseen(np.zeros_like(self._bits))
+            if state.error is None:
+                state.fill(torch.from_numpy(mask.bits))
+            self._foreseen.append((token, mask))
+        return [*masks, *(mask for _, mask in self._foreseen)]
+
+    def drop(self) -> None:
+        """No mask is needed any more."""
+        self.dropped = True
+
+    def wait(self, most_s: float | None = None) -> float:
+        """Wait until it is ready, or for its share of `most_s`; without that, as long as it takes.
+
+        Returns the seconds that it took.
+        """
+        if self.ready:
+            return 0.0
+        self._threads.make_together()
+        begun, limit_s = time.monotonic(), None if most_s is None else min(most_s, self._share_s)
+        with self._threads.changed:
+            self._threads.changed.wait_for(lambda: self.ready, limit_s)
+        took_s = time.monotonic() - begun
+        self._share_s = max(self._share_s - took_s, 0.0)
+        return took_s
+
+
+def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool = False) -> float:
+    """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
+
+    `processors`: that share the work; `pinned`: in memory that a GPU reads. Returns the seconds that it took.
+    """
+    begun, spent = time.monotonic(), time.thread_time()
+    for kind in {type(mask.state) for mask, _ in asked}:
+        left = [pair for pair in asked if type(pair[0].state) is kind and not pair[0].dropped]
+        while left:
+            for mask, token in left:
+                mask.state.accept(token)
+            sound = [mask for mask, _ in left if mask.state.error is None]
+            if not sound:
+                break
+            bits = torch.empty(len(sound), asked[0][0].words, dtype=torch.int32, pin_memory=pinned)
+            kind.fill_all([mask.state for mask in sound], bits, processors)
+            more = time.monotonic() < begun + FORCING_S
+            rows = zip(count(), sound, bits.numpy(), strict=False)
+            left = [(mask, mask.forced[-1]) for i, mask, row in rows if mask.put(row, more, (bits, i))]
+    alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
+    took_s = time.thread_time() - spent if alone else time.monotonic() - begun
+    for mask, _ in asked:
+        if alone or took_s < QUICK_S:  # else somebody's took long, and nobody knows whose
+            mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
+        mask.ready = True
+    return took_s
+
+
+def _only(bits: NDArray[np.int32]) -> int | None:
+    """The token that is allowed, if it is the only one."""
+    if np.count_nonzero(bits[:FIRST_WORDS]) > 1 or np.count_nonzero(bits) != 1:
+        return None
+    (places,) = bits.nonzero()  # sixty times as slow as counting
+    word = int(bits.view(np.uint32)[places[0]])
+    return None if word & (word - 1) else 32 * int(places[0]) + word.bit_length() - 1
+
+
+def gave_up(mask: Mask, where: str) -> RequestError:
+    """Why a request ends whose grammar can't go on: it became too large, which only shows on the way."""
+    return RequestError(
+        f"the grammar can't go on {where}: {mask.error}; make its counts and alternatives smaller",
+        field="response_format",
+    )
+
+
+def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
+    """Wait for masks, each for its share and `WAIT_S` in all; whether one is not ready all the same."""
+    threads.make_together()
+    threads.begin()
+    left_s, late = WAIT_S, False
+    for mask in masks:
+        if mask is None:
+            continue
+        left_s -= mask.wait(max(left_s, 0.0))
+        late = late or not mask.ready
+    return late
