@@ -115,7 +115,7 @@ class Layers:
         self.outputs = []
         for layer in range(len(self.cache.storage)):
             where = (*self.cache.layer(layer), self.tables, self.lengths, BLOCK, self.scale)
-            self.outputs.append(paged.decode(self.query(layer), *where, early=True))
+            self.outputs.append(paged.decode(self.query(layer), *where))
 
     @cached_property
     def expected(self) -> torch.Tensor:

@@ -163,8 +163,6 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
     for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
         network.forward(_batch(lengths, cache), cache)
-    guessed = _batch((2,), cache)
-    network.forward(replace(guessed, attention=guessed.attention.token_by_token(2)), cache)
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
     _around(network, cache)

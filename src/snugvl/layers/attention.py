@@ -121,7 +121,6 @@ def paged_attention(
     the sigmoid of `gates`, of its shape, where there are some.
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
-    early = metadata.apart is None  # tokens of one sequence see what this step wrote of the others
     metadata = metadata.apart or metadata
     if query.is_cuda:
         from snugvl.layers.kernels.attention import paged as kernels  # needs triton, which only GPUs bring
@@ -132,9 +131,7 @@ def paged_attention(
         assert lengths is not None
         where = (*cache.layer(layer), metadata.block_tables)
         if metadata.decodes:
-            return kernels.decode(
-                query, *where, lengths, metadata.block_size, scale, window, gates, early=early
-            )
+            return kernels.decode(query, *where, lengths, metadata.block_size, scale, window, gates)
         starts = metadata.starts
         assert starts is not None
         output = kernels.chunk(query, *where, starts, lengths, metadata.block_size, scale, window)

@@ -30,7 +30,7 @@ def decode(shape: tuple[int, int, int], lengths: list[int], window: int | None) 
     )
     expected = paged_attention(query, store, 0, metadata, dim**-0.5, window)
     counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    ours = paged.decode(query, *store.layer(0), table.int(), counts, BLOCK, dim**-0.5, window, early=True)
+    ours = paged.decode(query, *store.layer(0), table.int(), counts, BLOCK, dim**-0.5, window)
     torch.testing.assert_close(ours, expected, **tolerance(DEVICE))
 
 

@@ -13,13 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import (
-    launched,
-    pdl,
-    start_next,
-    wait_for_others,
-    wait_for_results,
-)
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 from snugvl.layers.kernels.places import most_sequences, owner
 
 TOKENS = 32  # of a program
@@ -81,7 +75,6 @@ def convolve(
         WIDE: a power of two that holds a head.
     """
     if SINGLE:
-        start_next(PDL)
         sequence = tl.program_id(0)
         begin, new, nth = sequence, 1, 0
     else:
@@ -112,7 +105,7 @@ def convolve(
             if tap > 0:
                 tl.store(there - CHANNELS, x, mask=live)
         w = tl.load(conv + channel * TAPS + (TAPS - 1), mask=inside, other=0).to(tl.float32)
-        wait_for_results(PDL)
+        wait_for_others(PDL)
         at = (begin + token).to(tl.int64)[:, None] * STRIDE + channel[None, :]
         x = tl.load(projected + at, mask=live, other=0)
         total += x.to(tl.float32) * w[None, :]

@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched, pdl, start_next, wait_for_others
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 from snugvl.layers.kernels.convolution import DeltaNet, convolved, wide
 from snugvl.layers.kernels.device import capability
 from snugvl.layers.kernels.places import most_sequences, owner
@@ -69,8 +69,6 @@ def correct(
         states: `[slots, HEADS, KEY, VALUE]` float32.
         SINGLE: all have one, and `starts` isn't read.
     """
-    if SINGLE:  # else the kernel before this one may be another's of the same states
-        start_next(PDL)
     sequence, head = tl.program_id(0), tl.program_id(1)
     begin = sequence
     context = tl.load(lengths + sequence)

@@ -7,13 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import (
-    launched,
-    pdl,
-    start_next,
-    wait_for_others,
-    wait_for_results,
-)
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 
 LOOKUP_WIDE = 1024  # values of an embedding that a program reads
 
@@ -74,14 +68,13 @@ def rms_norm(
 
     Both as transformers does.
     """
-    start_next(PDL)
+    wait_for_others(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     mask = column < SIZE
-    w = tl.load(weight + column, mask=mask, other=0)
-    wait_for_results(PDL)
     v = tl.load(x + row * SIZE + column, mask=mask, other=0).to(tl.float32)
     rstd = tl.rsqrt(tl.sum(v * v, 0) / SIZE + eps)
+    w = tl.load(weight + column, mask=mask, other=0)
     if HAS_OFFSET:
         y = (v * rstd * (offset + w.to(tl.float32))).to(out.dtype.element_ty)
     else:

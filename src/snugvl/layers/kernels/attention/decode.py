@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched, start_next, wait_for_results
+from snugvl.layers.kernels.compiler.launch import launched, wait_for_others
 from snugvl.layers.kernels.e4m3 import cached, operand
 from snugvl.layers.kernels.products.weights import e4m3_factor
 
@@ -43,68 +43,46 @@ class DecodeCut:
 
 
 @triton.jit
-def _cells(table, kv_head, token, live, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Where in the cache the keys and values of tokens begin; `table`: the sequence's blocks."""
-    block = tl.load(table + token // BLOCK, mask=live, other=0).to(tl.int64)
-    return ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * DIM
-
-
-@triton.jit
-def _read(start, cells, live, DIM: tl.constexpr, WIDE: tl.constexpr):
-    """Keys or values of tokens, `[tokens, WIDE]`.
-
-    Others read as 0: what a freed block holds may be NaN, and 0 · NaN is NaN.
-    """
-    dim = tl.arange(0, WIDE)
-    there = live[:, None]
-    if WIDE != DIM:
-        there = there & (dim < DIM)[None, :]
-    return tl.load(start + cells[:, None] + dim[None, :], mask=there, other=0)
-
-
-@triton.jit
-def _attended(q, k, v, live, best, total, acc, factor, NATIVE: tl.constexpr):
-    """`best`, `total` and `acc` with a step's keys and values, as they are stored."""
-    # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
-    precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
-    k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
-    score = tl.dot(q, tl.trans(k), input_precision=precision) * factor
-    score = tl.where(live[None, :], score, float("-inf"))
-    new_best = tl.maximum(best, tl.max(score, 1))
-    decay = tl.exp2(best - new_best)
-    weight = tl.exp2(score - new_best[:, None])
-    total = total * decay + tl.sum(weight, 1)
-    acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
-    return new_best, total, acc
-
-
-@triton.jit
 def attend_range(
-    q, k, v, keys, values, table, kv_head, start, end, scale, KV_HEADS: tl.constexpr, PAD: tl.constexpr,
+    q, keys, values, table, kv_head, start, end, scale, KV_HEADS: tl.constexpr, PAD: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Attention of `q` `[PAD, WIDE]` to tokens `start … end` of a sequence, one or more.
+    """Attention of `q` `[PAD, WIDE]` to tokens `start … end` of a sequence, one or more; `table`: its blocks.
 
-    `k`, `v`: what is stored of the first STEP of them. Returns outputs `[PAD, WIDE]` and logs of the sums of
-    exponentials `[PAD]`, base 2, both float32.
+    Returns outputs `[PAD, WIDE]` and logs of the sums of exponentials `[PAD]`, base 2, both float32.
     """
+    dim = tl.arange(0, WIDE)
     fp8: tl.constexpr = keys.dtype.element_ty == tl.uint8
     if fp8:
         q = operand(q)
-    factor = scale * 1.4426950408889634  # log2(e): exp2 is what the hardware has
-    if fp8:
-        factor *= e4m3_factor(NATIVE)
+    # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
+    precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
     best = tl.full([PAD], float("-inf"), tl.float32)
     total = tl.zeros([PAD], tl.float32)
     acc = tl.zeros([PAD, WIDE], tl.float32)
-    live = start + tl.arange(0, STEP) < end
-    best, total, acc = _attended(q, k, v, live, best, total, acc, factor, NATIVE)
-    for first in tl.range(start + STEP, end, STEP):
+    factor = scale * 1.4426950408889634  # log2(e): exp2 is what the hardware has
+    if fp8:
+        factor *= e4m3_factor(NATIVE)
+    for first in tl.range(start, end, STEP):
         token = first + tl.arange(0, STEP)
         live = token < end
-        cells = _cells(table, kv_head, token, live, KV_HEADS, DIM, BLOCK)
-        k, v = _read(keys, cells, live, DIM, WIDE), _read(values, cells, live, DIM, WIDE)
-        best, total, acc = _attended(q, k, v, live, best, total, acc, factor, NATIVE)
+        block = tl.load(table + token // BLOCK, mask=live, other=0).to(tl.int64)
+        at = ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * DIM
+        # Masked slots read as 0: what a freed block holds may be NaN, and 0 · NaN is NaN.
+        there = live[:, None]
+        if WIDE != DIM:
+            there = there & (dim < DIM)[None, :]
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0)
+        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0)
+        k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
+        score = tl.dot(q, tl.trans(k), input_precision=precision) * factor
+        score = tl.where(live[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        decay = tl.exp2(best - new_best)
+        weight = tl.exp2(score - new_best[:, None])
+        total = total * decay + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
+        best = new_best
     if fp8:
         acc *= e4m3_factor(NATIVE)
     return acc / total[:, None], best + tl.log2(total)
@@ -115,8 +93,7 @@ def attend_range(
 def attend_splits(
     query, keys, values, tables, lengths, partial, logsums, scale, table_width, KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr, PAD: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, NATIVE: tl.constexpr, EARLY: tl.constexpr,
-    PDL: tl.constexpr,
+    STEP: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (sequence, KV head, split): partial outputs of its `SHARED` query heads.
 
@@ -130,9 +107,8 @@ def attend_splits(
         WIDE: a power of two that holds DIM.
         WINDOW: tokens that a query sees, itself included; 0 for all.
         NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
-        EARLY: this step wrote nothing of a sequence but its last token: what is before it is read early.
     """
-    start_next(PDL)
+    wait_for_others(PDL)
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -149,31 +125,16 @@ def attend_splits(
     mine = head < SHARED
     row = sequence.to(tl.int64) * heads + kv_head * SHARED + head
     if start >= end:
-        wait_for_results(PDL)
         tl.store(logsums + row * SPLITS + split, float("-inf"), mask=mine)
         return
     inside = mine[:, None]
     if WIDE != DIM:
         inside = inside & (dim < DIM)[None, :]
-    table = tables + sequence.to(tl.int64) * table_width
-    token = start + tl.arange(0, STEP)
-    live = token < end
-    cells = _cells(table, kv_head, token, live, KV_HEADS, DIM, BLOCK)
-    if EARLY:
-        old = live & (token < length - 1)
-        k, v = _read(keys, cells, old, DIM, WIDE), _read(values, cells, old, DIM, WIDE)
-        wait_for_results(PDL)
-        last = live & (token == length - 1)
-        k = tl.where(last[:, None], _read(keys, cells, last, DIM, WIDE), k)
-        v = tl.where(last[:, None], _read(values, cells, last, DIM, WIDE), v)
-    else:
-        wait_for_results(PDL)
-        k, v = _read(keys, cells, live, DIM, WIDE), _read(values, cells, live, DIM, WIDE)
     q = tl.load(query + row[:, None] * DIM + dim[None, :], mask=inside, other=0)
+    table = tables + sequence.to(tl.int64) * table_width
     part, logsum = attend_range(
-        q, k, v, keys, values, table, kv_head, start, end, scale,
-        KV_HEADS, PAD, DIM, WIDE, BLOCK, STEP, NATIVE,
-    )  # fmt: skip
+        q, keys, values, table, kv_head, start, end, scale, KV_HEADS, PAD, DIM, WIDE, BLOCK, STEP, NATIVE
+    )
     tl.store(logsums + row * SPLITS + split, logsum, mask=mine)
     where = (row[:, None] * SPLITS + split) * DIM + dim[None, :]
     tl.store(partial + where, part, mask=inside)
@@ -189,8 +150,7 @@ def merge_splits(
 
     GATED: times the sigmoid of `gates`, `line` from sequence to sequence, `step` from head to head.
     """
-    start_next(PDL)
-    wait_for_results(PDL)
+    wait_for_others(PDL)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, WIDE)

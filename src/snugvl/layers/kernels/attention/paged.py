@@ -94,22 +94,18 @@ def decode(
     scale: float,
     window: int | None = None,
     gates: torch.Tensor | None = None,
-    *,
-    early: bool = False,
 ) -> torch.Tensor:
     """One query per sequence, `[sequences, heads, dim]`. `lengths` `[sequences]` int32, on the GPU.
 
-    Args:
-        window: tokens that each query sees, itself included; None for all.
-        gates: of the queries' shape; the output is multiplied by their sigmoid.
-        early: no kernel of this step wrote keys or values that a query sees, but its own token's.
+    `window`: tokens that each query sees, itself included; None for all. `gates`: of the queries' shape; the
+    output is multiplied by their sigmoid.
     """
     cut = decode_cut(query)
     sequences, heads, dim = query.shape
     partial, logsums = _partial(query, cut.splits)
     attend_splits[(sequences, keys.shape[1], cut.splits)](
         query, keys, values, tables, lengths, partial, logsums, scale, tables.shape[1],
-        **_constants(query, keys, block_size, window, cut), EARLY=early,
+        **_constants(query, keys, block_size, window, cut),
     )  # fmt: skip
     out = torch.empty_like(query)
     line, step, one = (0, 0, 1) if gates is None else gates.stride()

@@ -10,7 +10,7 @@ than a GPU starts in the time that it needs for their values.
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched, start_next, wait_for_results
+from snugvl.layers.kernels.compiler.launch import launched, wait_for_others
 from snugvl.layers.kernels.e4m3 import stored
 
 
@@ -60,7 +60,7 @@ def rope_and_cache(
     `[tokens, ROTATED]`, the second half repeating the first. `HALF`, `REST`: powers of two that hold half of
     the rotated values and the rest.
     """
-    start_next(PDL)
+    wait_for_others(PDL)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
     here = token < tokens
@@ -73,11 +73,7 @@ def rope_and_cache(
         source = qkv + (token * 2 * (HEADS + KV_HEADS) + head + tl.minimum(head, HEADS)) * DIM
     else:
         source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
-    # Known since the step began; what comes after the wait is the product's.
     slot = tl.load(slots + token, mask=here[:, None], other=-1).to(tl.int64)
-    cos = tl.load(cosine + token * ROTATED + half, mask=inside, other=0)
-    sin = tl.load(sine + token * ROTATED + half, mask=inside, other=0)
-    wait_for_results(PDL)
     low = tl.load(source + half, mask=inside, other=0)
     high = tl.load(source + ROTATED // 2 + half, mask=inside, other=0)
     rest = tl.load(source + ROTATED + more, mask=beyond, other=0)
@@ -96,6 +92,8 @@ def rope_and_cache(
         low, high, rest = _normed(
             low, high, rest, qkv, weight, eps, offset, half, more, ROTATED, DIM, HAS_OFFSET
         )
+    cos = tl.load(cosine + token * ROTATED + half, mask=inside, other=0)
+    sin = tl.load(sine + token * ROTATED + half, mask=inside, other=0)
     kind = qkv.dtype.element_ty
     # Each product rounded to the input's type, as transformers does, before they are added.
     left = (low * cos).to(kind) + (-high * sin).to(kind)

@@ -142,26 +142,9 @@ def _called(kernel: JITFunction) -> list[JITFunction]:
 @triton.jit
 def wait_for_others(PDL: tl.constexpr):
     """Wait for all that was launched before, then let the next kernel be launched."""
-    wait_for_results(PDL)
-    start_next(PDL)
-
-
-@triton.jit
-def start_next(PDL: tl.constexpr):
-    """Let the next kernel be launched, even before this one has waited.
-
-    It waits for this one, and so for all before. What it reads earlier than that must have been written
-    before the last kernel began that lets others start late, as products do: there are several in a layer.
-    """
-    if PDL:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def wait_for_results(PDL: tl.constexpr):
-    """Wait for all that was launched before."""
     if PDL:
         gdc_wait()
+        gdc_launch_dependents()
 
 
 def pdl(device: torch.device) -> dict[str, bool]:
