@@ -24,7 +24,7 @@ from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.inputs.frames import is_video
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
 from snugvl.server.intake.fetch import Fetcher, is_foreign
-from snugvl.server.intake.room import PIXEL_BYTES, PixelRoom
+from snugvl.server.intake.room import PIXEL_BYTES, Coming, PixelRoom
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.intake.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
 from snugvl.server.settings import ServerSettings
@@ -111,9 +111,9 @@ class Intake:
         max_pixels = _pixels_of(detail, field)
         self._check_encoded()
         name = _called("image", field)
-        with _blame(field):
+        with _blame(field), self._live.announce() as coming:
             data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
-            return await self._picture(data, max_pixels, name, video)
+            return await self._picture(data, max_pixels, name, video, coming)
 
     async def picture_bytes(
         self, data: bytes, *, detail: str | None = "auto", field: str, video: bool = True
@@ -121,8 +121,8 @@ class Intake:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         max_pixels = _pixels_of(detail, field)
-        with _blame(field):
-            return await self._picture(data, max_pixels, _called("image", field), video)
+        with _blame(field), self._live.announce() as coming:
+            return await self._picture(data, max_pixels, _called("image", field), video, coming)
 
     async def picture_or_video(self, source: str | bytes, *, videos: bool, field: str) -> Picture | Video:
         """What a URL, or a file's bytes, are by their content. Without `videos` only pictures are read.
@@ -133,13 +133,14 @@ class Intake:
         self.before(field)
         self._check_encoded()
         name = _called("image", field)
-        with _blame(field):
+        with _blame(field), self._live.announce() as coming:
             if isinstance(source, str):
                 source = await self._bytes(source, self._settings.image.max_bytes, _VIDEOS, name, field)
             if videos and is_video(source):
+                coming.arrived()
                 called = "the video" if field == "image" else _called("video", field)
                 return await self._video(source, None, called)
-            return await self._picture(source, None, name, False)
+            return await self._picture(source, None, name, False, coming)
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
         """A video: a URL of a video file or of an animation, or a list of URLs of its frames.
@@ -182,14 +183,16 @@ class Intake:
             return await asyncio.to_thread(read_file_url, url, self._folder, max_bytes, name, field)
         return await self._fetcher.fetch(url, accept=accept, max_bytes=max_bytes, name=name, field=field)
 
-    async def _picture(self, data: bytes, max_pixels: int | None, name: str, video: bool) -> Picture:
+    async def _picture(
+        self, data: bytes, max_pixels: int | None, name: str, video: bool, coming: Coming
+    ) -> Picture:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
         with self._count_file(data):
             # Before it is decoded, and known from its head; a picture whose head lies ends with its decoder.
             pixels = await self._pictures.size(data, settings.image, name)
             async with (
-                self._live.reserve(PIXEL_BYTES * pixels + len(data)) as share,
+                self._live.reserve(PIXEL_BYTES * pixels, len(data), coming) as share,
                 self._at_work.reserve(pixels),
             ):
                 picture, file = await asyncio.gather(
@@ -209,8 +212,8 @@ class Intake:
         _check_bytes(data, limits.max_bytes, name)
         with self._count_file(data):
             # How many frames of what size it has is known when it is decoded: one has room for the most.
-            most = PIXEL_BYTES * limits.max_total_pixels + len(data)
-            async with self._one_video, self._live.reserve(most) as share:
+            most = PIXEL_BYTES * limits.max_total_pixels
+            async with self._one_video, self._live.reserve(most, len(data)) as share:
                 frames, times = await self._videos.video(data, limits, fps, name)
                 share.keep(frames)
         return Video(tuple(frames), tuple(times))

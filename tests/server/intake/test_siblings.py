@@ -1,0 +1,322 @@
+"""Pictures of one request: none is decoded before it is known that all of them fit together."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from snugvl.core.messages import Picture, Video
+from snugvl.errors import ImageError, ImageTooLarge, RequestError
+from snugvl.server.intake import intake as module
+from snugvl.server.intake.decoders import Decoders
+from snugvl.server.intake.intake import Intake
+from snugvl.server.record import REQUEST_RECORD, RequestRecord
+from snugvl.server.together import together
+from tests.server.intake.pictures import png
+from tests.server.intake.test_room import PIXELS
+from tests.server.intake.web import FILES, LIMIT, Web, begin, run, turns
+
+WORD = "take more than"
+
+
+def all_of(intake: Intake, *urls: str) -> Coroutine[Any, Any, list[Picture]]:
+    return together(intake.picture(f"http://{url}", field=url[0]) for url in urls)
+
+
+async def each_of(intake: Intake, *urls: str) -> list[Picture | BaseException]:
+    """Whatever becomes of them, side by side."""
+    work = (intake.picture(f"http://{url}", field=url[0]) for url in urls)
+    return await asyncio.gather(*work, return_exceptions=True)
+
+
+@pytest.mark.parametrize("order", ["abcde", "edcba", "cadbe"])
+def test_of_five_huge_pictures_none_is_decoded_however_they_come(order: str) -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        task = begin(all_of(intake, "a/40", "b/40", "c/40", "d/40", "e/40"))
+        await turns()
+        for name in order[:2]:
+            await web.let(name)
+            assert not task.done()
+        await web.let(order[2])
+        with pytest.raises(ImageTooLarge, match=WORD):
+            await task
+        assert web.decoded == []
+
+    run(work)
+
+
+def test_who_is_known_last_is_counted_with_all_others() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        task = begin(all_of(intake, "a/30", "b/30", "c/30", "d/30"))
+        await turns()
+        await web.let("a", "c", "d")
+        assert not task.done()
+        await web.let("b")
+        with pytest.raises(ImageTooLarge, match=WORD) as caught:
+            await task
+        assert caught.value.field == "b"
+        assert web.decoded == []
+
+    run(work)
+
+
+def test_a_refusal_is_for_all_that_are_on_their_way() -> None:
+    """Also where nobody ends the others at the first error."""
+
+    async def work(intake: Intake, web: Web) -> None:
+        task = begin(each_of(intake, "a/60", "b/60", "c/1", "d/1"))
+        await turns()
+        await web.let("a", "c")
+        await web.let("b")
+        assert not task.done()
+        await web.let("d")
+        found = await task
+        assert [type(each) for each in found] == [ImageTooLarge] * 4
+        assert web.decoded == []
+
+    run(work)
+
+
+def test_pictures_wait_for_the_sizes_of_their_siblings() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        task = begin(all_of(intake, "a/30", "b/30", "c/30"))
+        await turns()
+        await web.let("a")
+        await web.let("c")
+        assert web.decoded == []
+        assert intake._live.used == 0
+        assert intake._at_work.used == 0
+        await web.let("b")
+        assert sorted(web.decoded) == ["a", "b", "c"]
+        assert [picture.image.width for picture in await task] == [30, 30, 30]
+
+    run(work)
+
+
+def test_those_of_messages_within_messages_are_siblings() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        async def nested() -> list[list[Picture]]:
+            return await together([all_of(intake, "a/60"), all_of(intake, "b/60")])
+
+        task = begin(nested())
+        await turns()
+        await web.let("a")
+        assert web.decoded == []
+        await web.let("b")
+        with pytest.raises(ImageTooLarge, match=WORD):
+            await task
+        assert web.decoded == []
+
+    run(work)
+
+
+def test_a_failure_ends_the_others_before_they_are_decoded() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        task = begin(all_of(intake, "a/30", "b/30", "c/30"))
+        await turns()
+        await web.let("a", "b")
+        await web.fail("c")
+        with pytest.raises(ImageError, match="c did not come"):
+            await task
+        assert web.decoded == []
+
+    run(work)
+
+
+def test_nobody_waits_for_who_has_failed() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        task = begin(each_of(intake, "a/30", "b/30", "c/999"))
+        await turns()
+        await web.let("a", "b")
+        assert web.decoded == []
+        await web.fail("c")
+        assert sorted(web.decoded) == ["a", "b"]
+        assert isinstance((await task)[2], ImageError)
+
+    run(work)
+
+
+def test_nobody_waits_for_who_is_refused_at_once() -> None:
+    def refuse(field: str) -> None:
+        if field == "c":
+            raise RequestError("no")
+
+    async def work(intake: Intake, web: Web) -> None:
+        intake.before = refuse
+        task = begin(each_of(intake, "c/30", "b/30"))
+        await web.let("b")
+        assert web.decoded == ["b"]
+        await task
+
+    run(work)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_nobody_waits_for_who_is_cancelled(known: bool) -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        leaves = begin(all_of(intake, "a/60"))
+        stays, last = begin(all_of(intake, "b/60")), begin(all_of(intake, "c/30"))
+        await turns()
+        if known:
+            await web.let("a", "c")
+        leaves.cancel()
+        await turns()
+        await web.let("b", "c")
+        assert sorted(web.decoded) == ["b", "c"]
+        await asyncio.gather(stays, last)
+        assert leaves.cancelled()
+
+    run(work)
+
+
+def test_a_request_that_leaves_leaves_nothing() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        task = begin(all_of(intake, "a/30", "b/30", "c/30"))
+        await turns()
+        await web.let("a")
+        task.cancel()
+        await turns()
+        assert task.cancelled()
+        assert web.decoded == []
+
+    run(work)
+
+
+def test_one_after_the_other_none_waits() -> None:
+    async def in_turn(intake: Intake, *urls: str) -> list[Picture]:
+        return [await intake.picture(f"http://{url}", field="a") for url in urls]
+
+    async def work(intake: Intake, web: Web) -> None:
+        await web.let("a", "b", "c")
+        assert len(await begin(in_turn(intake, "a/40", "b/30", "c/30"))) == 3
+        assert web.decoded == ["a", "b", "c"]
+        with pytest.raises(ImageTooLarge, match=WORD):
+            await begin(in_turn(intake, "a/40", "b/30", "c/60"))
+        assert web.decoded == ["a", "b", "c", "a", "b"]
+
+    run(work)
+
+
+def test_requests_do_not_wait_for_each_other() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        slow = begin(all_of(intake, "a/60", "b/60"), "1")
+        quick = begin(all_of(intake, "c/60", "d/30"), "2")
+        await turns()
+        await web.let("a")
+        await web.let("c", "d")
+        assert sorted(web.decoded) == ["c", "d"]
+        assert len(await quick) == 2
+        await web.let("b")
+        with pytest.raises(ImageTooLarge, match=WORD):
+            await slow
+        assert sorted(web.decoded) == ["c", "d"]
+
+    run(work)
+
+
+def test_without_a_request_each_picture_stands_alone() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        task = asyncio.create_task(all_of(intake, "a/60", "b/30"))
+        await turns()
+        await web.let("a")
+        assert web.decoded == ["a"]
+        await web.let("b")
+        assert len(await task) == 2
+
+    run(work)
+
+
+def test_nobody_waits_for_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_video", lambda data: data.startswith(b"http://v/"))
+
+    async def work(intake: Intake, web: Web) -> None:
+        limits = replace(intake._settings.video, max_total_pixels=30)
+        intake._settings = replace(intake._settings, video=limits)
+
+        def seen(*urls: str) -> Coroutine[Any, Any, list[Picture | Video]]:
+            return together(intake.picture_or_video(f"http://{url}", videos=True, field="f") for url in urls)
+
+        task = begin(seen("a/60", "v/0"))
+        await turns()
+        await web.let("a")
+        assert web.decoded == []
+        await web.let("v")
+        assert sorted(web.decoded) == ["a", "v"]
+        await web.let("frames")
+        assert [type(each) for each in await task] == [Picture, Video]
+
+        web.decoded.clear()
+        with pytest.raises(ImageTooLarge, match=WORD):
+            await begin(together([seen("v/0"), all_of(intake, "a/80")]))  # the video counts, too
+
+    run(work)
+
+
+def test_frames_of_a_list_are_siblings_of_pictures() -> None:
+    async def work(intake: Intake, web: Web) -> None:
+        def shown(pixels: int) -> Coroutine[Any, Any, list[Any]]:
+            frames = intake.video(["http://f/20", "http://g/20"], field="video")
+            return together([frames, intake.picture(f"http://a/{pixels}", field="a")])
+
+        task = begin(shown(60))
+        await turns()
+        await web.let("a")
+        await web.let("f")
+        assert web.decoded == []
+        await web.let("g")
+        assert sorted(web.decoded) == ["a", "f", "g"]
+        video, picture = await task
+        assert (len(video.frames), picture.image.width) == (2, 60)
+        with pytest.raises(ImageTooLarge, match=WORD):
+            await begin(shown(90))
+
+    run(work)
+
+
+@pytest.mark.parametrize(("largest", "fits"), [(FILES, True), (FILES + 1, False)])
+def test_files_need_room_beside_all_pictures_one_by_one(largest: int, fits: bool) -> None:
+    """The largest may come first: what follows has no room beside it all the same."""
+
+    async def work(intake: Intake, web: Web) -> None:
+        urls = [f"a/{LIMIT - 70}/".ljust(largest - len("http://"), "."), "b/40/".ljust(50, "."), "c/30"]
+        task = begin(all_of(intake, *urls))
+        await turns()
+        for name in "abc":
+            await web.let(name)
+        if fits:
+            assert len(await task) == 3
+        else:
+            with pytest.raises(ImageTooLarge, match=WORD):
+                await task
+            assert web.decoded == []
+
+    run(work)
+
+
+def test_true_decoders_are_given_no_picture_of_a_request_that_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Heads alone are read, also where uploads are messages within messages."""
+
+    async def decode(*_: object, **__: object) -> Picture:
+        raise AssertionError("a picture was decoded")
+
+    async def work(intake: Intake) -> None:
+        REQUEST_RECORD.set(RequestRecord("1"))
+        data = png(8000, 7936, PIXELS)
+
+        async def message(depth: int) -> list[Any]:
+            within = [message(depth - 1)] if depth else []
+            return await together([intake.picture_bytes(data, field="a"), *within])
+
+        try:
+            with pytest.raises(ImageTooLarge, match=WORD):
+                await message(2)
+        finally:
+            await intake.close()
+        assert not intake._live._siblings
+
+    monkeypatch.setattr(Decoders, "picture", decode)
+    asyncio.run(work(Intake()))
