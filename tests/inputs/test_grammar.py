@@ -440,7 +440,7 @@ def test_one_answer_takes_nothing_from_those_after_it(backend: Backend, together
         del state, states  # its matchers are the next one's
     assert own, "none came to the limit"
     (compiled,) = compiler._kept.values()
-    begun = [matcher.deep_copy() for matcher in compiled._idle]
+    begun = [matcher.deep_copy() for matcher in compiled.idle]
     assert all(matcher.consume_token(letters[0]) and matcher.compute_bitmask() for matcher in begun)
     assert not any(matcher.is_error() for matcher in begun), "a full one was kept"
 
@@ -453,22 +453,44 @@ def test_matchers_come_back_when_a_request_has_ended(
     answers = compiler.compile(Grammar("regex", "a+"), choices=3)
     (compiled,) = compiler._kept.values()
     states = [answers.start() for _ in range(4)]
-    assert len(compiled._idle) == 0
+    assert len(compiled.idle) == 0
     del answers
-    assert len(compiled._idle) == 0, "its choices go on"
+    assert len(compiled.idle) == 0, "its choices go on"
     for state in states:
         state.accept(backend.token_to_id("a"))
     del states, state
-    assert len(compiled._idle) == 3
+    assert len(compiled.idle) == 3
     again = compiler.compile(Grammar("regex", "a+"), choices=2)
-    assert len(compiled._idle) == 1
+    assert len(compiled.idle) == 1
     assert allowed(again.start()) == allowed(compiler_of(backend).compile(Grammar("regex", "a+")).start())
     many = compiler.compile(Grammar("regex", "a+"), choices=50)
     del many, again
-    assert len(compiled._idle) == MOST_THREADS, "no more than work at the same time"
+    assert len(compiled.idle) == MOST_THREADS, "no more than work at the same time"
     for other in ("b+", "c+", "b+", "c+"):
         compiler.compile(Grammar("regex", other))
-    assert len(compiled._idle) == 1, "others are asked for now"
+    assert len(compiled.idle) == 1, "others are asked for now"
+
+
+def test_more_requests_than_threads_share_matchers(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "AGAIN_S", 60.0)
+    compiler, letter = compiler_of(backend), backend.token_to_id("a")
+    requests = [compiler.compile(Grammar("regex", "a{1,30}")) for _ in range(3 * MOST_THREADS)]
+    (compiled,) = compiler._kept.values()
+    assert sorted(each.users for each in compiled._matchers) == [3] * MOST_THREADS
+    states = [each.start() for each in requests]
+    for count, state in enumerate(states):
+        for _ in range(count):
+            state.accept(letter)
+    ends = [backend.token_to_id("<|im_end|>") in allowed(state) for state in states]
+    assert ends == [count > 0 for count in range(len(states))], "each is at a place of its own"
+    cast("_State", states[0])._lent.keep()  # type: ignore[union-attr]
+    assert len(compiled._matchers) == MOST_THREADS - 1
+    with compiled._lock:  # as when the garbage collector comes in the middle of it
+        del requests, states, state
+        assert len(compiled._returned) == 3 * MOST_THREADS
+    assert not compiled.idle
+    compiler.compile(Grammar("regex", "a{1,30}"))
+    assert len(compiled.idle) == MOST_THREADS - 1
 
 
 @pytest.mark.parametrize("taken", [0, 2, 5])

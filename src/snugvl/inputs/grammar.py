@@ -11,9 +11,10 @@ recurses, and a stack that overflows takes the process along); then it is tried 
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy as shallow
+from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from threading import Lock
@@ -148,58 +149,103 @@ class _Compiled:
     """A grammar whose first mask is known: all choices of all requests begin with it.
 
     Copies of a matcher share its automata of words, and a lock that each holds while it makes a mask: on
-    copies of one, eight threads are no faster than one. So matchers are lent, and come back with automata
-    that know more words, which makes the next answer's masks quicker.
+    copies of one, eight threads are no faster than one. So each request has a matcher of its own as long as
+    there are fewer than threads; more share them, as making one holds Python's lock for a millisecond. What
+    comes back knows more words, which makes the next answer's masks quicker.
 
     Attributes:
         error: what is wrong with it, or None.
     """
 
     def __init__(self, make: Callable[[], LLMatcher], most: int) -> None:
-        """`most`: matchers that are kept."""
+        """`most`: matchers that are kept while nobody uses them."""
         begun = time.thread_time()
         matcher = make()
         self.make = make
         self.first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
         self.error = matcher.get_error() if matcher.is_error() else None
-        self._idle = deque([matcher], maxlen=min(max(most, 1), MOST_THREADS))
+        self._most = min(max(most, 1), MOST_THREADS)
         self._own = int(AGAIN_S / max(time.thread_time() - begun, AGAIN_S / MOST_THREADS))
+        self._lock = Lock()
+        self._matchers = [_Shared(matcher)]
+        self._returned: deque[Sequence[_Shared]] = deque()
+
+    @property
+    def idle(self) -> list[LLMatcher]:
+        """Those that nobody uses."""
+        return [each.matcher for each in self._matchers if not each.users]
 
     def lend(self, choices: int) -> "_Lent":
-        """Matchers for one request: one for each choice, if they are made quickly."""
-        return _Lent(self, [self._one() for _ in range(min(choices, max(self._own, 1)))])
+        """Matchers for one request: one for each choice, if they are made quickly, no more than threads."""
+        return _Lent(self, [self._one() for _ in range(min(choices, max(self._own, 1), MOST_THREADS))])
 
-    def _one(self) -> LLMatcher:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self.make()
+    def _one(self) -> "_Shared":
+        self._settle()
+        with self._lock:
+            found = min(self._matchers, key=lambda each: each.users, default=None)
+            if found is not None and (not found.users or len(self._matchers) >= MOST_THREADS):
+                found.users += 1
+                return found
+        made = _Shared(self.make(), 1)
+        with self._lock:
+            self._matchers.append(made)
+        return made
 
     def forget(self) -> None:
-        """Keep one matcher of those that are not lent: each may hold ten megabytes of words."""
-        for _ in range(len(self._idle) - 1):
-            with suppress(IndexError):
-                self._idle.popleft()
+        """Keep one matcher of those that nobody uses: each may hold ten megabytes of words."""
+        self._trim(1)
+        self._settle()
 
-    def take_back(self, matchers: Iterable[LLMatcher]) -> None:
-        """Matchers that nobody copies any more."""
-        self._idle.extend(matchers)
+    def keep(self, matchers: Sequence["_Shared"]) -> None:
+        """Lend these no more; whoever uses them goes on."""
+        with self._lock:
+            self._matchers = [each for each in self._matchers if each not in matchers]
+        self._settle()
+
+    def take_back(self, matchers: Sequence["_Shared"]) -> None:
+        """Matchers that a request no longer uses. The garbage collector calls it, in any thread, anywhere."""
+        self._returned.append(matchers)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Count what was given back, unless somebody is at it, who will."""
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                for each in self._returned.popleft():
+                    each.users -= 1
+            finally:
+                self._lock.release()
+            self._trim(self._most)
+
+    def _trim(self, most: int) -> None:
+        """Let go of matchers that nobody uses beyond so many."""
+        with self._lock:
+            idle = [each for each in self._matchers if not each.users]
+            gone = idle[: max(len(idle) - most, 0)]
+            self._matchers = [each for each in self._matchers if each not in gone]
+
+
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """A matcher of which answers use copies; `users`: requests."""
+
+    matcher: LLMatcher
+    users: int = 0
 
 
 class _Lent:
     """Matchers of one request, as long as it or one of its choices lives."""
 
-    def __init__(self, owner: _Compiled, matchers: Sequence[LLMatcher]) -> None:
-        self.owner, self._turns = owner, cycle(matchers)
-        self._back = weakref.finalize(self, owner.take_back, matchers)
-        self._back.atexit = False
+    def __init__(self, owner: _Compiled, matchers: Sequence[_Shared]) -> None:
+        self.owner, self._matchers, self._turns = owner, matchers, cycle(matchers)
+        weakref.finalize(self, owner.take_back, matchers).atexit = False
 
     def start(self) -> GrammarState:
-        return _State(next(self._turns).deep_copy(), self)
+        return _State(next(self._turns).matcher.deep_copy(), self)
 
     def keep(self) -> None:
         """They are not to be lent again."""
-        self._back.detach()
+        self.owner.keep(self._matchers)
 
 
 class _State(GrammarState):
@@ -225,20 +271,31 @@ class _State(GrammarState):
     def fill(self, bits: torch.Tensor) -> None:
         if self._first is not None:
             bits.numpy().view("uint8")[:] = memoryview(self._first)[: bits.nbytes]
-            return
-        with self._guarded():
-            self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+        else:
+            self._fill(bits.data_ptr(), bits.nbytes)
+
+    def _fill(self, address: int, size: int) -> None:
+        """The mask after a token to so many bytes there."""
+        try:  # not `_guarded`, as in `accept`
+            self._matcher.unsafe_compute_mask_ptr(address, size)
             if self._goes_on():
-                self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+                self._matcher.unsafe_compute_mask_ptr(address, size)
+        except BaseException as error:
+            self._note(error)
 
     @classmethod
     def fill_all(cls, states: Sequence[Self], bits: torch.Tensor, processors: int = 1) -> None:
-        if processors == 1 or any(state._first is not None for state in states):
+        if any(state._first is not None for state in states):
             super().fill_all(states, bits)
+            return
+        start, size = bits.data_ptr(), bits[0].nbytes
+        if processors == 1:
+            for row, state in enumerate(states):
+                state._fill(start + row * size, size)
             return
         pairs = [(state._matcher, row) for row, state in enumerate(states)]
         try:
-            _executor(processors).unsafe_compute_mask_ptr(pairs, bits.data_ptr(), bits[0].nbytes, len(bits))
+            _executor(processors).unsafe_compute_mask_ptr(pairs, start, size, len(bits))
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise

@@ -55,10 +55,12 @@ class MaskPace:
     """How long the masks of one request take, lately at most; unknown at first, so not quick."""
 
     seconds: float = QUICK_S
+    known: bool = False
 
     def note(self, seconds: float) -> None:
         """One took so long."""
-        self.seconds = max(seconds, 0.75 * self.seconds)
+        self.seconds = max(seconds, 0.75 * self.seconds) if self.known else seconds
+        self.known = True
 
 
 class MaskThreads:
