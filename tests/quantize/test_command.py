@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,26 @@ def test_what_is_written_is_read_as_it_is_meant(
     weights = sum(each.rows * each.columns for each in mine if each.columns)
     decoder = [each for each in mine if each.format in ("int4", "int8")]
     assert sum(8 * each.weights.nbytes for each in decoder) / weights == pytest.approx(made["bits"])
+
+
+def test_what_was_written_can_be_checked(quantize: Run, tmp_path: Path, tiny_whole: Path) -> None:
+    """By the line that the command prints, which ends with 1 when a bit has changed."""
+    source = Path(shutil.copytree(tiny_whole, tmp_path / "source"))
+    (source / "SHA256SUMS").write_text("of other files")
+    out = tmp_path / "the new one"
+    ran = quantize(out, "--weights", "int4", "--group", "32", model=source)
+    assert ran.code == 0, ran.err
+    check = ran.out.splitlines()[-1].split(": ", 1)[1]
+    assert subprocess.run(check, shell=True, check=False).returncode == 0
+    listed = {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()}
+    assert listed == {path.name for path in out.iterdir()} - {"SHA256SUMS"}
+    shard = next(out.glob("*.safetensors"))
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.write_bytes(raw)
+    told = subprocess.run(check, shell=True, check=False, capture_output=True, text=True)
+    assert told.returncode == 1
+    assert f"{shard.name}: FAILED" in told.stdout
 
 
 def test_fp8_and_random_tokens_and_few_bits(quantize: Run, tmp_path: Path, tiny_whole: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -161,6 +162,7 @@ def _lines(out: Path, made: Made) -> list[str]:
         f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
         f"{made.stored_bits:.2f} in its files",
         f"of {made.matrices} matrices {found}{wide}",
+        f"to check it later: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
     ]
 
 

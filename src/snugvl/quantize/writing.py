@@ -1,9 +1,11 @@
 """A checkpoint's files, written beside where they shall be and moved there when all of them are whole.
 
 A shard for each decoder layer, one for all that stays as it is, which is copied a piece at a time, an index,
-`config.json`, and whatever else the folder has beside weights (tokenizer, chat template, image settings).
+`config.json`, whatever else the folder has beside weights (tokenizer, chat template, image settings), and the
+SHA-256 of all of them, as `sha256sum --check` reads it.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -26,6 +28,7 @@ from snugvl.errors import DoesNotFit, InputError
 from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, dequantise
 
 CONFIG: Final = "config.json"
+SUMS: Final = "SHA256SUMS"
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 PIECE_BYTES: Final = 8 << 20
 HEADERS_BYTES: Final = 4 << 20  # of all files, with index and configuration
@@ -46,12 +49,21 @@ def beside(out: Path) -> Iterator[Path]:
         raise InputError(f"{out} can't be written: {error.strerror}") from None
     try:
         yield work
+        _write_sums(work)
         work.chmod(0o755)  # mkdtemp's are the owner's alone
         work.rename(out)
     except OSError as error:
         raise InputError(f"{out} can't be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_sums(folder: Path) -> None:
+    lines = []
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def check_new(out: Path) -> None:
@@ -171,7 +183,7 @@ def other_files(source: Path) -> list[Path]:
         for path in sorted(source.iterdir())
         if path.is_file()
         and path.suffix not in WEIGHTS
-        and path.name not in (INDEX, SINGLE, CONFIG)
+        and path.name not in (INDEX, SINGLE, CONFIG, SUMS)
         and not path.name.startswith(".")
     ]
 
