@@ -214,7 +214,8 @@ def test_the_largest_image_fills_its_budget_whatever_its_shape() -> None:
 
 def test_the_loader_takes_the_segment_that_the_plan_counts() -> None:
     sizes = [1, MIB, MIB + 1, 3 * MIB, 5 * MIB + 700, 40 * MIB]
-    assert up(segment_bytes(sizes), 2 * MIB) == together_bytes(sizes) == 50 * MIB
+    assert up(segment_bytes(sizes), 2 * MIB) == together_bytes([(size, 1) for size in sizes]) == 50 * MIB
+    assert together_bytes([(3 * MIB, 4), (MIB, 9)]) == 12 * MIB
 
 
 def test_our_engine_holds_the_outputs_a_chunk_touches() -> None:

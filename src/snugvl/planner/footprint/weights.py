@@ -329,7 +329,7 @@ def _reserved(resident: list[tuple[int, int]], exact: int, settings: Settings) -
     if settings.engine == "transformers":
         return up(exact, 4 * MIB)  # measured 1.0 to 3.5 MiB beyond
     small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
-    return reserved_bytes(small) + together_bytes(size for size, count in resident for _ in range(count))
+    return reserved_bytes(small) + together_bytes(resident)
 
 
 def without_tower(settings: Settings) -> bool:
