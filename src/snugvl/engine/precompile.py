@@ -1,6 +1,6 @@
 """Compiling all kernels that an engine will need, ahead of time, in a process of its own.
 
-    the engine              its network's outline, its sizes and its hardware: a `CompileJob`
+    who loads the engine    its network's outline, its sizes and its hardware: a `CompileJob`
     native/kernel_process   the network of that outline, without memory ─► a step, an image, a filter of each
                             kind in a dry run that writes launches down ─► each compiled into Triton's folder
 
@@ -19,7 +19,6 @@ from torch import nn
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.core.config import EngineConfig
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import choose, places
 from snugvl.engine.memory import allocate
 from snugvl.engine.sampling.filters import support
@@ -111,10 +110,13 @@ class CompileJob:
     threads: int
 
 
-def compile_job_of(engine: Engine, threads: int) -> CompileJob:
-    """What an engine on a GPU needs, without what differs from start to start and decides nothing here."""
-    model, config = engine.model, engine.config
-    assert isinstance(model, torch.nn.Module), "a network of ours"
+def compile_job_of(
+    network: LoadableNetwork, config: EngineConfig, device: torch.device, threads: int
+) -> CompileJob:
+    """What an engine on a GPU needs, without what differs from start to start and decides nothing here.
+
+    `network`: with or without memory.
+    """
     sizes = EngineConfig(
         num_blocks=1,
         block_size=config.block_size,
@@ -122,7 +124,7 @@ def compile_job_of(engine: Engine, threads: int) -> CompileJob:
         max_batched_tokens=config.max_batched_tokens,
         kv_cache=config.kv_cache,
     )
-    return CompileJob(outline_of(model, model.config), sizes, hardware_of(model.device), threads)
+    return CompileJob(outline_of(network, network.config), sizes, hardware_of(device), threads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ def load_model(
     progress: Callable[[int, int], None] | None = None,
     language_only: bool = False,
     predictor: bool = False,
+    outlined: Callable[[LoadableNetwork], None] | None = None,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
 
@@ -130,6 +131,7 @@ def load_model(
         progress: called after every tensor with the bytes of weights read, and those of all.
         language_only: leave the vision tower out.
         predictor: load the multi-token predictor, too.
+        outlined: called with the network in its final formats, before it has memory.
 
     Raises:
         RequestError: there is no predictor.
@@ -141,6 +143,8 @@ def load_model(
     model, storage = opened.model, opened.storage
     opened.weigh_inputs(device, readers)
     join_projections(model.decoder.layers)
+    if outlined is not None:
+        outlined(model)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units

@@ -2,16 +2,25 @@
 
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from snugvl.backends.native import ahead
 from snugvl.backends.native.ahead import KernelsAhead, ahead_of
+from snugvl.backends.native.loading import load_engine
+from snugvl.core.config import EngineConfig
+from snugvl.core.options import LoadOptions
+from snugvl.engine.engine import Engine
 from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.layers.kernels.device import Hardware
+from snugvl.models.loader import Storage, load_model
+from snugvl.models.networks import LoadableNetwork
 from tests.engine.toy import engine
 from tests.patience import PATIENCE_S, until
 
@@ -19,9 +28,14 @@ READS = "import sys; order = sys.stdin.buffer.read(); "
 SAYS = 'print(\'a remark\'); print(\'{"kernels": 3, "failed": ["gemm: too large"]}\')'
 
 
+def job_of(made: Engine) -> CompileJob:
+    network: Any = made.model
+    return compile_job_of(network, made.config, made.model.device, threads=2)
+
+
 @pytest.fixture
 def wanted() -> CompileJob:
-    return compile_job_of(engine(), threads=2)
+    return job_of(engine())
 
 
 def attempt(code: str) -> KernelsAhead:
@@ -47,7 +61,7 @@ def test_another_model_or_gpu_is_compiled_anew(wanted: CompileJob) -> None:
     other = CompileJob(wanted.outline, wanted.engine, Hardware((8, 9), 76), wanted.threads)
     names = {ahead._name_of(each, "3.6.0") for each in (wanted, wanted, other)}
     assert len(names) == 2
-    larger = compile_job_of(engine(num_blocks=99), threads=2)
+    larger = job_of(engine(num_blocks=99))
     assert larger == wanted, "how much memory is free today makes no difference"
 
 
@@ -94,8 +108,54 @@ def test_stopping_ends_the_process_and_says_nothing(
 
 def test_a_cpu_needs_none() -> None:
     kernels = KernelsAhead(("no such command",))
-    kernels.begin(engine())
+    made: Any = engine()
+    kernels.begin(made.model, made.config, made.model.device)
     assert kernels.finished.is_set()
+
+
+def test_what_cant_be_told_is_compiled_when_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as a GPU that this process doesn't see."""
+    kernels = KernelsAhead(("no such command",))
+    made: Any = engine()
+    kernels.begin(made.model, made.config, torch.device("cuda"))
+    assert kernels.finished.wait(PATIENCE_S)
+    assert "kernels can't be compiled ahead; each is compiled when it is needed" in caplog.messages
+
+
+STORED = {
+    "bf16": Storage(),
+    "int8, all of it": Storage("int8", "int8", tower="int8"),
+    "int4, for its inputs": Storage("int4", "int8", group=32),
+}
+
+
+@pytest.mark.parametrize("storage", STORED.values(), ids=STORED)
+def test_a_network_is_known_before_it_has_memory(storage: Storage, tiny: Path) -> None:
+    """What is compiled while it loads is what the engine needs that it becomes."""
+    seen: list[CompileJob] = []
+    made, cpu = engine(), torch.device("cpu")
+
+    def outlined(network: LoadableNetwork) -> None:
+        assert next(network.parameters()).is_meta
+        seen.append(compile_job_of(network, made.config, cpu, 2))
+
+    network = load_model(tiny, dtype=torch.bfloat16, device=cpu, storage=storage, outlined=outlined)
+    assert seen == [compile_job_of(network, made.config, cpu, 2)]
+
+
+def test_an_engine_has_its_kernels_compiled_while_it_loads() -> None:
+    begun: list[tuple[int, str]] = []
+
+    class Watched(KernelsAhead):
+        def begin(self, network: LoadableNetwork, config: EngineConfig, device: torch.device) -> None:
+            assert next(network.parameters()).is_meta
+            begun.append((config.max_num_seqs, device.type))
+
+    kernels = Watched()
+    options = LoadOptions("pocket", device="cpu", context=512)
+    with closing(load_engine(options, kernels=kernels).backend) as backend:
+        assert begun == [(backend._engine.config.max_num_seqs, "cpu")]
+        assert backend._kernels is kernels
 
 
 def test_the_variable() -> None:

@@ -261,16 +261,12 @@ def test_who_asks_how_an_idle_engine_stands_lets_it_look_at_the_memory(
 
 
 @pytest.mark.parametrize("ahead", ["none", "kernels", "graphs"])
-def test_what_can_be_done_ahead_is_done_piece_by_piece(
+def test_graphs_are_recorded_a_call_each_once_kernels_are_ready(
     ahead: Ahead, backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels first, as graphs need them; then a graph a call, until none is left."""
-    begun: list[object] = []
     left = [True, True, False]
-    monkeypatch.setattr(backend._kernels, "begin", begun.append)
     monkeypatch.setattr(backend._engine, "capture_next", lambda: left.pop(0))
     backend.settle(ahead)
-    assert begun == ([] if ahead == "none" else [backend._engine])
     assert backend.warm_up() is (ahead == "graphs")
     assert len(left) == 3, "kernels are not ready"
     backend._kernels.finished.set()
@@ -285,13 +281,8 @@ def test_a_graph_that_fails_ahead_ends_nothing(
         raise RuntimeError("no graph today")
 
     monkeypatch.setattr(backend._engine, "capture_next", fails)
-    monkeypatch.setattr(backend._kernels, "begin", lambda _: backend._kernels.finished.set())
+    backend._kernels.finished.set()
     backend.settle("graphs")
     assert backend.warm_up() is False
     assert "can't be recorded ahead" in caplog.text
     assert text_of(backend, max_tokens=3)
-
-
-def test_on_a_cpu_there_is_nothing_to_do_ahead(backend: NativeBackend) -> None:
-    backend.settle("graphs")
-    assert backend.warm_up() is False

@@ -1,7 +1,7 @@
-"""Has kernels compiled before requests need them, beside the engine that serves already.
+"""Has kernels compiled before requests need them, beside the engine that loads, and then serves.
 
-A kernel that was never compiled on this machine takes a second or more, and everybody waits for it. So once
-the engine takes requests, a process of the lowest priority (`kernel_process.py`) compiles what any step may
+A kernel that was never compiled on this machine takes a second or more, and everybody waits for it. So while
+weights are loaded a process of the lowest priority (`kernel_process.py`) compiles what any step may
 need into Triton's folder; from there a kernel is loaded within some milliseconds. A file beside them says
 that it is done, for the next start: of this model, in these formats, on such a GPU, by this version.
 
@@ -23,10 +23,11 @@ from typing import Literal, get_args
 import torch
 
 import snugvl
-from snugvl.engine.engine import Engine
+from snugvl.core.config import EngineConfig
 from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import RequestError
 from snugvl.hardware import host
+from snugvl.models.networks import LoadableNetwork
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ VARIABLE = "SNUGVL_AHEAD"
 THREADS = 4  # that compile, at most; a quarter of the processors
 LEAST_MEMORY_BYTES = 2 << 30  # of main memory that must be free: the process takes about half a GiB
 COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_process")
+_CANT = "kernels can't be compiled ahead; each is compiled when it is needed"
 _SOURCES = ("layers", "models", "engine")  # of what is compiled, and of what decides what
 
 
@@ -64,12 +66,21 @@ class KernelsAhead:
         self._stopped = False
         self._lock = threading.Lock()
 
-    def begin(self, engine: Engine) -> None:
-        """Start, and return at once. Nothing is done for a device without kernels."""
-        if engine.model.device.type != "cuda" or torch.version.hip is not None:
+    def begin(self, network: LoadableNetwork, config: EngineConfig, device: torch.device) -> None:
+        """Start, and return at once. Nothing is done for a device without kernels.
+
+        `network`: in its final formats, with or without memory.
+        """
+        if device.type != "cuda" or torch.version.hip is not None:
             self.finished.set()
             return
-        threading.Thread(target=self._run, args=(engine,), name="snugvl-kernels", daemon=True).start()
+        try:
+            wanted = compile_job_of(network, config, device, threads())
+        except Exception:
+            logger.exception(_CANT)
+            self.finished.set()
+            return
+        threading.Thread(target=self._run, args=(wanted,), name="snugvl-kernels", daemon=True).start()
 
     def stop(self) -> None:
         """End it. Safe to call twice, and before it has begun."""
@@ -78,13 +89,13 @@ class KernelsAhead:
             if self._process is not None:
                 self._process.kill()
 
-    def _run(self, engine: Engine) -> None:
+    def _run(self, wanted: CompileJob) -> None:
         try:
             from triton import __version__, knobs  # which only GPUs bring
 
-            self.compile(compile_job_of(engine, threads()), Path(knobs.cache.dir), __version__)
+            self.compile(wanted, Path(knobs.cache.dir), __version__)
         except Exception:
-            logger.exception("kernels can't be compiled ahead; each is compiled when it is needed")
+            logger.exception(_CANT)
         finally:
             self.finished.set()
 

@@ -39,7 +39,9 @@ class NativeBackend:
         processor: Processor,
         capabilities: Capabilities,
         thinking: Thinking = PLAIN,
+        kernels: KernelsAhead | None = None,
     ) -> None:
+        """`kernels`: who compiles them ahead, if somebody does."""
         self._engine = engine
         self._thinking = thinking
         self._processor = processor
@@ -49,7 +51,7 @@ class NativeBackend:
         )
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
-        self._kernels = KernelsAhead()
+        self._kernels = kernels or KernelsAhead()
         self._graphs_ahead = False  # whether some are to be recorded before they are needed
         # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
         self._worker = EngineWorker(
@@ -132,8 +134,6 @@ class NativeBackend:
     def settle(self, ahead: Ahead) -> None:
         """Requests are taken: let what later ones would wait for be done beside them."""
         self._graphs_ahead = ahead == "graphs"
-        if ahead != "none":
-            self._kernels.begin(self._engine)
 
     def warm_up(self) -> bool:
         """What the first request with a grammar would stall all others for; then, if wished, CUDA graphs.

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.allocation import allocate, engine_config
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.backends.native.planned import planned_rows, watch_on
@@ -61,6 +62,7 @@ class Loaded:
         allocation: the plan that runs.
         cap_bytes: what this process never takes more of, or None on a CPU.
         left_out_bytes: of the vision tower, where it was left out; in the format it would have had.
+        kernels: who compiles them ahead, if somebody does.
     """
 
     engine: Engine
@@ -73,11 +75,12 @@ class Loaded:
     allocation: Allocation
     cap_bytes: int | None
     left_out_bytes: int = 0
+    kernels: KernelsAhead | None = None
 
     @cached_property
     def backend(self) -> NativeBackend:
         """The engine, running."""
-        return NativeBackend(self.engine, self.processor, self.capabilities, self.thinking)
+        return NativeBackend(self.engine, self.processor, self.capabilities, self.thinking, self.kernels)
 
 
 def load_engine(
@@ -86,12 +89,14 @@ def load_engine(
     planned: Allocation | None = None,
     machine: Machine | None = None,
     progress: Progress | None = None,
+    kernels: KernelsAhead | None = None,
 ) -> Loaded:
     """Our own engine without the tasks, for a process that only runs the engine.
 
     Args:
         planned: what a plan has decided; it runs as it is where it still fits.
         machine: as it was before this process took anything of it, where somebody has looked.
+        kernels: begins to compile them while weights are loaded.
 
     Raises:
         CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
@@ -127,7 +132,13 @@ def load_engine(
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
     kind = dtype_of(options.dtype, place, wide=settings.itemsize == 4)
-    network = _network(folder, kind, place, allocation, counted, report)
+    sizes = engine_config(allocation, options)
+
+    def outlined(network: LoadableNetwork) -> None:
+        if kernels is not None:
+            kernels.begin(network, sizes, target)
+
+    network = _network(folder, kind, place, allocation, counted, report, outlined)
     mark("weights are loaded")
     processor = reading.result()
     mark("the tokenizer is read")
@@ -137,7 +148,7 @@ def load_engine(
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
     planned_bytes = planned_rows(allocation, counted)
-    engine = Engine(network, engine_config(allocation, options), watch_on(place, planned_bytes, cap_bytes))
+    engine = Engine(network, sizes, watch_on(place, planned_bytes, cap_bytes))
     mark("the engine is made")
     capabilities = replace(
         capabilities_of(config, processor, settings, kind, parameters=counted.parameters),
@@ -152,12 +163,13 @@ def load_engine(
     thinking = Thinking(options.thinking, thinks_about_pictures(facts.family))
     made = engine, processor, capabilities, thinking
     held = _held(network, settings)
-    return Loaded(*made, place, planned_bytes, held, allocation, cap_bytes, left_out)
+    return Loaded(*made, place, planned_bytes, held, allocation, cap_bytes, left_out, kernels)
 
 
 def _network(
-    folder: Path, kind: torch.dtype, place: Place, allocation: Allocation, model: Inventory, report: Progress
-) -> LoadableNetwork:
+    folder: Path, kind: torch.dtype, place: Place, allocation: Allocation, model: Inventory, report: Progress,
+    outlined: Callable[[LoadableNetwork], None],
+) -> LoadableNetwork:  # fmt: skip
     """The weights in place, as the plan has them.
 
     Raises:
@@ -174,6 +186,7 @@ def _network(
             progress=_of_weights(report),
             language_only=settings.language_only,
             predictor=settings.predictor,
+            outlined=outlined,
         )
     except NoPageLockedMemory as error:
         raise DoesNotFit(

@@ -41,7 +41,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
     """On our own engine."""
     machine = _look(choice.device, choice.machine)
     from snugvl.backends.measure import Meter
-    from snugvl.backends.native.ahead import VARIABLE, ahead_of
+    from snugvl.backends.native.ahead import VARIABLE, KernelsAhead, ahead_of
     from snugvl.backends.native.loading import load_engine
     from snugvl.backends.native.remember import keeper
     from snugvl.planner.footprint.step_graphs import DRIVER
@@ -51,7 +51,8 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
     mark("the engine is imported")
     if machine is not None:
         _beside("kernels are read", read_kernels)
-    loaded = load_engine(choice, planned=choice.planned, machine=machine, progress=report)
+    kernels = None if ahead == "none" else KernelsAhead()
+    loaded = load_engine(choice, planned=choice.planned, machine=machine, progress=report, kernels=kernels)
     memory, plan = loaded.backend.memory(), loaded.allocation
     meter = Meter(
         loaded.place.device,
