@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from snugvl.planner.costs import MEASURED
+from snugvl.planner.costs import MEASURED, QUANTIZED
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import SCHEMA_VERSION, document
 from snugvl.planner.report.plain import bar, plain, shares
@@ -83,6 +83,18 @@ def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
         assert all(
             f"{kl:.2g} nats a token on {model}" in notes[0] for model, kl in MEASURED["int4"].items() if notes
         )
+        copies = [note for note in report(plan, rtx_5060()).notes if note.startswith("snugvl quantize ")]
+        assert len(copies) == len(notes)
+        assert all("Qwen/Qwen3-VL-8B" in note and "--bits 4.75" in note for note in copies)
+    ways = json.loads((results / "smollm2/quantized.json").read_text())["ways"]
+    loaded = {
+        "int4": "`--weights int4` in groups of 64, while loading",
+        "int5": "`--weights int5`, while loading",
+    }
+    for kind, (bits, before, after) in QUANTIZED.items():
+        assert before == pytest.approx(ways[loaded[kind]]["kl_nats"], rel=0.005)
+        written = ways[f"`--format snugvl --bits {bits:g} --with texts/`"]
+        assert after == pytest.approx(written["kl_nats"], rel=0.005)
     finer = solve([Candidate(qwen3_vl("8B", fp8=True))], rtx_5060(951 * MIB), Wishes(quality="int5"))
     assert finer.choice is None or finer.choice.settings.weights != "int4"
 

@@ -20,6 +20,12 @@ MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
     "int5": {"pocket": 0.00111, "SmolLM2-135M": 0.0337},
     "int4": {"pocket": 0.00352, "SmolLM2-135M": 0.141},
 }
+# What `snugvl quantize --with` makes of it instead: mean bits; KL of answers that calibrated nothing, of what
+# is rounded while loading, and of that (docs/quantize.md).
+QUANTIZED: Final[dict[WeightFormat, tuple[float, float, float]]] = {
+    "int5": (5.5, 0.0335, 0.0201),
+    "int4": (4.75, 0.131, 0.0593),
+}
 UNIT: Final = 1e-5  # of the costs below, nats a token
 WEIGHT_COST: Final[dict[WeightFormat, int]] = {
     kind: round(max(found.values(), default=0.0) / UNIT) for kind, found in MEASURED.items()
@@ -50,15 +56,23 @@ def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
     return sum(cost(option, settings) >= least for least in NOTICEABLE) + slow
 
 
-def told(option: Option) -> str | None:
+def told(option: Option) -> list[str]:
     """What is said of weights that our engine rounds to few bits."""
     if option.engine != "native" or option.weights not in FEW_BITS or not option.made:
-        return None
+        return []
     costs = " and ".join(
         f"{kl:.2g} nats a token on {model}" for model, kl in MEASURED[option.weights].items()
     )
     finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
-    return (
+    said = [
         f"{option.weights} changes answers: by {costs}, small models both; no larger one has been compared "
         f"(docs/plan.md). --quality {finer} refuses it."
-    )
+    ]
+    if option.weights in QUANTIZED:
+        bits, loaded, written = QUANTIZED[option.weights]
+        said.append(
+            f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy that is "
+            f"rounded for what is yours and starts without rounding: {written:.2g} instead of {loaded:.2g} nats "
+            "a token on other answers of SmolLM2-135M (docs/quantize.md)."
+        )
+    return said

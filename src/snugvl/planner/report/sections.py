@@ -342,8 +342,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
-    if (cost := costs.told(choice.option)) is not None:
-        notes.append(cost)
+    notes += costs.told(choice.option)
     if plan.instead is not None and plan.choice is not None:
         other = plan.instead
         speed = other.speed.decode_tokens_per_s
