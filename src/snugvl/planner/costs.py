@@ -72,7 +72,7 @@ def told(option: Option) -> list[str]:
         bits, loaded, written = QUANTIZED[option.weights]
         said.append(
             f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy that is "
-            f"rounded for what is yours and starts without rounding: {written:.2g} instead of {loaded:.2g} nats "
-            "a token on other answers of SmolLM2-135M (docs/quantize.md)."
+            f"rounded for what is yours and starts without rounding: {written:.2g} instead of {loaded:.2g} "
+            "nats a token on other answers of SmolLM2-135M (docs/quantize.md)."
         )
     return said
