@@ -185,6 +185,7 @@ def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share(
     for seconds, together in ((0.0, [3]), (share, [2, 1]), (QUICK_S, [1, 1, 1])):
         for pace in paces:
             pace.seconds = seconds  # whatever this machine took
+        threads._doubtful = False
         quick.together.clear()
         quick.makers.clear()
         threads.begin()
