@@ -198,28 +198,29 @@ def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share(
         assert quick.makers.count(here) == (0 if seconds == QUICK_S else together[0])
 
 
+def makers_of(quick: Quick, masks: list[Mask], threads: MaskThreads) -> list[str]:
+    """Which threads make the masks after a token of all."""
+    quick.makers.clear()
+    for mask in masks:
+        mask.accept(0)
+    settle(masks, threads)
+    for mask in masks:
+        mask.wait()
+    return quick.makers
+
+
 def test_when_masks_take_long_together_the_next_are_made_one_by_one() -> None:
     slow, quick, threads = Slow(-1), Quick(), MaskThreads(1, 48)
     here, paces = threading.current_thread().name, [MaskPace(0.0) for _ in range(4)]
     masks = [
         Mask(each.start(), threads, pace) for each, pace in zip((slow, *[quick] * 3), paces, strict=True)
     ]
-
-    def step() -> list[str]:
-        quick.makers.clear()
-        for mask in masks:
-            mask.accept(0)
-        settle(masks, threads)
-        for mask in masks:
-            mask.wait()
-        return quick.makers
-
-    assert step() == 3 * [here]
+    assert makers_of(quick, masks, threads) == 3 * [here]
     assert max(pace.seconds for pace in paces) < QUICK_S, "one of them is slow, and nobody knows which"
-    assert step() == 3 * ["snugvl-masks"]
+    assert makers_of(quick, masks, threads) == 3 * ["snugvl-masks"]
     assert paces[0].seconds >= QUICK_S, "which shows when each is made for itself"
     assert max(pace.seconds for pace in paces[1:]) < QUICK_S
-    assert step() == 3 * [here], "the slow one is a thread's now"
+    assert makers_of(quick, masks, threads) == 3 * [here], "the slow one is a thread's now"
 
 
 def test_masks_that_were_kept_waiting_together_are_not_slow() -> None:
@@ -228,13 +229,7 @@ def test_masks_that_were_kept_waiting_together_are_not_slow() -> None:
     masks = [Mask(quick.start(), threads, pace) for pace in paces]
     for kept_s, makers in ((2 * QUICK_S, here), (2 * QUICK_S, "snugvl-masks"), (0.0, here)):
         quick.wait_s = kept_s
-        quick.makers.clear()
-        for mask in masks:
-            mask.accept(0)
-        settle(masks, threads)
-        for mask in masks:
-            mask.wait()
-        assert quick.makers == 3 * [makers]
+        assert makers_of(quick, masks, threads) == 3 * [makers]
         assert max(pace.seconds for pace in paces) < QUICK_S, "they took next to nothing of a processor"
 
 
