@@ -11,7 +11,7 @@ import torch
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import GrammarState
-from snugvl.engine.sampling.masks import QUICK_S, Mask, MaskPace, MaskThreads, mask_threads, settle
+from snugvl.engine.sampling.masks import PART_S, QUICK_S, Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import allowed_bits
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.masks import spend
@@ -149,6 +149,7 @@ class Quick(Slow):
         super().__init__(-1)
         self.makers: list[str] = []
         self.together: list[int] = []
+        self.processors: list[int] = []
         self.wait_s = 0.0  # that a mask waits for somebody else
 
     def start(self) -> "QuickState":  # type: ignore[override]
@@ -167,6 +168,7 @@ class QuickState(SlowState):
     def fill_all(cls, states: Sequence["QuickState"], bits: torch.Tensor, processors: int = 1) -> None:
         assert len(states) == len(bits)
         states[0].owner.together.append(len(states))
+        states[0].owner.processors.append(processors)
         super().fill_all(states, bits, processors)
 
 
@@ -196,6 +198,16 @@ def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share(
             mask.wait()
         assert sorted(quick.together, reverse=True) == together
         assert quick.makers.count(here) == (0 if seconds == QUICK_S else together[0])
+
+
+@pytest.mark.parametrize(("seconds", "processors"), [(0.0, 1), (PART_S / 5, 1), (PART_S / 2, 3), (PART_S, 4)])
+def test_processors_are_woken_for_what_there_is_to_do(seconds: float, processors: int) -> None:
+    quick, threads = Quick(), MaskThreads(4, 48)
+    masks = [Mask(quick.start(), threads, MaskPace(seconds)) for _ in range(4)]
+    for mask in masks:
+        mask.accept(0)
+    settle(masks, threads)
+    assert quick.processors == [processors]
 
 
 def makers_of(quick: Quick, masks: list[Mask], threads: MaskThreads) -> list[str]:
