@@ -11,7 +11,8 @@ none. Launches themselves are not in it: how many operations of torch a step sta
 TOKENIZER is a folder with one: for the masks of llguidance, and the text of what is delivered. Kinds are
 `ngram` and `mtp` (one client, guessed tokens of which one and two are right in turn), `ngram 8`, `free 32`,
 `typed 32` (a JSON schema). Of all steps that which a quarter is below, as others use the processor, too;
-microseconds of this machine.
+microseconds of this machine. Before them: how long 32 requests that come at once wait for a grammar that is
+kept.
 """
 
 import argparse
@@ -404,6 +405,18 @@ def measure(kind: str, folder: Path, steps: int) -> dict[str, Any]:
     return row | {"torch operations": counted.count / 50}
 
 
+def arrivals(folder: Path, requests: int = 32) -> float:
+    """Milliseconds until so many requests at once have states of a grammar that is kept; of ten waves."""
+    compiler = GrammarCompiler(Tokenizer.from_folder(folder), VOCABULARY)
+    asked, waves = Grammar("json_schema", json.dumps(SCHEMAS["plain"])), []
+    for _ in range(10):
+        begun = perf_counter_ns()
+        states = [compiler.compile(asked).start() for _ in range(requests)]
+        waves.append((perf_counter_ns() - begun) / 1e6)
+        del states  # their matchers are the next wave's
+    return typical(waves)
+
+
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(
@@ -415,6 +428,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    print(f"32 requests that come at once wait {arrivals(options.tokenizer):.1f} ms for their grammar")
     rows = [measure(kind, options.tokenizer, options.steps) for kind in options.kinds]
     for row in rows:
         print(

@@ -12,6 +12,8 @@ import torch
 from snugvl.backends.native import ahead
 from snugvl.backends.native.ahead import KernelsAhead, ahead_of
 from snugvl.backends.native.loading import load_engine
+from snugvl.backends.process import engine_process
+from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.config import EngineConfig
 from snugvl.core.options import LoadOptions
 from snugvl.engine.engine import Engine
@@ -156,6 +158,20 @@ def test_an_engine_has_its_kernels_compiled_while_it_loads() -> None:
     with closing(load_engine(options, kernels=kernels).backend) as backend:
         assert begun == [(backend._engine.config.max_num_seqs, "cpu")]
         assert backend._kernels is kernels
+
+
+@pytest.mark.parametrize(("said", "times"), [("kernels", 1), ("graphs", 1), ("none", 0)])
+def test_the_engines_process_has_them_compiled_unless_it_is_told_not_to(
+    said: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setenv("SNUGVL_AHEAD", said)
+    monkeypatch.setattr(KernelsAhead, "begin", lambda *told: begun.append(told))
+    monkeypatch.setattr(engine_process, "_collect_garbage", lambda: None)  # it would be for all tests
+    choice = EngineChoice("pocket", device="cpu", context=512)
+    hosted: Any = engine_process.native(choice, lambda *_: None)
+    with closing(hosted.backend):
+        assert len(begun) == times
 
 
 def test_the_variable() -> None:

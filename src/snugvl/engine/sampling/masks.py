@@ -1,9 +1,10 @@
 """Which tokens may come next, said in time: masks of grammars (`grammar.py`), made while the network runs.
 
 A mask may take microseconds or a tenth of a second. Those of requests whose last ones were quick are made
-together before the next choice, on all processors, and without Python's lock: with a thread for each of them
-threads wait for that lock and not for masks. Others are made by threads (`MaskThreads`), as soon as the token
-before them is known, requests taking turns; and each choice has a share of time for which a step waits:
+together before the next choice, on as many processors as they keep busy, and without Python's lock: with a
+thread for each of them threads wait for that lock and not for masks. Others are made by threads
+(`MaskThreads`), as soon as the token before them is known, requests taking turns; and each choice has a share
+of time for which a step waits:
 
     engine    sample ─ accept │ … next step │ quick masks ─ wait 5 ms at most ─ whoever has its mask goes on …
     threads                   └ token, mask ┘ one that is not ready is left out of this step
