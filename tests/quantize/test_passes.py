@@ -13,7 +13,7 @@ from snugvl.core.options import LoadOptions
 from snugvl.fidelity.sweep import Sequences, Sweep
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
-from snugvl.quantize import passes, setup
+from snugvl.quantize import inputs, passes, setup
 from snugvl.quantize.inputs import Given
 from snugvl.quantize.passes import Matrix
 from snugvl.quantize.rounding import Moments, Rounded, rounded
@@ -148,3 +148,19 @@ def test_products_are_let_go_behind_each_matrix(tiny_whole: Path, tmp_path: Path
         alone, last, first = (asked._rounding(each) for each in ([large], [small, large], [large, small]))
     assert last == alone
     assert first == alone + 4 * (small.columns**2 + small.weights)
+
+
+def test_costs_are_measured_on_the_middles_of_pieces(tiny_whole: Path, tmp_path: Path) -> None:
+    with closing(job(tiny_whole, tmp_path / "out", TEXTS)) as asked:
+        tokenizer, probe = asked.side.processor.tokenizer, asked.material.probe
+        pieces = [
+            ids[start : start + inputs.PIECE]
+            for _, text in TEXTS
+            for ids in (tokenizer.encode(text),)
+            for start in range(0, len(ids), inputs.PIECE)
+        ]
+    middles = [tuple(ids[(len(ids) - inputs.PROBE) // 2 :][: inputs.PROBE]) for ids in pieces]
+    assert all(len(middle) == inputs.PROBE for middle in middles)
+    assert probe.prompt.ids == (pieces[0][0],)
+    assert set(probe.answers) <= set(middles)
+    assert len(probe.answers) > 1

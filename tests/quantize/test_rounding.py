@@ -155,6 +155,15 @@ def test_bits_go_where_they_save_most_within_the_budget() -> None:
     ]  # fmt: skip
 
 
+def test_our_own_format_has_wide_groups_of_all_widths_unless_others_are_asked_for() -> None:
+    matrix = {(0, "mlp.down_proj"): Matrix(64, 256, (("model.layers.0.mlp.down_proj.weight", 64),))}
+    (schemes,) = choice_of(matrix, 5.5, "snugvl").schemes.values()
+    assert set(schemes) == {(4, 64), (4, 128), (5, 64), (5, 128), (6, 64), (6, 128), (8, 128)}
+    assert schemes[0] == (4, 64)  # which is measured
+    (asked,) = choice_of(matrix, 5.5, "snugvl", group=32).schemes.values()
+    assert {group for bits, group in asked if bits == 4} == {32}
+
+
 def test_words_have_the_first_code_in_the_lowest_bits() -> None:
     fours = words(torch.arange(16, dtype=torch.uint8).view(1, 16), 4)
     assert [hex(word & 0xFFFFFFFF) for word in fours[0].tolist()] == ["0x76543210", "0xfedcba98"]

@@ -23,8 +23,8 @@ MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
 # What `snugvl quantize --with` makes of it instead: mean bits; KL of answers that calibrated nothing, of what
 # is rounded while loading, and of that (docs/quantize.md).
 QUANTIZED: Final[dict[WeightFormat, tuple[float, float, float]]] = {
-    "int5": (5.5, 0.0335, 0.0201),
-    "int4": (4.75, 0.131, 0.0593),
+    "int5": (5.5, 0.0335, 0.0195),
+    "int4": (4.75, 0.131, 0.0509),
 }
 UNIT: Final = 1e-5  # of the costs below, nats a token
 WEIGHT_COST: Final[dict[WeightFormat, int]] = {

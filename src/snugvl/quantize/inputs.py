@@ -103,8 +103,9 @@ def _evenly(prompts: Sequence[CheckedPrompt]) -> tuple[CheckedPrompt, ...]:
 
 
 def _probe(pieces: Sequence[tuple[int, ...]], config: ModelConfig) -> Sequences:
-    """Beginnings of some pieces, each behind the first one's first token."""
+    """Middles of some pieces, each behind the first one's first token: chats all begin alike."""
     chosen = [pieces[number * len(pieces) // PROBES] for number in range(min(PROBES, len(pieces)))]
-    answers = tuple(dict.fromkeys(piece[1 : 1 + PROBE] for piece in chosen))
+    starts = [max(1, (len(piece) - PROBE) // 2) for piece in chosen]
+    middles = [piece[start : start + PROBE] for piece, start in zip(chosen, starts, strict=True)]
     first = next(chain.from_iterable(pieces))
-    return Sequences(_checked((first,), config), answers)
+    return Sequences(_checked((first,), config), tuple(dict.fromkeys(middles)))

@@ -19,7 +19,7 @@ first of many models) would hide all others.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +33,6 @@ from snugvl.models.layered import LayeredNetwork
 from snugvl.quantize.packed import Scheme
 from snugvl.quantize.rounding import Moments, Rounded, rounded
 
-JUDGED: Final = 32  # tokens whose distributions are compared
 Place = tuple[int, str]
 """A matrix: its layer, and its name in there."""
 Parts = tuple[tuple[str, int], ...]
@@ -87,8 +86,7 @@ def costs(
         sweep.advance(index, layer, [0])
 
     states = [torch.cat(found) for found in sweep.run(visit)]
-    step = -(-len(states[0]) // JUDGED)
-    reference, *others = (each[step - 1 :: step] for each in states)
+    reference, *others = states
     if not others:
         return {}
     right = Side(network, reference.repeat(len(others), 1))

@@ -122,7 +122,8 @@ def _schemes(columns: int, bits: float, form: FileFormat, group: int | None) -> 
         asked = group or (USUAL_GROUP if bits >= LEAST_USUAL else max(GROUPS))
         kinds: list[tuple[Bits, int | None]] = [(4, asked), (8, None)]
     else:
-        wider: list[tuple[Bits, int | None]] = [] if group else [(4, max(GROUPS))]
-        kinds = [(4, group), *wider, (5, None), (6, None), (8, None)]
+        most = max(GROUPS)
+        wider: list[tuple[Bits, int | None]] = [] if group else [(4, most)]
+        kinds = [(4, group), *wider, (5, None), (5, most), (6, None), (6, most), (8, None)]
     found = ((each, group_of(columns, each, width)) for each, width in kinds)
     return list(dict.fromkeys((each, width) for each, width in found if width is not None))
