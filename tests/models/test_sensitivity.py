@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from snugvl.layers.kernels import rows
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format, to_few_bits
 from snugvl.models import sensitivity
 from snugvl.models.loader import Storage, load_model
-from tests import text_checkpoints
+from tests import hybrid, text_checkpoints
 from tests.text_checkpoints import MODELS
 
 CPU = torch.device("cpu")
@@ -49,6 +50,36 @@ def test_the_squares_are_those_of_transformers_inputs(
         assert linear.squares is not None
         assert torch.allclose(linear.squares, expected, rtol=1e-3, atol=1e-6), name
         assert linear.format == "int5"
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_inputs_are_weighed_without_kernels(
+    recurrent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a first start would wait until they are compiled."""
+
+    class Elsewhere(torch.Tensor):
+        is_cuda = True
+
+    def on_gpu(model: Any, wide: Any, embedded: torch.Tensor, ready: Any) -> None:
+        weigh(model, wide, embedded.as_subclass(Elsewhere), ready)
+
+    weigh = sensitivity.weigh_inputs
+    if recurrent:
+        folder = hybrid.write(tmp_path, hybrid.Options(hidden=128))
+    else:
+        folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])
+    wanted = loaded(folder, "int4", monkeypatch)
+    monkeypatch.setattr(rows, "normed", lambda *_: pytest.fail("a kernel's norm"))
+    monkeypatch.setattr(rows, "rotation", lambda *_: pytest.fail("a kernel's rotation"))
+    monkeypatch.setattr(sensitivity, "weigh_inputs", on_gpu)
+    found = loaded(folder, "int4", monkeypatch)
+    assert any(linear.squares is not None for linear in found.values())
+    for place, linear in found.items():
+        theirs = wanted[place].squares
+        assert (linear.squares is None) == (theirs is None) == (linear.format != "int4"), place
+        assert linear.squares is None or torch.equal(linear.squares, theirs), place
+        assert linear.squares is None or type(linear.squares) is torch.Tensor
 
 
 def test_weights_are_rounded_for_their_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,11 +122,15 @@ def to_few_bits(
         squares: mean square of each column's input, `[columns]`: a weight's error counts as much as what it
             is multiplied with (`models/sensitivity.py`). None: all alike.
     """
+    if values.is_cuda:
+        from snugvl.layers.kernels import rounding  # needs triton, which only GPUs bring
+
+        return rounding.to_few_bits(values, kind, group, squares, rounds)
     rows, columns = values.shape
     bits = FEW_BITS[kind]
     most = (1 << bits) - 1
     wide = values.float().view(rows, -1, group)
-    share = _shares(squares, columns, group, wide.device)
+    share = shares_of(squares, columns, group, wide.device)
     low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)
     # Always as stored, so that the zero point makes up for the rounding of the scale.
     step = ((high - low) / most).clamp(min=1e-8).to(torch.bfloat16).float()
@@ -161,8 +165,8 @@ def in_few_bits(codes: torch.Tensor, kind: Format, scale: torch.Tensor, zero: to
     return Weights(kind, rows, columns, _packed(eights & 15, 4), scale, zero, group, upper=upper)
 
 
-def _shares(squares: torch.Tensor | None, columns: int, group: int, device: torch.device) -> torch.Tensor:
-    """Of each column in its group's error, `[1, groups, group]`."""
+def shares_of(squares: torch.Tensor | None, columns: int, group: int, device: torch.device) -> torch.Tensor:
+    """Of each column in its group's error, `[1, groups, group]` float32."""
     if squares is None:
         return torch.full((1, columns // group, group), 1 / group, device=device)
     floor = LEAST_SHARE * squares.mean().clamp(min=1e-20)  # another text may bring more to a column

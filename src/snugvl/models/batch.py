@@ -1,10 +1,11 @@
 """What a network is, and what it is given: a step's tokens, or the patches of a picture."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.attention import AttentionMetadata
@@ -98,6 +99,11 @@ class Network(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """Of the decoder, in the order in which a step calls them."""
+        ...
 
     @property
     def tower_is_capturable(self) -> bool:

@@ -141,10 +141,10 @@ def load_model(
     """
     opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
-    opened.weigh_inputs(device, readers)
     join_projections(model.decoder.layers)
     if outlined is not None:
         outlined(model)
+    opened.weigh_inputs(device, readers)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units

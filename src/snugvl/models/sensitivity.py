@@ -3,7 +3,8 @@
 A rounded weight changes an output by its error times its input. Some inputs are a hundred times larger than
 others, the same ones whatever is read, and the groups of columns that they are in should be rounded for them.
 So before weights are rounded to few bits, a short text passes through the decoder as it is stored: a layer at
-a time, which is read, used and forgotten, so that this takes no more memory than the largest layer.
+a time, which is read, used and forgotten, so that this takes no more memory than the largest layer. In plain
+torch, on a GPU, too: a start that had to compile kernels for it would take seconds longer.
 
 On SmolLM2 this takes away three quarters of what four bits cost (`training/format_cost.py`; docs/plan.md).
 
@@ -22,6 +23,7 @@ from torch import nn
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
+from snugvl.layers.weights import FEW_BITS
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.rope import rotation_of
 
@@ -29,6 +31,12 @@ BLOCK = 16  # tokens of a block of the cache
 
 
 TOKENS = 256  # of a text that is anything
+
+
+class _Plain(torch.Tensor):
+    """Takes the path of a CPU wherever it is, as does what is made of it."""
+
+    is_cuda = False
 
 
 def weigh_inputs(
@@ -45,14 +53,14 @@ def weigh_inputs(
         layer_ready: gives a layer of `wide` memory on that device, and its weights.
     """
     tokens, device = len(embedded), embedded.device
-    positions = torch.arange(tokens, device=device).expand(3, tokens)
+    positions = torch.arange(tokens, device=device).expand(3, tokens).as_subclass(_Plain)
     rotation = rotation_of(positions, wide.config.text.rope, embedded.dtype)
     cache, metadata = _cache(wide, embedded), _metadata(tokens, device)
-    x = embedded
+    x: torch.Tensor = embedded.as_subclass(_Plain)
     for layer, rounded in zip(wide.decoder.layers, model.decoder.layers, strict=True):
         layer_ready(layer)
         for name, linear in rounded.named_modules():
-            if isinstance(linear, Linear) and linear.quantises:
+            if isinstance(linear, Linear) and linear.format in FEW_BITS:
                 layer.get_submodule(name).register_forward_pre_hook(_squares_to(linear), with_kwargs=True)
         x = layer(x, rotation, cache, metadata)
         layer.to("meta")
@@ -75,7 +83,7 @@ def some_ids(vocab: int) -> list[int]:
 def _squares_to(linear: Linear) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x, norm = args[0], kwargs.get("norm")
-        squares = (x if norm is None else norm(x)).float().square().mean(0)
+        squares = (x if norm is None else norm(x)).float().square().mean(0).as_subclass(torch.Tensor)
         linear.squares = squares if squares.isfinite().all() else None  # float16 may be too narrow
 
     return keep

@@ -21,6 +21,7 @@ from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.layers.kernels.device import Hardware
+from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
 from tests.engine.toy import engine
@@ -139,6 +140,7 @@ def test_a_network_is_known_before_it_has_memory(storage: Storage, tiny: Path) -
 
     def outlined(network: LoadableNetwork) -> None:
         assert next(network.parameters()).is_meta
+        assert not any(isinstance(each, Linear) and each.squares is not None for each in network.modules())
         seen.append(compile_job_of(network, made.config, cpu, 2))
 
     network = load_model(tiny, dtype=torch.bfloat16, device=cpu, storage=storage, outlined=outlined)

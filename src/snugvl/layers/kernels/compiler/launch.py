@@ -31,6 +31,7 @@ How a compiled kernel is started is what `JITFunction.run` does in Triton 3.6 to
 """
 
 import inspect
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
@@ -43,6 +44,7 @@ from triton.runtime import JITFunction, driver
 
 from snugvl.layers.kernels.device import capability
 
+_ONE_BY_ONE = threading.Lock()
 Instead = Callable[["LaunchedKernel", tuple[object, ...], dict[str, object]], None]
 
 
@@ -92,9 +94,13 @@ class LaunchedKernel:
     def _first(
         self, grid: tuple[int, ...], values: tuple[object, ...], constants: dict[str, object]
     ) -> tuple[Any, ...]:
-        """Launch by Triton, which compiles; what later launches of the variant need."""
-        read(self.kernel)
-        compiled = self.kernel[grid](*values, **constants)
+        """Launch by Triton, which compiles; what later launches of the variant need.
+
+        One after the other: weights are rounded by several threads, of which each would compile for itself.
+        """
+        with _ONE_BY_ONE:
+            read(self.kernel)
+            compiled = self.kernel[grid](*values, **constants)
         names = self.kernel.arg_names[len(values) :]
         rest = tuple(constants[name] for name in names)
         return compiled.run, compiled.function, compiled.packed_metadata, rest
