@@ -325,7 +325,7 @@ def test_a_step_is_captured_in_parts_of_more_and_more_layers(monkeypatch: pytest
 
     class Graph:
         def __init__(self) -> None:
-            self.number = next(numbers)
+            self.number, self.ended = next(numbers), False
 
         def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
             said.append(("begin", self.number, pool))
@@ -334,8 +334,10 @@ def test_a_step_is_captured_in_parts_of_more_and_more_layers(monkeypatch: pytest
 
         def capture_end(self) -> None:
             said.append(("end", self.number))
+            self.ended = True
 
         def pool(self) -> tuple[int, int]:
+            assert self.ended, "Called CUDAGraph::pool() without a preceding successful capture."
             return (0, 7)
 
         def replay(self) -> None:

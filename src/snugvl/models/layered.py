@@ -13,7 +13,7 @@ gives up whenever somebody wants the memory.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import to_int8
 from snugvl.models.allocation import give_memory
-from snugvl.models.loader import GPU_READERS, OpenCheckpoint, fill, targets_of
+from snugvl.models.loader import GPU_READERS, OpenCheckpoint, targets_of
 from snugvl.models.networks import LoadableNetwork
+from snugvl.models.readers import Readers
 from snugvl.models.tensor_files import TensorFiles
 
 
@@ -92,7 +93,8 @@ class LayeredNetwork:
                 self._told(done - last)
                 last = done
 
-            fill(targets, self._stored, self.device, self.readers, told)
+            with closing(Readers(self._stored, self.device, self.readers)) as reading:
+                reading.fill(targets, told)
             yield
         finally:
             module.to("meta")

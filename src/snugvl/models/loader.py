@@ -13,9 +13,7 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 """
 
 import math
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -39,7 +37,8 @@ from snugvl.models.linear_attention import join_projections
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, TensorPiece, check_dtype, dequantise
+from snugvl.models.readers import Readers, Stored, blocks_of
+from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, check_dtype
 
 GPU_READERS = 4
 WIDE = ("BF16", "F16", "F32")  # dtypes of what isn't quantised
@@ -73,23 +72,6 @@ class Storage:
         """That share a scale in a matrix of a layer."""
         asked = self.group if self.layers in FEW_BITS else None
         return asked or GROUPS.get(self.layers, GROUP)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What the files hold, by the network's names."""
-
-    tensors: Mapping[str, TensorEntry]
-    matrices: Mapping[str, PackedMatrix]
-    form: Fp8Blocks | PackedInt4 | None
-
-    @property
-    def blocks(self) -> Fp8Blocks | None:
-        return _blocks(self.form)
-
-    def entry(self, name: str) -> TensorEntry:
-        """The tensor, or the codes of a 4-bit matrix."""
-        return self.matrices[name].words if name in self.matrices else self.tensors[name]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +134,8 @@ def load_model(
     room_size = room_bytes(units, [len(each) for each in host])
     give_memory(model, device, room_size)
     room = torch.empty(room_size, dtype=torch.uint8, device=device)
-    fill(dict(targets_of(model)), opened.stored, device, readers, progress)
+    with closing(Readers(opened.stored, device, readers)) as reading:
+        reading.fill(dict(targets_of(model)), progress)
     ready_made.check_orders(dict(targets_of(model)))
     if model.tower is not None and units:
         model.tower.weights = WeightStream(units, host, room, CopyStream(device))
@@ -163,18 +146,18 @@ def load_model(
 def _weigh_inputs(model: LoadableNetwork, stored: Stored, device: torch.device, readers: int) -> None:
     wide = without_memory(replace(model.config, vision=None))
     wide.requires_grad_(False).eval().to(model.dtype)
-
-    def layer_ready(layer: nn.Module) -> None:
-        give_memory(layer, device, 0)
-        held = {id(parameter) for parameter in layer.parameters()}
-        targets = {name: target for name, target in targets_of(wide) if id(target.parameter) in held}
-        fill(targets, stored, device, readers, None)
-
+    names = {id(module): f"{name}." for name, module in wide.named_modules()}
     embedding = next(name for name, each in targets_of(wide) if each.linear is wide.decoder.embed_tokens)
-    with closing(TensorFiles({}, None, device)) as files:
-        ids = sensitivity.some_ids(model.config.text.vocab_size)
-        embedded = files.some_rows(stored.entry(embedding), ids).to(model.dtype)
-    sensitivity.weigh_inputs(model, wide, embedded, layer_ready)
+    with closing(Readers(stored, device, readers)) as reading:
+
+        def layer_ready(layer: nn.Module) -> None:
+            give_memory(layer, device, 0)
+            reading.fill(dict(targets_of(layer, names[id(layer)])))
+
+        with closing(TensorFiles({}, None, device)) as files:
+            ids = sensitivity.some_ids(model.config.text.vocab_size)
+            embedded = files.some_rows(stored.entry(embedding), ids).to(model.dtype)
+        sensitivity.weigh_inputs(model, wide, embedded, layer_ready)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the network is one piece of memory, in which nothing else may lie
 
@@ -224,7 +207,7 @@ def choose_formats(
 
     `wide`: tensors that an FP8 checkpoint stores wide, which don't become FP8.
     """
-    blocks, config = _blocks(form), model.config
+    blocks, config = blocks_of(form), model.config
     head = model.decoder.embed_tokens
     heads = [head] if config.tie_word_embeddings else [head, model.lm_head]
     for linear in heads:
@@ -259,65 +242,6 @@ def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
         square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
         return square and linear.columns % GROUP == 0 and linear.rows % GROUP == 0
     return linear.columns % storage.columns == 0
-
-
-def fill(
-    targets: Mapping[str, LoadTarget],
-    stored: Stored,
-    device: torch.device,
-    readers: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Read every tensor into its place, large ones first, so that no thread is left with one at the end."""
-    entries = sorted(((name, stored.entry(name)) for name in targets), key=lambda pair: -pair[1].nbytes)
-    done, total = 0, sum(entry.nbytes for _, entry in entries)
-    by_name = {entry.name: entry for entry in stored.tensors.values()}
-    own = threading.local()
-    inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; a thread has its own
-    files: list[TensorFiles] = []
-
-    def read(pair: tuple[str, TensorEntry]) -> int:
-        name, entry = pair
-        if not hasattr(own, "files"):
-            own.files = TensorFiles(by_name, stored.blocks, device)
-            files.append(own.files)
-        with torch.inference_mode(inference), torch.no_grad():
-            if name in stored.matrices:
-                ready_made.fill(stored.matrices[name], targets[name], own.files)
-                return entry.nbytes
-            for piece in own.files.pieces(entry):
-                _place(piece, targets[name], stored.blocks)
-        return entry.nbytes
-
-    pool = ThreadPoolExecutor(readers if device.type == "cuda" else 1, thread_name_prefix="snugvl-load")
-    try:
-        for nbytes in pool.map(read, entries):
-            done += nbytes
-            if progress is not None:
-                progress(done, total)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        for each in files:
-            each.close()
-
-
-def _place(piece: TensorPiece, target: LoadTarget, blocks: Fp8Blocks | None) -> None:
-    """Put rows of a checkpoint tensor where they go, in the format they stay in."""
-    start, linear = target.start + piece.start, target.linear
-    values = piece.values
-    if linear is not None and linear.format == "ggml":
-        linear.put_bytes(start, values)
-        return
-    if piece.scale is not None and blocks is not None:
-        if linear is not None and linear.format == "fp8":
-            linear.put_blocks(start, values, piece.scale)
-            return
-        values = dequantise(values, piece.scale, blocks)
-    if linear is not None:
-        linear.put(start, values)
-        return
-    destination = target.parameter[start : start + len(values)]
-    destination.view(len(values), -1).copy_(values)
 
 
 def tensor_bytes(module: nn.Module) -> int:
@@ -362,7 +286,7 @@ def check_names(
                 f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(target.shape)}"
             )
-        check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
+        check_dtype(entry, tensors.get(name + SCALE_SUFFIX), blocks_of(config.quantization))
     for name, entry in (tensors | {name: matrix.words for name, matrix in matrices.items()}).items():
         known = name in targets or name.removesuffix(SCALE_SUFFIX) in targets
         tied_head = name == "lm_head.weight" and config.tie_word_embeddings
@@ -372,12 +296,8 @@ def check_names(
             )
 
 
-def _blocks(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
-    return form if isinstance(form, Fp8Blocks) else None
-
-
-def targets_of(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
-    """Checkpoint tensor names and the rows of parameters they fill."""
+def targets_of(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, LoadTarget]]:
+    """Checkpoint tensor names and the rows of parameters they fill; `prefix`: of a part's names."""
     packed = {
         f"{name}.{part}": parts
         for name, module in model.named_modules()
@@ -389,10 +309,11 @@ def targets_of(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
         owner, suffix = name.rsplit(".", 1)
         whole = parameter.shape[0] if linear is None else linear.rows  # a GGUF's blocks are bytes
         if owner not in packed:
-            yield name, LoadTarget(parameter, 0, whole, linear)
+            yield prefix + name, LoadTarget(parameter, 0, whole, linear)
             continue
         start = 0
         for part, rows in packed[owner]:
-            yield f"{owner.rsplit('.', 1)[0]}.{part}.{suffix}", LoadTarget(parameter, start, rows, linear)
+            place = f"{prefix}{owner.rsplit('.', 1)[0]}.{part}.{suffix}"
+            yield place, LoadTarget(parameter, start, rows, linear)
             start += rows
         assert start == whole, f"the parts of {name} are not the whole"

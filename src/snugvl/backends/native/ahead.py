@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Ahead = Literal["none", "kernels", "graphs"]
 VARIABLE = "SNUGVL_AHEAD"
-THREADS = 4  # that compile, at most; a quarter of the processors
+THREADS = 8  # that compile, at most; half of the processors, which others have first
 LEAST_MEMORY_BYTES = 2 << 30  # of main memory that must be free: the process takes about half a GiB
 COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_process")
 _CANT = "kernels can't be compiled ahead; each is compiled when it is needed"
@@ -140,7 +140,7 @@ class KernelsAhead:
 
 def threads() -> int:
     """That compile on this machine."""
-    return max(1, min(THREADS, (os.cpu_count() or 1) // 4))
+    return max(1, min(THREADS, (os.cpu_count() or 1) // 2))
 
 
 def _name_of(wanted: CompileJob, version: str) -> str:

@@ -117,20 +117,21 @@ def capture(
     shared, begun = pool, False
 
     def begin() -> None:
-        nonlocal shared, begun
+        nonlocal begun
         graph = torch.cuda.CUDAGraph()
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
         # workspace that was claimed at the start (`engine/memory.py`). Other threads may use the GPU
         # meanwhile.
         graph.capture_begin(shared, capture_error_mode="thread_local")
         graphs.append(graph)
-        shared, begun = shared or graph.pool(), True
+        begun = True
 
     def end() -> None:
-        nonlocal begun
+        nonlocal shared, begun
         if begun:
             begun = False
             graphs[-1].capture_end()
+            shared = shared or graphs[-1].pool()  # which a graph has from its end on
 
     def cut(*_: object) -> None:
         end()
