@@ -98,6 +98,41 @@ def test_the_same_tokens_with_fewer_steps(graphs: bool, model: type[Toy], late: 
         assert quick.steps < slow.steps, "whoever is last has forced tokens, too"
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("model", [Toy, HybridToy])
+@pytest.mark.parametrize("leaves", [1, 4, 7])
+def test_outputs_wait_until_the_device_is_busy_again(model: type[Toy], leaves: int) -> None:
+    """And what is delivered meanwhile may end a request: the others' tokens stay."""
+    right, _, _ = answers(graphs=False, skip=True, model=model())
+    sizes = {"max_num_seqs": 10, "num_blocks": 200, "max_model_len": 96, "max_batched_tokens": 64}
+    engine, _ = engine_with(True, model(), skip_forced=True, **sizes)
+    for each in REQUESTS:
+        engine.add(each())
+    outputs: list[TokenOutput] = []
+    meanwhiles = 0
+    while engine.has_work:
+        begun, calls, hurries = engine.steps, 0, engine.hurries
+
+        def meanwhile(
+            hurries: bool = hurries, begun: int = begun, outputs: list[TokenOutput] = outputs
+        ) -> None:
+            nonlocal calls, meanwhiles
+            calls, meanwhiles = calls + 1, meanwhiles + hurries
+            assert not hurries or engine._in_flight is None or engine.steps > begun
+            if meanwhiles == leaves:
+                outputs.extend(engine.abort("f"))
+
+        outputs += engine.step(meanwhile)
+        assert calls <= 1
+        engine.check_integrity()
+    assert meanwhiles > leaves
+    found = finish(engine, outputs)
+    ended = found.pop(("f", 0))
+    assert ended[:-1] == right[("f", 0)][: len(ended) - 1], "tokens of before"
+    assert ended[-1] in ("abort", right[("f", 0)][-1])
+    assert found == {name: said for name, said in right.items() if name != ("f", 0)}
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("model", [Toy, HybridToy])
 def test_few_blocks_and_a_small_budget_change_no_token(

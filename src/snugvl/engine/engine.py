@@ -12,6 +12,7 @@ Not thread-safe by design: one thread drives it (`backends/native/worker.py`), a
 
 import logging
 import time
+from collections.abc import Callable
 from itertools import count
 from traceback import clear_frames
 
@@ -135,9 +136,20 @@ class Engine:
         """End a request, or one choice of it; what is unknown or finished stays so. Outputs that say so."""
         return self._requests.abort(request_id, choice)
 
+    @property
+    def hurries(self) -> bool:
+        """Whether the device waits for what the next step starts first: let it, before outputs are delivered.
+
+        Whoever has a grammar is chosen for when its mask is there, and the network goes on when it is chosen.
+        """
+        return isinstance(self._in_flight, PendingStep) and self._in_flight.masked
+
     @torch.inference_mode()
-    def step(self) -> list[TokenOutput]:
-        """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenOutput]:
+        """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises.
+
+        `meanwhile` may be called once, when everything is started and the host would wait; it may `abort`.
+        """
         outputs = self._requests.expire()
         self._alone = None
         try:
@@ -149,7 +161,7 @@ class Engine:
             if self._in_flight is None:
                 self._schedule(outputs)
             else:
-                self._read(self._in_flight, outputs)
+                self._read(self._in_flight, outputs, meanwhile)
         except Exception as error:
             outputs += self._recover(error)
         return outputs
@@ -296,13 +308,18 @@ class Engine:
         self._faults += 1
         return engine_failed(error)
 
-    def _read(self, pending: PendingStep | StartedStep, outputs: list[TokenOutput]) -> None:
+    def _read(
+        self,
+        pending: PendingStep | StartedStep,
+        outputs: list[TokenOutput],
+        meanwhile: Callable[[], None],
+    ) -> None:
         """Say the tokens of a step that has started; and start the next one before anybody is told of them.
 
         Not one with prompts: it would take long, and is read in the same breath.
         """
         if isinstance(pending, PendingStep):
-            self._overlap(pending, outputs)
+            self._overlap(pending, outputs, meanwhile)
         else:
             self._in_flight = None
             self._finish(pending, outputs)
@@ -316,7 +333,9 @@ class Engine:
         ):
             self._schedule(outputs)
 
-    def _overlap(self, pending: PendingStep, outputs: list[TokenOutput]) -> None:
+    def _overlap(
+        self, pending: PendingStep, outputs: list[TokenOutput], meanwhile: Callable[[], None]
+    ) -> None:
         """Start the step after `pending` if its tokens aren't needed for that, then read and say them."""
         self._runner.save_states(self._scheduler.checkpoints.take(pending.sequences))
         if pending.masked:
@@ -332,6 +351,7 @@ class Engine:
             self.steps += 1
             self._computed += self._in_flight.tokens
         known = self._teller.generated
+        meanwhile()
         for sequence, result in pending.results():
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
                 self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air

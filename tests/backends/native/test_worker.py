@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_bug_in_the_engine_ends_what_runs_and_refuses_what_comes(
         backend = model.backend
         assert isinstance(backend, NativeBackend)
 
-        def broken() -> None:
+        def broken(_: object) -> None:
             raise AttributeError("a bug")
 
         monkeypatch.setattr(backend._engine, "step", broken)
@@ -49,9 +49,9 @@ def test_nobody_waits_for_a_worker_that_closes() -> None:
     """Between the look whether it is open and the put, it may close: run often, as that is a race."""
 
     class Idle:
-        has_work = False
+        has_work = hurries = False
 
-        def step(self) -> list[TokenOutput]:
+        def step(self, _: Callable[[], None]) -> list[TokenOutput]:
             return []
 
     for _ in range(50):
@@ -77,9 +77,9 @@ def test_what_rust_panics_at_in_a_job_is_told_to_whoever_asked() -> None:
         pass
 
     class Idle:
-        has_work = False
+        has_work = hurries = False
 
-        def step(self) -> list[TokenOutput]:
+        def step(self, _: Callable[[], None]) -> list[TokenOutput]:
             return []
 
     def panics() -> None:
@@ -90,3 +90,67 @@ def test_what_rust_panics_at_in_a_job_is_told_to_whoever_asked() -> None:
         worker.call(panics)
     assert worker.call(lambda: 5) == 5, "the engine goes on"
     worker.close()
+
+
+class Hurries:
+    """An engine whose steps start before the outputs of the last one are delivered."""
+
+    def __init__(self, steps: int) -> None:
+        self.left, self.said = steps, list[object]()
+
+    @property
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    @property
+    def hurries(self) -> bool:
+        return self.left % 3 != 0
+
+    def step(self, meanwhile: Callable[[], None]) -> list[TokenOutput]:
+        self.said.append("start")
+        if self.left % 4:  # else there is nothing to wait for
+            meanwhile()
+        self.left -= 1
+        return [TokenOutput(str(self.left), 0, 1)]
+
+
+def test_outputs_are_delivered_in_their_order_once_the_next_step_has_begun() -> None:
+    engine, ended = Hurries(7), threading.Event()
+
+    def deliver(output: TokenOutput) -> None:
+        engine.said.append(output.request_id)
+        if output.request_id == "0":
+            ended.set()
+
+    worker = EngineWorker(engine, deliver)
+    assert ended.wait(PATIENCE_S)
+    worker.close()
+    assert [each for each in engine.said if each != "start"] == list("6543210")
+    assert engine.said == [
+        "start", "6",  # six are left, a multiple of three: it doesn't hurry
+        "start", "start", "5", "start", "4", "3", "start", "start", "2", "start", "1", "0",
+    ]  # fmt: skip
+
+
+def test_what_waits_is_delivered_before_a_job_and_before_the_end() -> None:
+    seen: list[str] = []
+    engine, go_on = Hurries(100), threading.Event()
+    worker = EngineWorker(engine, lambda output: seen.append(output.request_id))
+    told = worker.call(lambda: (go_on.set(), engine.left, seen[-1] if seen else "100"))
+    assert told[2] == str(told[1]), "all of what was said before it"
+    worker.close()
+    assert seen == [str(number) for number in range(99, engine.left - 1, -1)]
+
+
+def test_a_bug_in_delivering_within_a_step_ends_the_engine(noted: list[BaseException | None]) -> None:
+    died: list[EngineError] = []
+
+    def deliver(_: TokenOutput) -> None:
+        raise ValueError("a bug")
+
+    worker = EngineWorker(Hurries(5), deliver, died.append)
+    worker._thread.join(PATIENCE_S)
+    assert [type(error) for error in noted] == [ValueError]
+    assert "a bug" in str(died[0])
+    with pytest.raises(EngineError):
+        worker.call(lambda: None)

@@ -20,8 +20,13 @@ class SteppedEngine(Protocol):
         """Whether `step` has something to do."""
         ...
 
-    def step(self) -> list[TokenOutput]:
-        """Advance what runs; a request's failure is an output."""
+    @property
+    def hurries(self) -> bool:
+        """Whether the next step should begin before the outputs of the last one are delivered."""
+        ...
+
+    def step(self, meanwhile: Callable[[], None]) -> list[TokenOutput]:
+        """Advance what runs; a request's failure is an output. `meanwhile` may be called once, within."""
         ...
 
 
@@ -39,6 +44,8 @@ class EngineWorker:
         self._deliver = deliver
         self._died = died
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._undelivered: list[TokenOutput] = []  # of the last step, while the next one starts
+        self._failure: Exception | None = None  # of delivering them
         self._closed = False
         self._lock = Lock()
         self._thread = Thread(target=self._run, name="snugvl-engine", daemon=True)
@@ -82,8 +89,13 @@ class EngineWorker:
     def _run(self) -> None:
         try:
             while self._run_jobs():
-                for output in self.engine.step():
-                    self._deliver(output)
+                outputs = self.engine.step(self._meanwhile)
+                if self._failure is not None:
+                    raise self._failure
+                self._deliver_all()
+                self._undelivered = outputs
+                if not self.engine.hurries:
+                    self._deliver_all()
         except Exception as error:
             # `step` says that it never raises: a bug of ours, after which nothing of the engine is sure.
             self._shut()
@@ -92,6 +104,18 @@ class EngineWorker:
             raise  # to the thread's hook, which says where
         finally:
             self._refuse_jobs()
+
+    def _meanwhile(self) -> None:
+        """Within a step, which would take what is raised for a fault of the model."""
+        try:
+            self._deliver_all()
+        except Exception as error:
+            self._failure = error
+
+    def _deliver_all(self) -> None:
+        outputs, self._undelivered = self._undelivered, []
+        for output in outputs:
+            self._deliver(output)
 
     def _put(self, job: Callable[[], None]) -> bool:
         """Have a job run, unless nobody is there to run it."""
@@ -109,11 +133,14 @@ class EngineWorker:
     def _run_jobs(self) -> bool:
         """Run everything asked for, waiting for the next job while the engine idles. False: stop."""
         while True:
+            if not self.engine.has_work or not self._jobs.empty():
+                self._deliver_all()
             try:
                 job = self._jobs.get(block=not self.engine.has_work)
             except Empty:
                 return True
             if job is None:
+                self._deliver_all()
                 return False
             job()
 
