@@ -6,18 +6,15 @@ A recording stands in for a CUDA graph by doing its work again on the same tenso
 import gc
 import random
 from contextlib import nullcontext
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.capture import CudaCapturer, GraphPool, Work, capture, firsts_of
+from snugvl.engine.graphs.capture import CudaCapturer, GraphPool, Work, capture
 from snugvl.engine.graphs.prefill import size_of
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import EngineError
@@ -316,68 +313,6 @@ def test_cuda_graphs_share_a_stream_and_a_pool_until_all_are_gone(monkeypatch: p
     recorder.drop_pool()
     recorder.capture(lambda: None)
     assert said[9] == (None, "thread_local")
-
-
-def test_a_step_is_captured_in_parts_of_more_and_more_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU works at the first while the host starts the others; all in one pool, in their order."""
-    said: list[Any] = []
-    numbers = count()
-
-    class Graph:
-        def __init__(self) -> None:
-            self.number, self.ended = next(numbers), False
-
-        def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
-            said.append(("begin", self.number, pool))
-            if len(said) == fails_at:
-                raise torch.OutOfMemoryError("no room")
-
-        def capture_end(self) -> None:
-            said.append(("end", self.number))
-            self.ended = True
-
-        def pool(self) -> tuple[int, int]:
-            assert self.ended, "Called CUDAGraph::pool() without a preceding successful capture."
-            return (0, 7)
-
-        def replay(self) -> None:
-            said.append(("replay", self.number))
-
-    fails_at = 0
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    layers = [nn.Identity() for _ in range(15)]
-    assert firsts_of(layers) == [layers[1], layers[4], layers[13]]
-    assert firsts_of(layers[:1]) == []
-    recorder = CudaCapturer(CPU, lambda: SimpleNamespace(wait_stream=lambda _: None), layers)
-
-    def work() -> None:
-        for number, layer in enumerate(layers):
-            layer(torch.zeros(1))
-            said.append(number)
-
-    replay = recorder.capture(work)
-    assert said == [
-        ("begin", 0, None), 0,
-        ("end", 0), ("begin", 1, (0, 7)), 1, 2, 3,
-        ("end", 1), ("begin", 2, (0, 7)), *range(4, 13),
-        ("end", 2), ("begin", 3, (0, 7)), 13, 14, ("end", 3),
-    ]  # fmt: skip
-    said.clear()
-    replay()
-    assert said == [("replay", 0), ("replay", 1), ("replay", 2), ("replay", 3)]
-    said.clear()
-    work()
-    assert said == list(range(15)), "nothing is captured any more"
-    said.clear()
-    fails_at = 4  # in the middle of a step: what it raises is what is said, and nothing is ended twice
-    with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        recorder.capture(work)
-    assert said == [("begin", 4, (0, 7)), 0, ("end", 4), ("begin", 5, (0, 7))]
-    said.clear()
-    work()
-    assert said == list(range(15))
 
 
 @pytest.mark.parametrize("collects", [True, False])

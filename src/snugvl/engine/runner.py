@@ -55,7 +55,7 @@ class Runner:
         self._config = config
         self._steps: StepGraphs | None = None
         if self.has_graphs and config.step_graph_bytes:
-            capturer = CudaCapturer(model.device, lambda: self.graphs.stream(), model.layers)
+            capturer = CudaCapturer(model.device, lambda: self.graphs.stream())
             self.use_graph_pool(GraphPool(capturer, model, config.step_graph_bytes))
 
     def use_graph_pool(self, graph_pool: GraphPool) -> None:

@@ -1,11 +1,10 @@
 """What a network is, and what it is given: a step's tokens, or the patches of a picture."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.attention import AttentionMetadata
@@ -99,11 +98,6 @@ class Network(Protocol):
 
     @property
     def device(self) -> torch.device: ...
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        """Of the decoder, in the order in which a step calls them."""
-        ...
 
     @property
     def tower_is_capturable(self) -> bool:

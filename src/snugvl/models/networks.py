@@ -55,11 +55,6 @@ class LoadableNetwork(nn.Module):
         return None
 
     @property
-    def layers(self) -> list[nn.Module]:
-        """See `Network`."""
-        return list(self.decoder.layers)
-
-    @property
     def tower_is_capturable(self) -> bool:
         """See `Network`."""
         return self.tower is not None and isinstance(self.tower.weights, Resident)

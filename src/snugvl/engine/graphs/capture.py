@@ -8,25 +8,17 @@
 A graph reads and writes fixed addresses: what `buffers` gives. Graphs are never replayed side by side, so all
 that is in between shares one memory pool, which is claimed as one piece before the first is captured. When
 memory is short, all of them and the pool go at once, and whatever they did runs launch by launch.
-
-The GPU begins with a graph when all of it has been handed over, which takes the host a microsecond a kernel
-and more. So a step that the GPU waits for is several graphs, each of a few times as many layers as the one
-before: while the GPU works at one, the host hands over the next.
-
-    host   │ layer 0 │ 1 … 3   │ 4 … 12            │ 13 …                     │
-    GPU              │ layer 0 ········· │ 1 … 3 ········ │ 4 … 12 …
 """
 
 import gc
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import nn
 
 from snugvl.engine.oom import out_of_memory
 from snugvl.models.batch import Network
@@ -36,7 +28,6 @@ logger = logging.getLogger(__name__)
 SMALL_BYTES = 8 << 20  # of a piece, for tensors of up to 1 MiB, which torch's allocator keeps apart
 MOST = 24  # graphs; the least recently used goes
 LATELY = 64  # sizes without one that are remembered
-PART_GROWTH: Final = 3  # a graph of a step has so many times the layers of the one before: see above
 Work = Callable[[], None]
 T = TypeVar("T")
 
@@ -60,28 +51,17 @@ class GraphCapturer(Protocol):
 class CudaCapturer:
     """CUDA graphs."""
 
-    def __init__(
-        self, device: torch.device, stream: Callable[[], Any], layers: Sequence[nn.Module] = ()
-    ) -> None:
-        """
-        Args:
-            stream: that of all captures of the process; the library gets a workspace for each, for good.
-            layers: of a step, by which its graph is cut in parts.
-        """
+    def __init__(self, device: torch.device, stream: Callable[[], Any]) -> None:
+        """`stream`: that of all captures of the process; the library gets a workspace for each, for good."""
         self._device = device
         self._stream = stream
-        self._layers = layers
         self._pool: Any = None
 
     def capture(self, work: Work) -> Work:
         """See `GraphCapturer`."""
-        graphs, _ = capture(work, self._pool, self._stream(), firsts_of(self._layers))
-        self._pool = self._pool or graphs[0].pool()
-
-        def replay() -> None:
-            for graph in graphs:
-                graph.replay()
-
+        graph, _ = capture(work, self._pool, self._stream())
+        self._pool = self._pool or graph.pool()
+        replay: Work = graph.replay
         return replay
 
     def synchronize(self) -> None:
@@ -93,62 +73,25 @@ class CudaCapturer:
         self._pool = None
 
 
-def firsts_of(layers: Sequence[T]) -> list[T]:
-    """The first layers of a step's graphs, but for the first graph's: each has a few times as many layers."""
-    firsts, first, count = list[T](), 1, PART_GROWTH
-    while first < len(layers):
-        firsts.append(layers[first])
-        first, count = first + count, count * PART_GROWTH
-    return firsts
-
-
-def capture(
-    work: Callable[[], T], pool: Any, stream: Any, firsts: Sequence[nn.Module] = ()
-) -> tuple[list[Any], T]:
-    """CUDA graphs of `work`, in their order, and what that returned; its kernels are compiled, its handles
-    made already.
+def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
+    """A CUDA graph of `work`, and what that returned; its kernels are compiled, its handles made already.
 
     Args:
         pool: memory pool to capture in, or None for a new one.
         stream: a `torch.cuda.Stream` to capture on.
-        firsts: modules before which another graph begins.
     """
-    graphs: list[Any] = []
-    shared, begun = pool, False
-
-    def begin() -> None:
-        nonlocal begun
-        graph = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), _nothing_collected():
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
         # workspace that was claimed at the start (`engine/memory.py`). Other threads may use the GPU
         # meanwhile.
-        graph.capture_begin(shared, capture_error_mode="thread_local")
-        graphs.append(graph)
-        begun = True
-
-    def end() -> None:
-        nonlocal shared, begun
-        if begun:
-            begun = False
-            graphs[-1].capture_end()
-            shared = shared or graphs[-1].pool()  # which a graph has from its end on
-
-    def cut(*_: object) -> None:
-        end()
-        begin()
-
-    stream.wait_stream(torch.cuda.current_stream())
-    with ExitStack() as stack:
-        stack.enter_context(torch.cuda.stream(stream))
-        stack.enter_context(_nothing_collected())
-        for module in firsts:
-            stack.callback(module.register_forward_pre_hook(cut).remove)
-        begin()
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             result = work()
         finally:
-            end()
-    return graphs, result
+            graph.capture_end()
+    return graph, result
 
 
 @contextmanager

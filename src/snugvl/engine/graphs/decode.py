@@ -210,7 +210,7 @@ class _DecodeGraph:
         # On the stream of all other work, whose workspace it may use: compiles kernels and makes handles,
         # which a capture can't.
         self._step()
-        (self._graph,), self._logits = capture(self._step, pool, stream)
+        self._graph, self._logits = capture(self._step, pool, stream)
         return pool or self._graph.pool()
 
     def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
