@@ -34,6 +34,7 @@ from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
 from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import LoadableNetwork
 
+THREADS = 2  # of a process: more would wait for Python's lock
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
 # An image that the tower encodes in one chunk, one in several, and a video.
 GRIDS: tuple[GridTHW, ...] = ((1, 16, 16), (1, 96, 96), (2, 16, 16))
@@ -98,21 +99,14 @@ def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """What runs, and on what.
-
-    Attributes:
-        threads: that compile.
-    """
+    """What runs, and on what."""
 
     outline: Outline
     engine: EngineConfig
     hardware: Hardware
-    threads: int
 
 
-def compile_job_of(
-    network: LoadableNetwork, config: EngineConfig, device: torch.device, threads: int
-) -> CompileJob:
+def compile_job_of(network: LoadableNetwork, config: EngineConfig, device: torch.device) -> CompileJob:
     """What an engine on a GPU needs, without what differs from start to start and decides nothing here.
 
     `network`: with or without memory.
@@ -124,7 +118,7 @@ def compile_job_of(
         max_batched_tokens=config.max_batched_tokens,
         kv_cache=config.kv_cache,
     )
-    return CompileJob(outline_of(network, network.config), sizes, hardware_of(device), threads)
+    return CompileJob(outline_of(network, network.config), sizes, hardware_of(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +129,16 @@ class CompileReport:
     failed: tuple[str, ...]
 
 
-def compile_kernels(job: CompileJob) -> CompileReport:
-    """Find out what kernels the engine's steps need, and compile them into Triton's folder."""
+def read_compiler() -> None:
+    """Import what `compile_kernels` needs, which takes seconds."""
+    from snugvl.layers.kernels.compiler import ahead_of_time  # noqa: F401 (it needs triton, see below)
+
+
+def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> CompileReport:
+    """Find out what kernels the engine's steps need, and compile them into Triton's folder.
+
+    Those of share `number` of `count`: each has some of those that are needed first.
+    """
     from snugvl.layers.kernels.compiler.ahead_of_time import (
         compile_all,  # needs triton, which only GPUs bring
         dry_run,
@@ -144,9 +146,10 @@ def compile_kernels(job: CompileJob) -> CompileReport:
 
     with torch.inference_mode(), dry_run(job.hardware) as launches:
         rehearse(network_from(job.outline), job.engine)
-    done = compile_all(launches, job.hardware, job.threads)
+    mine = launches[number::count]
+    done = compile_all(mine, job.hardware, THREADS)
     return CompileReport(
-        len(launches), tuple(f"{each.name}: {error}" for each, error in done if error is not None)
+        len(mine), tuple(f"{each.name}: {error}" for each, error in done if error is not None)
     )
 
 

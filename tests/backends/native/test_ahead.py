@@ -2,24 +2,27 @@
 
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from snugvl.backends.native import ahead
-from snugvl.backends.native.ahead import KernelsAhead, ahead_of
+from snugvl.backends.native import ahead, kernel_processes
+from snugvl.backends.native.ahead import KernelsAhead
+from snugvl.backends.native.kernel_processes import KernelProcesses, ahead_of, nothing_compiled, room
 from snugvl.backends.native.loading import load_engine
 from snugvl.backends.process import engine_process
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.config import EngineConfig
 from snugvl.core.options import LoadOptions
+from snugvl.engine import precompile
 from snugvl.engine.engine import Engine
 from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import RequestError
 from snugvl.hardware import host
+from snugvl.layers.kernels.compiler import ahead_of_time
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
@@ -33,7 +36,14 @@ SAYS = 'print(\'a remark\'); print(\'{"kernels": 3, "failed": ["gemm: too large"
 
 def job_of(made: Engine) -> CompileJob:
     network: Any = made.model
-    return compile_job_of(network, made.config, made.model.device, threads=2)
+    return compile_job_of(network, made.config, made.model.device)
+
+
+@pytest.fixture(autouse=True)
+def _a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one process, unless a test says otherwise."""
+    monkeypatch.setattr(host, "memory", lambda: host.Memory(8 << 30, 3 << 30))
+    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 4)
 
 
 @pytest.fixture
@@ -42,7 +52,7 @@ def wanted() -> CompileJob:
 
 
 def attempt(code: str) -> KernelsAhead:
-    return KernelsAhead((sys.executable, "-c", READS + code))
+    return KernelsAhead(KernelProcesses((sys.executable, "-c", READS + code)))
 
 
 def test_what_is_compiled_once_is_not_asked_for_again(
@@ -61,7 +71,7 @@ def test_what_is_compiled_once_is_not_asked_for_again(
 
 
 def test_another_model_or_gpu_is_compiled_anew(wanted: CompileJob) -> None:
-    other = CompileJob(wanted.outline, wanted.engine, Hardware((8, 9), 76), wanted.threads)
+    other = CompileJob(wanted.outline, wanted.engine, Hardware((8, 9), 76))
     names = {ahead._name_of(each, "3.6.0") for each in (wanted, wanted, other)}
     assert len(names) == 2
     larger = job_of(engine(num_blocks=99))
@@ -100,7 +110,7 @@ def test_stopping_ends_the_process_and_says_nothing(
     kernels = attempt("import time; time.sleep(1000)")
     thread = threading.Thread(target=kernels.compile, args=(wanted, tmp_path, "3.6.0"))
     thread.start()
-    until(lambda: kernels._process is not None)
+    until(lambda: kernels._processes._started)
     kernels.stop()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
@@ -109,8 +119,84 @@ def test_stopping_ends_the_process_and_says_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_several_processes_have_a_share_each(
+    wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "snugvl")
+    monkeypatch.setattr(host, "memory", lambda: host.Memory(64 << 30, 32 << 30))
+    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 12)
+    told = f"open({str(tmp_path / 'told')!r}, 'a').write(f'{{number}} of {{count}}\\n'); "
+    kernels = attempt("import pickle; job, number, count = pickle.loads(order); " + told + SAYS)
+    kernels.compile(wanted, tmp_path / "folder", "3.6.0")
+    assert sorted((tmp_path / "told").read_text().splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
+    assert any(message.startswith("9 kernels are compiled, in ") for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "cores", "count"), [(1, 16, 0), (2, 16, 1), (4, 16, 3), (60, 64, 4), (60, 8, 2), (60, 2, 1)]
+)
+def test_as_many_as_there_is_room_for(
+    free_gib: int, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "memory", lambda: host.Memory(64 << 30, free_gib << 30))
+    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: cores)
+    assert room() == count
+
+
+def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, compiled = list("abcdefg"), list[str]()
+    monkeypatch.setattr(ahead_of_time, "dry_run", lambda _: nullcontext(kernels))
+    monkeypatch.setattr(precompile, "network_from", lambda _: None)
+    monkeypatch.setattr(precompile, "rehearse", lambda *_: None)
+    monkeypatch.setattr(ahead_of_time, "compile_all", lambda mine, *_: compiled.extend(mine) or [])
+    counts = [precompile.compile_kernels(wanted, number, 3).kernels for number in range(3)]
+    assert counts == [3, 2, 2]
+    assert sorted(compiled) == kernels
+    assert compiled[:3] == ["a", "d", "g"], "what is needed first is everybody's first"
+
+
+@pytest.mark.parametrize("variable", ["TRITON_CACHE_DIR", "TRITON_HOME"])
+def test_a_machine_where_nothing_was_compiled(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    folder = tmp_path if variable == "TRITON_CACHE_DIR" else tmp_path / ".triton" / "cache"
+    assert nothing_compiled()
+    folder.mkdir(parents=True, exist_ok=True)
+    assert nothing_compiled()
+    (folder / "snugvl-0.done").touch()
+    assert not nothing_compiled()
+
+
+@pytest.mark.parametrize(("new", "said", "early"), [(True, "", 1), (True, "none", 0), (False, "", 0)])
+def test_a_first_start_has_the_processes_ready(
+    new: bool, said: str, early: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before torch is read; and where the engine turns out to need none, they end."""
+    started: list[KernelProcesses] = []
+    monkeypatch.setenv("SNUGVL_AHEAD", said)
+    monkeypatch.setattr(engine_process, "_look", lambda *_: object())
+    monkeypatch.setattr(engine_process, "_beside", lambda *_: None)
+    monkeypatch.setattr(engine_process, "_collect_garbage", lambda: None)
+    monkeypatch.setattr(engine_process, "nothing_compiled", lambda: new)
+    monkeypatch.setattr(KernelProcesses, "start", lambda processes: started.append(processes))
+
+    def load(*_: Any, kernels: KernelsAhead | None, **__: Any) -> None:
+        assert len(started) == early
+        if kernels is not None:
+            made: Any = engine()
+            kernels.begin(made.model, made.config, torch.device("cpu"))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("snugvl.backends.native.loading.load_engine", load)
+    with pytest.raises(ZeroDivisionError):
+        engine_process.native(EngineChoice("pocket"), lambda *_: None)
+    assert all(each.stopped for each in started)
+
+
 def test_a_cpu_needs_none() -> None:
-    kernels = KernelsAhead(("no such command",))
+    kernels = KernelsAhead(KernelProcesses(("no such command",)))
     made: Any = engine()
     kernels.begin(made.model, made.config, made.model.device)
     assert kernels.finished.is_set()
@@ -118,7 +204,7 @@ def test_a_cpu_needs_none() -> None:
 
 def test_what_cant_be_told_is_compiled_when_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
     """Such as a GPU that this process doesn't see."""
-    kernels = KernelsAhead(("no such command",))
+    kernels = KernelsAhead(KernelProcesses(("no such command",)))
     made: Any = engine()
     kernels.begin(made.model, made.config, torch.device("cuda"))
     assert kernels.finished.wait(PATIENCE_S)
@@ -141,10 +227,10 @@ def test_a_network_is_known_before_it_has_memory(storage: Storage, tiny: Path) -
     def outlined(network: LoadableNetwork) -> None:
         assert next(network.parameters()).is_meta
         assert not any(isinstance(each, Linear) and each.squares is not None for each in network.modules())
-        seen.append(compile_job_of(network, made.config, cpu, 2))
+        seen.append(compile_job_of(network, made.config, cpu))
 
     network = load_model(tiny, dtype=torch.bfloat16, device=cpu, storage=storage, outlined=outlined)
-    assert seen == [compile_job_of(network, made.config, cpu, 2)]
+    assert seen == [compile_job_of(network, made.config, cpu)]
 
 
 def test_an_engine_has_its_kernels_compiled_while_it_loads() -> None:

@@ -22,13 +22,15 @@ def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[object] = []
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pickle.dumps("the order"))))
+    order = pickle.dumps(("the order", 1, 3))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(order)))
     monkeypatch.setattr(sys, "argv", ["", str(os.getppid())])
     monkeypatch.setattr(os, "nice", told.append, raising=False)
     report = CompileReport(3, ("gemm: no",))
-    monkeypatch.setattr(precompile, "compile_kernels", lambda order: told.append(order) or report)
+    monkeypatch.setattr(precompile, "read_compiler", lambda: told.append("read"))
+    monkeypatch.setattr(precompile, "compile_kernels", lambda *order: told.append(order) or report)
     kernel_process.main()
-    assert told == [19, "the order"]
+    assert told == [19, "read", ("the order", 1, 3)]
     assert json.loads(capsys.readouterr().out) == {"kernels": 3, "failed": ["gemm: no"]}
 
 

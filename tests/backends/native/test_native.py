@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.backends.native.ahead import Ahead
 from snugvl.backends.native.backend import NativeBackend
+from snugvl.backends.native.kernel_processes import Ahead
 from snugvl.core.messages import Delta, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, RequestTooLarge

@@ -7,7 +7,8 @@ from functools import partial
 from itertools import count
 from time import monotonic
 
-from snugvl.backends.native.ahead import Ahead, KernelsAhead
+from snugvl.backends.native.ahead import KernelsAhead
+from snugvl.backends.native.kernel_processes import Ahead
 from snugvl.backends.native.worker import EngineWorker
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.streams import (

@@ -1,8 +1,8 @@
-"""The process that compiles kernels ahead of time: `python -m` this module, with the PID of who starts it.
+"""A process that compiles kernels ahead of time: `python -m` this module, with the PID of who starts it.
 
-It is told on standard input what runs (`engine/precompile.py`), and compiles what that needs beside the
-engine that serves already: at the lowest priority, without the GPU, and only as long as the engine's process
-lives.
+It is told on standard input what runs (`engine/precompile.py`), and which share of what that needs is its
+own, and compiles that beside the engine: at the lowest priority, without the GPU, and only as long as the
+engine's process lives.
 """
 
 import os
@@ -26,13 +26,14 @@ def main() -> None:
     if hasattr(os, "nice"):
         os.nice(19)  # before torch is imported
     threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()
-    wanted = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
     import json
     from dataclasses import asdict
 
-    from snugvl.engine.precompile import compile_kernels
+    from snugvl.engine.precompile import compile_kernels, read_compiler
 
-    sys.stdout.write(json.dumps(asdict(compile_kernels(wanted))) + "\n")
+    read_compiler()  # what is to be compiled may not be known yet
+    order = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
+    sys.stdout.write(json.dumps(asdict(compile_kernels(*order))) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from snugvl.backends.native.kernel_processes import VARIABLE, KernelProcesses, ahead_of, nothing_compiled
 from snugvl.backends.process.child import Loader, attach, run
 from snugvl.backends.process.hosted import HostedModel
 from snugvl.backends.process.wire import EngineChoice, HostedEngine
@@ -40,18 +41,20 @@ def load(choice: EngineChoice, report: Progress) -> HostedModel:
 def native(choice: EngineChoice, report: Progress) -> HostedModel:
     """On our own engine."""
     machine = _look(choice.device, choice.machine)
+    ahead, processes = ahead_of(os.environ.get(VARIABLE)), KernelProcesses()
+    if ahead != "none" and machine is not None and nothing_compiled():
+        processes.start()
     from snugvl.backends.measure import Meter
-    from snugvl.backends.native.ahead import VARIABLE, KernelsAhead, ahead_of
+    from snugvl.backends.native.ahead import KernelsAhead
     from snugvl.backends.native.loading import load_engine
     from snugvl.backends.native.remember import keeper
     from snugvl.planner.footprint.step_graphs import DRIVER
 
-    ahead = ahead_of(os.environ.get(VARIABLE))
     _collect_garbage()
     mark("the engine is imported")
     if machine is not None:
         _beside("kernels are read", read_kernels)
-    kernels = None if ahead == "none" else KernelsAhead()
+    kernels = None if ahead == "none" else KernelsAhead(processes)
     loaded = load_engine(choice, planned=choice.planned, machine=machine, progress=report, kernels=kernels)
     memory, plan = loaded.backend.memory(), loaded.allocation
     meter = Meter(
