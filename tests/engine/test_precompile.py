@@ -49,11 +49,11 @@ def test_there_are_few_variants(mixes: dict[str, Any]) -> None:
 
 
 def test_every_kernel_takes_part(mixes: dict[str, Any]) -> None:
-    """Each is started quickly, and found by a rehearsal."""
+    """Each is started quickly, and found by a rehearsal, but for what rounds weights while they are loaded."""
     entry = re.compile(r"^@launched\n@triton\.jit.*\ndef (\w+)", re.MULTILINE)
     sources = [path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.py")]
     names = {name for source in sources for name in entry.findall(source)}
-    assert names == {name for mix in mixes.values() for name in mix["known"]}
+    assert names - {"round_groups"} == {name for mix in mixes.values() for name in mix["known"]}
     assert len(names) >= 14
 
 

@@ -11,7 +11,7 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, cycle
 
 import torch
 from torch import nn
@@ -139,18 +139,19 @@ def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> Compile
 
     Those of share `number` of `count`: each has some of those that are needed first.
     """
-    from snugvl.layers.kernels.compiler.ahead_of_time import (
-        compile_all,  # needs triton, which only GPUs bring
-        dry_run,
-    )
+    from snugvl.layers.kernels.compiler.ahead_of_time import Compiler, Launch, dry_run  # they need triton
 
-    with torch.inference_mode(), dry_run(job.hardware) as launches:
+    compiler, turn = Compiler(job.hardware, THREADS), cycle(range(count))
+
+    def noted(launch: Launch) -> None:
+        if next(turn) == number:
+            compiler.add(launch)
+
+    with torch.inference_mode(), dry_run(job.hardware, noted):
         rehearse(network_from(job.outline), job.engine)
-    mine = launches[number::count]
-    done = compile_all(mine, job.hardware, THREADS)
-    return CompileReport(
-        len(mine), tuple(f"{each.name}: {error}" for each, error in done if error is not None)
-    )
+    done = list(compiler.results())
+    failed = (f"{launch.name}: {error}" for launch, error in done if error is not None)
+    return CompileReport(len(done), tuple(failed))
 
 
 def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:

@@ -2,8 +2,10 @@
 
 import sys
 import threading
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,14 +146,39 @@ def test_as_many_as_there_is_room_for(
 
 
 def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels, compiled = list("abcdefg"), list[str]()
-    monkeypatch.setattr(ahead_of_time, "dry_run", lambda _: nullcontext(kernels))
+    compiled: list[str] = []
+
+    @contextmanager
+    def dry_run(_: Hardware, noted: Callable[[str], None]) -> Iterator[None]:
+        tell.append(noted)
+        yield
+
+    def rehearse(*_: object) -> None:
+        for kernel in "abcdefg":
+            tell[-1](kernel)
+
+    class Compiler:
+        def __init__(self, *_: object) -> None:
+            self.mine: list[str] = []
+
+        def add(self, kernel: str) -> None:
+            self.mine.append(kernel)
+
+        def results(self) -> list[tuple[SimpleNamespace, Exception | None]]:
+            compiled.extend(self.mine)
+            return [
+                (SimpleNamespace(name=each), OSError("no") if each == "e" else None) for each in self.mine
+            ]
+
+    tell: list[Callable[[str], None]] = []
+    monkeypatch.setattr(ahead_of_time, "dry_run", dry_run)
+    monkeypatch.setattr(ahead_of_time, "Compiler", Compiler)
     monkeypatch.setattr(precompile, "network_from", lambda _: None)
-    monkeypatch.setattr(precompile, "rehearse", lambda *_: None)
-    monkeypatch.setattr(ahead_of_time, "compile_all", lambda mine, *_: compiled.extend(mine) or [])
-    counts = [precompile.compile_kernels(wanted, number, 3).kernels for number in range(3)]
-    assert counts == [3, 2, 2]
-    assert sorted(compiled) == kernels
+    monkeypatch.setattr(precompile, "rehearse", rehearse)
+    reports = [precompile.compile_kernels(wanted, number, 3) for number in range(3)]
+    assert [report.kernels for report in reports] == [3, 2, 2]
+    assert [report.failed for report in reports] == [(), ("e: no",), ()]
+    assert sorted(compiled) == list("abcdefg")
     assert compiled[:3] == ["a", "d", "g"], "what is needed first is everybody's first"
 
 

@@ -8,7 +8,7 @@ from triton import knobs
 from triton.runtime import JITFunction
 
 from snugvl.layers.compilations import Compilations
-from snugvl.layers.kernels.compiler.ahead_of_time import Launch, TensorAddress, compile_all
+from snugvl.layers.kernels.compiler.ahead_of_time import Launch, TensorAddress, compile_all, dry_run
 from snugvl.layers.kernels.compiler.launch import LaunchedKernel
 from snugvl.layers.kernels.device import Hardware, capability, described, hardware_of
 from tests.layers.kernels.test_launch import VALUES, Recorder, doubled, recorder
@@ -54,3 +54,14 @@ def test_hardware_can_be_described() -> None:
         assert hardware_of(device) == H200
         assert capability(device) == (9, 0)
     assert capability(device) == (0, 0)
+
+
+def test_what_is_written_down_is_told_at_once() -> None:
+    """So it is compiled while the rest is found out."""
+    told: list[Launch] = []
+    kernel = LaunchedKernel(JITFunction(doubled))
+    with dry_run(H200, told.append) as launches:
+        for size in (16, 16, 32):
+            kernel[(1,)](*VALUES, **CONSTANTS | {"SIZE": size})
+            assert told == launches
+    assert [each.constants["SIZE"] for each in told] == [16, 32]

@@ -12,8 +12,8 @@ and the GPU's compute capability. Whoever launches it later finds it there. No G
 given a driver that knows the capability and nothing else.
 """
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +73,10 @@ class _Everywhere(TorchFunctionMode):
 
 
 @contextmanager
-def dry_run(hardware: Hardware) -> Iterator[list[Launch]]:
+def dry_run(hardware: Hardware, noted: Callable[[Launch], None] = lambda _: None) -> Iterator[list[Launch]]:
     """Write down launches on `hardware` instead of launching, each variant once, in the order of first use.
 
-    For a process of its own: kernels can't be launched meanwhile, in any thread.
+    For a process of its own: kernels can't be launched meanwhile, in any thread. `noted` is told each.
     """
     launches: list[Launch] = []
     seen: set[object] = set()
@@ -86,6 +86,7 @@ def dry_run(hardware: Hardware) -> Iterator[list[Launch]]:
         if variant not in seen:
             seen.add(variant)
             launches.append(Launch(kernel, tuple(map(_kept, values)), constants))
+            noted(launches[-1])
 
     assert LaunchedKernel.instead is None, "one dry run at a time"
     LaunchedKernel.instead = note
@@ -117,16 +118,36 @@ class _DescribedDriver:
         return 0
 
 
-def compile_all(
-    launches: Sequence[Launch], hardware: Hardware, threads: int = 1
-) -> Iterator[tuple[Launch, Exception | None]]:
-    """Compile what `dry_run` wrote down, in its order; each with what went wrong, if something did.
+class Compiler:
+    """Compiles launches that a `dry_run` writes down, meanwhile or afterwards, by some threads.
 
     For a process of its own: it can launch nothing afterwards.
     """
-    driver.set_active(_DescribedDriver(hardware))
-    with ThreadPoolExecutor(threads) as pool:
-        yield from zip(launches, pool.map(_compile, launches), strict=True)
+
+    def __init__(self, hardware: Hardware, threads: int = 1) -> None:
+        driver.set_active(_DescribedDriver(hardware))
+        self._pool = ThreadPoolExecutor(threads)
+        self._begun: list[tuple[Launch, Future[Exception | None]]] = []
+
+    def add(self, launch: Launch) -> None:
+        """Compile one, when it is its turn."""
+        self._begun.append((launch, self._pool.submit(_compile, launch)))
+
+    def results(self) -> Iterator[tuple[Launch, Exception | None]]:
+        """Each of them, in their order, with what went wrong, if something did; waiting for it."""
+        for launch, compiling in self._begun:
+            yield launch, compiling.result()
+        self._pool.shutdown()
+
+
+def compile_all(
+    launches: Sequence[Launch], hardware: Hardware, threads: int = 1
+) -> Iterator[tuple[Launch, Exception | None]]:
+    """Compile what `dry_run` wrote down: see `Compiler`."""
+    compiler = Compiler(hardware, threads)
+    for launch in launches:
+        compiler.add(launch)
+    yield from compiler.results()
 
 
 def compiled(launch: Launch) -> Any:
