@@ -113,6 +113,8 @@ class Encoder:
 
     def keep(self, sequences: Iterable[Sequence], window: int) -> None:
         """Forget what the next `window` tokens of these sequences don't need, but for the cache."""
+        if self._begun is None and not self._encodings:
+            return
         needed = {
             _key(part.item)
             for sequence in sequences

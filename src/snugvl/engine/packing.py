@@ -12,6 +12,7 @@ A `Shape` may be larger than its step. What fills it up is read by nobody: token
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,9 +33,8 @@ _ALIGNED = 2  # values of 8 bytes
 TABLE = 16  # blocks, of which a table's width is a multiple
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How many of what a step has.
+class Shape(NamedTuple):
+    """How many of what a step has. A tuple, as one is made and looked up while the GPU waits for the step.
 
     Attributes:
         blocks: of a block table.
@@ -53,16 +53,18 @@ class Shape:
     @property
     def size(self) -> int:
         """Values of 8 bytes in all."""
-        return sum(_aligned(count) for count in self._counts())
+        return _size_of(self)
 
     def split(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         """The parts of `flat` `[size]` int64, in their order."""
         start = 0
-        for count in self._counts():
+        for count in self.counts:
             yield flat[start : start + count]
             start += _aligned(count)
 
-    def _counts(self) -> tuple[int, ...]:
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Values of 8 bytes of each part, in their order."""
         lines = self.sequences
         ends = (_halves(lines + 1), _halves(lines))
         return (
@@ -79,6 +81,11 @@ class Shape:
             self.tokens if self.recent else 0,
             *ends,
         )
+
+
+@lru_cache(256)
+def _size_of(shape: Shape) -> int:
+    return sum(map(_aligned, shape.counts))
 
 
 class Numbers(NamedTuple, Generic[T]):

@@ -109,6 +109,7 @@ class Sequence:
         slot: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
+        ends: tokens that end it.
         counts: how often each id was generated.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
         published: how many blocks of `table` the prefix cache was told of.
@@ -129,6 +130,7 @@ class Sequence:
     order: tuple[int, int]
     max_tokens: int
     random: random.Random
+    ends: frozenset[int]
     generated: list[int] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
     table: list[int] = field(default_factory=list)
@@ -159,7 +161,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens known: prompt and generated."""
-        return len(self.prompt) + len(self.generated)
+        return len(self.prompt.ids) + len(self.generated)
 
     @property
     def pending(self) -> int:
@@ -215,12 +217,6 @@ class Sequence:
         else:
             self.computed += 1
 
-    @property
-    def ends(self) -> frozenset[int]:
-        """Tokens that end the choice."""
-        own = frozenset(self.request.sampling.stop_token_ids)
-        return own if self.request.sampling.ignore_eos else own | self.request.stop_ids
-
     def take(self, result: Sampled) -> TokenOutput:
         """Add a token that was chosen, and say so."""
         assert result.token_id is not None, "nothing was chosen"
@@ -254,8 +250,10 @@ def choices_of(
 ) -> list[Sequence]:
     """The choices of a request that is the `arrival`th."""
     streams = [random_stream(request.sampling.seed, choice) for choice in range(request.sampling.n)]
+    ends = frozenset(request.sampling.stop_token_ids)
+    ends = ends if request.sampling.ignore_eos else ends | request.stop_ids
     return [
-        Sequence(request, prompt, (arrival, choice), max_tokens, stream)
+        Sequence(request, prompt, (arrival, choice), max_tokens, stream, ends)
         for choice, stream in enumerate(streams)
     ]
 

@@ -20,7 +20,7 @@ and then: they go launch by launch as ever.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -122,9 +122,7 @@ class StepGraphs:
         wanted = max(exact.sequences, exact.logits)  # drafts have rows of logits of their own
         lines = next((size for size in sizes if size >= wanted), self._max_sequences)
         pictured = tokens if tokens >= FINE else 0
-        return replace(
-            exact, tokens=tokens, sequences=lines, blocks=self._blocks, logits=lines, pictured=pictured
-        )
+        return Shape(tokens, lines, self._blocks, lines, pictured, exact.recent)
 
     def _buffers(self) -> _StepBuffers:
         config, device = self._model.config, self._model.device
