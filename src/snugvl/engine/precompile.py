@@ -171,6 +171,7 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
         network.forward(_batch(lengths, cache), cache)
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
+    _batch((2,), cache).attention.token_by_token(2)  # guessed tokens
     _around(network, cache)
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])

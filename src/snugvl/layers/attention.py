@@ -87,15 +87,19 @@ class AttentionMetadata:
         starts, lengths = self.starts, self.lengths
         assert starts is not None
         assert lengths is not None
-        place = torch.arange(tokens, dtype=torch.int32, device=starts.device)
-        owner = torch.searchsorted(starts[1:], place, right=True).clamp_(max=len(lengths) - 1)
-        seen = lengths[owner] - starts[owner + 1] + place + 1
-        seen = torch.where(place < starts[-1], seen, 0)  # nobody's see nothing
+        if starts.is_cuda:
+            from snugvl.layers.kernels.decode_step import apart  # needs triton, which only GPUs bring
+
+            seen, tables = apart(starts, lengths, self.block_tables, tokens)
+        else:
+            place = torch.arange(tokens, dtype=torch.int32, device=starts.device)
+            owner = torch.searchsorted(starts[1:], place, right=True).clamp_(max=len(lengths) - 1)
+            seen = lengths[owner] - starts[owner + 1] + place + 1
+            seen = torch.where(place < starts[-1], seen, 0)  # nobody's see nothing
+            tables = self.block_tables[owner]
         ones = (1,) * tokens
-        apart = AttentionMetadata(
-            ones, ones, self.slot_mapping, self.block_tables[owner], self.block_size, lengths=seen
-        )
-        return replace(self, apart=apart)
+        each = AttentionMetadata(ones, ones, self.slot_mapping, tables, self.block_size, lengths=seen)
+        return replace(self, apart=each)
 
     def slots(self, sequence: int, length: int) -> torch.Tensor:
         """Slots of the first `length` tokens of a sequence, `[length]` int64."""

@@ -6,6 +6,7 @@ import torch
 from snugvl.checkpoint.architecture import LongRope, Rope, YarnScaling
 from snugvl.engine.graphs import decode as graphs
 from snugvl.engine.sampling.sampler import likeliest
+from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kernels import decode_step
 from snugvl.layers.kernels.rows import lookup, rotation
 from snugvl.layers.linear import Linear
@@ -27,6 +28,27 @@ def test_places(block: int, device: torch.device) -> None:
     for right, mine in zip(wanted, ours, strict=True):
         assert torch.equal(mine.cpu(), right)
     assert wanted[1].tolist()[3] == wanted[1].tolist()[5] == -1
+
+
+@pytest.mark.parametrize("width", [1, 16, 300])
+@pytest.mark.parametrize("new", [[3], [1, 4, 1], [2, 0, 0], [5, 1, 0]])
+def test_tokens_are_set_apart(new: list[int], width: int, device: torch.device) -> None:
+    """Of several sequences, some that have none, and tokens behind them that are nobody's."""
+    ends = torch.tensor(new).cumsum(0)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends]).int()
+    lengths = torch.tensor([40 * (1 + index) if count else 0 for index, count in enumerate(new)]).int()
+    tables = torch.randint(0, 1000, (len(new), width), dtype=torch.int32)
+    tokens = 8
+    slots = torch.zeros(tokens, dtype=torch.int64)
+    counts = tuple(new)
+    made = AttentionMetadata(counts, counts, slots, tables, 16, starts=starts, lengths=lengths)
+    wanted = made.token_by_token(tokens).apart
+    assert wanted is not None
+    assert wanted.lengths is not None
+    seen, own = decode_step.apart(starts.to(device), lengths.to(device), tables.to(device), tokens)
+    assert torch.equal(seen.cpu(), wanted.lengths)
+    assert torch.equal(own.cpu(), wanted.block_tables)
+    assert seen.tolist()[sum(new) :] == [0] * (tokens - sum(new))
 
 
 def rows(vocabulary: int) -> torch.Tensor:

@@ -3,7 +3,8 @@
     lengths, deltas, tables ─ place_tokens ─► positions, slots ─► network ─► logits ─ highest_parts ─►
     a few candidates a row ─ take_highest ─► tokens, the next step's ids, lengths + 1
 
-At one sequence each launch costs more than its work: a few microseconds, in a step of one millisecond.
+At one sequence each launch costs more than its work: a few microseconds, in a step of one millisecond. So a
+step of a few guessed tokens sets them apart, to attend as those of a decode step do, in one launch, too.
 """
 
 import torch
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
+from snugvl.layers.kernels.places import most_sequences
 
 PART = 4096  # scores that a program looks at
 
@@ -40,6 +42,34 @@ def place_tokens(
     position = place.to(tl.int64) + tl.load(deltas + row)
     for axis in tl.static_range(3):
         tl.store(positions + axis * sequences + row, position)
+
+
+@launched
+@triton.jit(do_not_specialize=["sequences", "width"])
+def set_apart(
+    starts, lengths, tables, seen, rows, sequences, width, MAX: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One token: what it sees of its sequence, and that sequence's table.
+
+    Args:
+        starts: `[sequences + 1]` int32, lengths: `[sequences]` int32, tables: `[sequences, width]` int32.
+        seen: `[tokens]` int32, tokens up to it; 0 for one that is nobody's.
+        rows: `[tokens, width]` int32.
+    """
+    wait_for_others(PDL)
+    token = tl.program_id(0)
+    line = tl.arange(0, MAX)
+    ends = tl.load(starts + 1 + line, mask=line < sequences, other=0x7FFFFFFF)
+    owner = tl.minimum(tl.sum((ends <= token).to(tl.int32), 0), sequences - 1)
+    left = tl.load(starts + owner + 1) - token - 1
+    mine = token < tl.load(starts + sequences)
+    tl.store(seen + token, tl.where(mine, tl.load(lengths + owner) - left, 0))
+    for first in tl.range(0, width, WIDE):
+        block = first + tl.arange(0, WIDE)
+        inside = block < width
+        value = tl.load(tables + owner.to(tl.int64) * width + block, mask=inside, other=0)
+        tl.store(rows + token.to(tl.int64) * width + block, value, mask=inside)
 
 
 @launched
@@ -125,6 +155,20 @@ def places(
         **pdl(lengths.device),
     )
     return positions, slots
+
+
+def apart(
+    starts: torch.Tensor, lengths: torch.Tensor, tables: torch.Tensor, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each of `tokens` sees, and its sequence's table: see `set_apart`."""
+    sequences, width = tables.shape
+    seen = torch.empty(tokens, dtype=torch.int32, device=tables.device)
+    rows = torch.empty(tokens, width, dtype=torch.int32, device=tables.device)
+    set_apart[(tokens,)](
+        starts, lengths, tables, seen, rows, sequences, width, MAX=most_sequences(sequences), WIDE=256,
+        num_warps=1, **pdl(tables.device),
+    )  # fmt: skip
+    return seen, rows
 
 
 def choose(
