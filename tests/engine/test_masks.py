@@ -10,12 +10,12 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.engine.sampling.grammar import GrammarState, Opening
 from snugvl.engine.sampling.masks import PART_S, QUICK_S, Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import allowed_bits
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.masks import spend
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 MODEL = Toy()
 LONG_S = 60.0  # until a test has failed
@@ -307,3 +307,79 @@ def test_what_was_dropped_is_not_made_with_the_others() -> None:
     masks[1].drop()
     settle(masks[::2], threads)
     assert quick.together == [2]
+
+
+class Fixed:
+    """Begins with 3, then 7 or the end of an answer, then one of 4 and 5; notes how often it is filled in."""
+
+    def __init__(self) -> None:
+        self.openings: dict[frozenset[int], Opening] = {}
+        self.fills = 0
+        self.broken = False
+
+
+class FixedState(GrammarState):
+    def __init__(self, owner: Fixed) -> None:
+        self.owner, self.seen, self.openings = owner, list[int](), owner.openings
+
+    @property
+    def error(self) -> str | None:
+        return "it broke" if self.owner.broken and self.seen else None
+
+    def fill(self, bits: torch.Tensor) -> None:
+        self.owner.fills += 1
+        allowed = ((3,), (7,), (4, 5))[len(self.seen)]
+        bits.zero_()
+        for token in allowed:
+            bits[0] += 1 << token
+
+    def accept(self, token: int) -> None:
+        self.seen.append(token)
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        return 0
+
+    def copy(self) -> "FixedState":
+        made = FixedState(self.owner)
+        made.seen = [*self.seen]
+        return made
+
+
+def begun(owner: Fixed, threads: MaskThreads, ends: tuple[int, ...] = ()) -> Mask:
+    mask = Mask(FixedState(owner), threads, MaskPace(), ends)
+    until(lambda: mask.ready)
+    return mask
+
+
+def test_answers_that_begin_alike_make_their_first_masks_once() -> None:
+    owner, threads = Fixed(), MaskThreads(2, 32)
+    first = begun(owner, threads)
+    assert (list(first.forced), owner.fills) == ([3, 7], 3)
+    first.accept(3)  # what it does from now on is its own
+    others = [begun(owner, threads) for _ in range(3)]
+    assert owner.fills == 3
+    for mask in others:
+        assert list(mask.forced) == [3, 7]
+        assert mask.pace.known
+        assert mask.state.seen == [3, 7]  # type: ignore[attr-defined]
+        for token in (3, 7):
+            assert mask.forced[0] == token
+            mask.accept(token)
+        bits = np.zeros(1, dtype=np.int32)
+        mask.write(bits)
+        assert bits.tolist() == [(1 << 4) + (1 << 5)]
+    ended = begun(owner, threads, (7,))
+    assert ended.ends
+    assert list(ended.forced) == [3, 7]
+    assert owner.fills == 5, "nobody asks for a mask behind its last token"
+    assert set(owner.openings) == {frozenset(), frozenset({7})}
+
+
+def test_a_beginning_that_breaks_is_nobody_elses() -> None:
+    owner, threads = Fixed(), MaskThreads(2, 32)
+    owner.broken = True
+    assert begun(owner, threads).forced
+    assert not owner.openings
+    owner.broken = False
+    assert list(begun(owner, threads).forced) == [3, 7]
+    assert owner.openings

@@ -338,7 +338,7 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     assert raised.value.field == field
 
 
-LENT: Any = SimpleNamespace(owner=SimpleNamespace(first=b""))
+LENT: Any = SimpleNamespace(owner=SimpleNamespace(first=b"", openings={}))
 
 
 def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:

@@ -24,7 +24,7 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, Opening, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer
@@ -155,6 +155,7 @@ class _Compiled:
 
     Attributes:
         error: what is wrong with it, or None.
+        openings: see `GrammarState`.
     """
 
     def __init__(self, make: Callable[[], LLMatcher], most: int) -> None:
@@ -166,6 +167,7 @@ class _Compiled:
         self.error = matcher.get_error() if matcher.is_error() else None
         self._most = min(max(most, 1), MOST_THREADS)
         self._own = int(AGAIN_S / max(time.thread_time() - begun, AGAIN_S / MOST_THREADS))
+        self.openings: dict[frozenset[int], Opening] = {}
         self._lock = Lock()
         self._matchers = [_Shared(matcher)]
         self._returned: deque[Sequence[_Shared]] = deque()
@@ -260,6 +262,7 @@ class _State(GrammarState):
         self._first: bytes | None = lent.owner.first  # the mask, until there was a token
         self._panic: str | None = None
         self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
+        self.openings = lent.owner.openings
         self._tokens: list[int] = []
 
     @property

@@ -7,13 +7,35 @@ prefill, preemption and strangers in the batch can't touch it.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
+from numpy.typing import NDArray
+
+
+class Opening(NamedTuple):
+    """How all answers of a grammar begin.
+
+    Attributes:
+        forced: tokens.
+        bits: `[ceil(vocab / 32)]` int32, the mask after them, which nobody writes to any more.
+        seconds: that making the masks took, of each of them.
+    """
+
+    forced: tuple[int, ...]
+    bits: NDArray[Any]
+    seconds: float
 
 
 class GrammarState(Protocol):
-    """Where one choice is in its grammar."""
+    """Where one choice is in its grammar.
+
+    Attributes:
+        openings: what is known of the grammar's beginning, by the tokens that end an answer; of all states of
+            a grammar. None: nobody keeps that.
+    """
+
+    openings: dict[frozenset[int], Opening] | None = None
 
     @property
     def error(self) -> str | None:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.engine.sampling.grammar import GrammarState, Opening
 from snugvl.errors import RequestError
 
 MOST_THREADS = 8
@@ -188,19 +188,37 @@ class Mask:
             pace: one for all choices of a request.
             ends: tokens that end the choice: nobody asks for a mask after one.
         """
-        self.ready, self.dropped = True, False
+        self.ready, self.dropped, self._begins = True, False, False
         self.forced: deque[int] = deque()
         self.state, self.pace = state, pace
-        self._bits = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # of the token after `forced`
+        self._bits: NDArray[np.int32] = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # after `forced`
         self._home: tuple[torch.Tensor, int] | None = None  # masks of which `_bits` are a row
         self._foreseen: deque[tuple[int, Foreseen]] = deque()  # guesses after it, and what may follow each
         self._threads = threads
-        self._ends = ends
+        self._ends = frozenset(ends)
         self._share_s = WAIT_S
+        known = None if state.openings is None else state.openings.get(self._ends)
+        if known is not None:
+            self._open(known)
+            return
         state.fill(torch.from_numpy(self._bits))
         if state.error is None and self.put(self._bits):  # the masks after it cost something
-            self.ready = False
+            self.ready, self._begins = False, state.openings is not None
             threads.submit(pace, lambda: make([(self, self.forced[-1])]))
+
+    def _open(self, known: Opening) -> None:
+        """Begin as an answer before this one did, whose masks needn't be made again."""
+        for token in known.forced:
+            self.state.accept(token)
+        self.forced, self._bits = deque(known.forced), known.bits
+        self.pace.note(known.seconds)
+
+    def made(self) -> None:
+        """It is ready; an answer that begins like this one need not make its first masks again."""
+        if self._begins and self.state.openings is not None and self.state.error is None:
+            self.state.openings[self._ends] = Opening(tuple(self.forced), self._bits, self.pace.seconds)
+        self._begins = False
+        self.ready = True
 
     @property
     def error(self) -> str | None:
@@ -348,7 +366,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     for mask, _ in asked:
         if alone or took_s < QUICK_S:  # else somebody's took long, and nobody knows whose
             mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
-        mask.ready = True
+        mask.made()
     return took_s
 
 
