@@ -1,7 +1,6 @@
 """The numbers of a step: each token's id, position and slot, and what fills up a larger shape."""
 
 import random
-from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -69,7 +68,7 @@ def test_every_number_is_that_of_its_token(spans: list[tuple[int, int, random.Ra
 def test_what_fills_up_a_shape_is_written_nowhere_and_belongs_to_nobody() -> None:
     chunks = [Chunk(made := sequence(3, 2), 4, made.length), Chunk(sequence(1, 0), 0, 5)]
     exact = shape_of(chunks)
-    shape = replace(exact, tokens=64, sequences=8, logits=8, pictured=64)
+    shape = exact._replace(tokens=64, sequences=8, logits=8, pictured=64)
     found, right = packed(chunks, shape), packed(chunks, exact)
     assert found.ids[: exact.tokens].tolist() == right.ids.tolist()
     assert torch.equal(found.positions[:, : exact.tokens], right.positions)

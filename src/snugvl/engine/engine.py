@@ -62,6 +62,7 @@ class Engine:
         self._in_flight: PendingStep | StartedStep | None = None  # a step whose tokens are not read yet
         self._wait_limit = WaitLimit()  # of the oldest request, while other programs hold the memory
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
+        self._meanwhile: Callable[[], None] = lambda: None  # what is done while the host would wait
         self._requests = LiveRequests(self._scheduler, self._keep_encodings)
         self._teller = Teller(self._requests, self._scheduler, self._runner)
         self._arrivals = count()
@@ -151,7 +152,7 @@ class Engine:
         `meanwhile` may be called once, when everything is started and the host would wait; it may `abort`.
         """
         outputs = self._requests.expire()
-        self._alone = None
+        self._alone, self._meanwhile = None, meanwhile
         try:
             if self._reclaimer is not None and not self.steps:
                 self._reclaimer.start()
@@ -161,7 +162,7 @@ class Engine:
             if self._in_flight is None:
                 self._schedule(outputs)
             else:
-                self._read(self._in_flight, outputs, meanwhile)
+                self._read(self._in_flight, outputs)
         except Exception as error:
             outputs += self._recover(error)
         return outputs
@@ -308,18 +309,13 @@ class Engine:
         self._faults += 1
         return engine_failed(error)
 
-    def _read(
-        self,
-        pending: PendingStep | StartedStep,
-        outputs: list[TokenOutput],
-        meanwhile: Callable[[], None],
-    ) -> None:
+    def _read(self, pending: PendingStep | StartedStep, outputs: list[TokenOutput]) -> None:
         """Say the tokens of a step that has started; and start the next one before anybody is told of them.
 
         Not one with prompts: it would take long, and is read in the same breath.
         """
         if isinstance(pending, PendingStep):
-            self._overlap(pending, outputs, meanwhile)
+            self._overlap(pending, outputs)
         else:
             self._in_flight = None
             self._finish(pending, outputs)
@@ -333,9 +329,7 @@ class Engine:
         ):
             self._schedule(outputs)
 
-    def _overlap(
-        self, pending: PendingStep, outputs: list[TokenOutput], meanwhile: Callable[[], None]
-    ) -> None:
+    def _overlap(self, pending: PendingStep, outputs: list[TokenOutput]) -> None:
         """Start the step after `pending` if its tokens aren't needed for that, then read and say them."""
         self._runner.save_states(self._scheduler.checkpoints.take(pending.sequences))
         if pending.masked:
@@ -351,7 +345,7 @@ class Engine:
             self.steps += 1
             self._computed += self._in_flight.tokens
         known = self._teller.generated
-        meanwhile()
+        self._meanwhile()
         for sequence, result in pending.results():
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
                 self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
