@@ -19,7 +19,7 @@ def sequence(seed: int, generated: int) -> Sequence:
     """Text, a picture, text, and some tokens of an answer; blocks anywhere."""
     source = random.Random(seed)
     item = request("a", *range(1, 2 + seed), picture(seed), *range(5, 12))
-    made = Sequence(item, check_prompt(item, CONFIG), (seed, 0), 99, source, frozenset())
+    made = Sequence(item, check_prompt(item, CONFIG), (seed, 0), 99, source, frozenset(), True, False)
     made.generated = [source.randrange(40) for _ in range(generated)]
     made.table = source.sample(range(1, 90), -(-made.length // BLOCK))
     made.slot = seed

@@ -90,9 +90,6 @@ def sorted_out(outputs: list[TokenOutput]) -> dict[tuple[str, int], list[object]
     """By choice all that is told, but for what was guessed."""
     found: dict[tuple[str, int], list[object]] = {}
     for each in outputs:
-        told = replace(
-            each, accepted=0, rejected=0, logprob=None, top_logprobs=(), cached_tokens=0, prompt=()
-        )
         numbers = [
             each.logprob,
             *(value for _, value in each.top_logprobs),
@@ -100,7 +97,7 @@ def sorted_out(outputs: list[TokenOutput]) -> dict[tuple[str, int], list[object]
         ]
         ids = [*(token for token, _ in each.top_logprobs), *(p.token_id for p in each.prompt)]
         rounded = [None if number is None else round(number, 4) for number in numbers]
-        told_all = (told.token_id, told.finish, str(told.error), ids, rounded)
+        told_all = (each.token_id, each.finish, str(each.error), ids, rounded)
         found.setdefault((each.request_id, each.choice), []).append(told_all)
     return found
 

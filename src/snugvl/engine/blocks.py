@@ -80,7 +80,9 @@ class BlockPool:
 
     def missing(self, table: Sequence[int], start: int, end: int) -> int:
         """Free blocks that `extend` with the same arguments takes."""
-        return len(self._shared(table, start)) + max(0, self.blocks_for(end) - len(table))
+        size, owners = self.block_size, self._owners
+        more = max(-(-end // size) - len(table), 0)
+        return more + sum(owners[block] > 1 for block in table[start // size :])
 
     def extend(self, table: list[int], start: int, end: int) -> list[BlockCopy]:
         """Make tokens `start … end - 1` of a table writable: new blocks, and copies of shared ones.

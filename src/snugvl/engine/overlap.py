@@ -32,7 +32,7 @@ import torch
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.packing import Unread
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler, begin_likeliest, plain
+from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler, begin_likeliest
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
@@ -147,7 +147,7 @@ def launch_decode(sequences: list[Sequence], graphs: DecodeGraphs) -> PendingSte
     run = graphs.start(rows_of(sequences))
     masked = any(sequence.grammar is not None for sequence in sequences)
     step = PendingStep(sequences, run.logits, run, masked, len(sequences))
-    if not masked and not all(plain(each.request.sampling) for each in sequences):
+    if not masked and not all(each.plain for each in sequences):
         choices = [choice_of(row, sequence) for row, sequence in enumerate(sequences)]
         _choose(step, Sampler(choices, run.logits.shape[1], run.logits.device), graphs)
     return step
@@ -171,7 +171,7 @@ def choose(step: PendingStep, starter: StepStarter) -> None:
             sequence.computed -= 1
             step.void.add(row)
     masks = [None if row in step.void else each.grammar for row, each in enumerate(step.sequences)]
-    if all(plain(each.request.sampling) for each in step.sequences):
+    if all(each.plain for each in step.sequences):
         step.sampling = begin_likeliest(step.logits, masks)
         starter.graphs.feed(step.sampling.tokens)
     else:  # what it counts and draws follows from tokens that are read
@@ -198,44 +198,52 @@ def launch_next(pending: PendingStep, starter: StepStarter, scheduler: Scheduler
     That is: somebody waits who could be admitted or go on, somebody ended, a sequence reaches its last token,
     or there is no room for the next ones.
     """
-    sequences = pending.sequences
-    if scheduler.could_admit or any(s.can_sample and s not in sequences for s in scheduler.running):
+    sequences, running, pool = pending.sequences, scheduler.running, scheduler.pool
+    # As many as run, each of which runs (below), are all of them.
+    others = len(running) != len(sequences) and any(s.can_sample and s not in sequences for s in running)
+    if others or scheduler.could_admit:
         return None
-    chunks = []
+    spans, tokens, missing = [], 0, {}
     for row, sequence in enumerate(sequences):
         unread = row not in pending.void
         last = len(sequence.generated) + unread >= sequence.max_tokens
         if sequence.state is not State.RUNNING or last or not (unread or sequence.can_sample):
             return None
-        chunks.append(
-            Chunk(sequence, sequence.computed, sequence.computed + 1 if unread else sequence.length)
-        )
-    tokens = sum(chunk.end - chunk.start for chunk in chunks)
-    missing = [scheduler.pool.missing(chunk.sequence.table, chunk.start, chunk.end) for chunk in chunks]
-    if tokens > scheduler.config.max_batched_tokens or sum(missing) > scheduler.pool.num_free:
+        start = sequence.computed
+        end = start + 1 if unread else sequence.length
+        spans.append((sequence, start, end))
+        tokens += end - start
+        if blocks := pool.missing(sequence.table, start, end):
+            missing[row] = blocks
+    if tokens > scheduler.config.max_batched_tokens or sum(missing.values()) > pool.num_free:
         return None
-    grown = {}
-    for row, (chunk, blocks) in enumerate(zip(chunks, missing, strict=True)):
-        if blocks:
-            copies = scheduler.pool.extend(chunk.sequence.table, chunk.start, chunk.end)
-            assert not copies, "a decoding sequence shares no block that it writes to"
-            grown[row] = chunk.sequence.table
-        chunk.sequence.computed = chunk.end
-    step = _started(pending, chunks, grown, starter)
+    for row in missing:
+        copies = pool.extend(sequences[row].table, *spans[row][1:])
+        assert not copies, "a decoding sequence shares no block that it writes to"
+    for sequence, _, end in spans:
+        sequence.computed = end
+    grown = {row: sequences[row].table for row in missing}
+    step = _started(pending, spans, grown, starter)
     if pending.sampler is None or pending.sampling is None:
         return step
     if not pending.masked:
         pending.sampler.note(pending.sampling.tokens)
         _choose(step, pending.sampler, starter.graphs, ahead=1)
-    elif not pending.void and not any(penalizes(sequence.request.sampling) for sequence in sequences):
+    elif not pending.void and not any(sequence.penalized for sequence in sequences):
         step.sampler = pending.sampler  # it has nothing to count
     return step
 
 
 def _started(
-    pending: PendingStep, chunks: list[Chunk], grown: dict[int, list[int]], starter: StepStarter
+    pending: PendingStep,
+    spans: list[tuple[Sequence, int, int]],
+    grown: dict[int, list[int]],
+    starter: StepStarter,
 ) -> PendingStep:
-    """The step after `pending`; `grown`: the tables that are longer now, by row."""
+    """The step after `pending`.
+
+    `spans`: whose tokens it computes, from where, to where; `grown`: the tables that are longer now, by row.
+    """
     sequences, graphs = pending.sequences, starter.graphs
     if pending.run is not None and not pending.void:
         run = graphs.advance(len(sequences), grown)
@@ -245,6 +253,6 @@ def _started(
         run = graphs.start(rows_of(sequences), pending.sampling.tokens)
         return PendingStep(sequences, run.logits, run, pending.masked, len(sequences))
     rows = [row for row in range(len(sequences)) if row not in pending.void]
-    logits = starter.start_chunks(chunks, Unread(rows, pending.sampling.tokens))
-    tokens = sum(chunk.end - chunk.start for chunk in chunks)
+    logits = starter.start_chunks([Chunk(*span) for span in spans], Unread(rows, pending.sampling.tokens))
+    tokens = sum(end - start for _, start, end in spans)
     return PendingStep(sequences, logits, None, pending.masked, tokens)

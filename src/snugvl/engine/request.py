@@ -1,7 +1,7 @@
 """What the engine is asked and what it answers: token ids and pixel patches, never text."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -79,9 +79,8 @@ class EngineRequest:
     grammar: TokenGrammar | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """One new token of one choice of one request, or its end.
+class TokenOutput(NamedTuple):
+    """One new token of one choice of one request, or its end. A tuple, as one is made for every token.
 
     Attributes:
         choice: index below `sampling.n`.

@@ -23,7 +23,8 @@ from snugvl.engine.blocks import Key
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.request import EngineRequest, FinishReason, TokenOutput, VisionItem
 from snugvl.engine.sampling.masks import Mask, gave_up
-from snugvl.engine.sampling.sampler import Sampled
+from snugvl.engine.sampling.penalties import penalizes
+from snugvl.engine.sampling.sampler import Sampled, plain
 from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
 
 
@@ -110,7 +111,9 @@ class Sequence:
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
         ends: tokens that end it.
-        counts: how often each id was generated.
+        plain: whether it takes the likeliest token that its grammar allows, and wants no more.
+        penalized: whether what was said before changes its scores.
+        counts: how often each id was generated, where it is penalized.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
         published: how many blocks of `table` the prefix cache was told of.
         marks: counts of the prompt's tokens behind which a checkpoint of its state is wanted, ascending.
@@ -131,6 +134,8 @@ class Sequence:
     max_tokens: int
     random: random.Random
     ends: frozenset[int]
+    plain: bool
+    penalized: bool
     generated: list[int] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
     table: list[int] = field(default_factory=list)
@@ -189,6 +194,11 @@ class Sequence:
         return self.grammar is None or self.grammar.ready
 
     @property
+    def forced(self) -> bool:
+        """Whether its grammar says what comes next."""
+        return self.grammar is not None and bool(self.grammar.forced)
+
+    @property
     def num_choices(self) -> int:
         """Running sequences it is or is about to become."""
         return 1 + len(self.siblings)
@@ -230,8 +240,11 @@ class Sequence:
         self.generated.append(token)
         if not self.request.sampling.greedy:
             self.draw()  # also for a forced token, or later ones would depend on whether it was skipped
-        self.drawn, self.alone = self.drawn[1:], False
-        self.counts[token] += 1
+        if self.drawn:
+            self.drawn = self.drawn[1:]
+        self.alone = False
+        if self.penalized:
+            self.counts[token] += 1
         if self.grammar is not None:
             self.grammar.accept(token)
         if token in self.ends:
@@ -252,8 +265,9 @@ def choices_of(
     streams = [random_stream(request.sampling.seed, choice) for choice in range(request.sampling.n)]
     ends = frozenset(request.sampling.stop_token_ids)
     ends = ends if request.sampling.ignore_eos else ends | request.stop_ids
+    known = ends, plain(request.sampling), penalizes(request.sampling)
     return [
-        Sequence(request, prompt, (arrival, choice), max_tokens, stream, ends)
+        Sequence(request, prompt, (arrival, choice), max_tokens, stream, *known)
         for choice, stream in enumerate(streams)
     ]
 

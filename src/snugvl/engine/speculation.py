@@ -164,7 +164,7 @@ class Speculation:
         if sequence.drafts is not None:
             sequence.drafts.learn(sequence.length, drafted, accepted)
         if outputs:
-            outputs[-1] = replace(outputs[-1], accepted=accepted, rejected=drafted - accepted)
+            outputs[-1] = outputs[-1]._replace(accepted=accepted, rejected=drafted - accepted)
 
     def waits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""

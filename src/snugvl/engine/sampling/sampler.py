@@ -16,6 +16,7 @@ way to the host (`PendingSample`). Only masks are waited for, which are made on 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -59,8 +60,7 @@ def plain(params: SamplingParams) -> bool:
     return params.greedy and params.logprobs is None and not params.logit_bias and not penalizes(params)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A token and, if asked for, log-probabilities. `token_id` None: logits or grammar are broken."""
 
     token_id: int | None
