@@ -39,6 +39,7 @@ class Detokenizer:
         self._opening = not continues  # no token with text has come yet
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]
+        self._incomplete = False  # whether the decoder remembers the beginning of a character
         self._held = ""
         self._decoded = 0  # characters that came out of the decoder
         self._emitted = 0  # characters handed out
@@ -64,10 +65,9 @@ class Detokenizer:
         """Add a token; returns the text that is certain now, often empty. Nothing after `stopped`."""
         if self.stopped:
             return ""
-        text = self._decoder.decode(self._bytes(token_id))
+        text = self._text(self._bytes(token_id))
         # A character that is still incomplete belongs to this token too.
-        incomplete = bool(self._decoder.getstate()[0])
-        self._ends.append(self._decoded + len(text) + incomplete)
+        self._ends.append(self._decoded + len(text) + self._incomplete)
         return self._emit(text)
 
     def flush(self) -> str:
@@ -77,6 +77,17 @@ class Detokenizer:
         text = self._emit(self._decoder.decode(b"", final=True))
         rest, self._held = self._held, ""
         return text + self._hand_out(rest)
+
+    def _text(self, raw: bytes) -> str:
+        """What is complete with these bytes: mostly all, which needs no decoder that remembers the rest."""
+        if not self._incomplete:
+            try:
+                return raw.decode()
+            except UnicodeDecodeError:
+                self._incomplete = True  # or broken: the decoder knows
+        text = self._decoder.decode(raw)
+        self._incomplete = bool(self._decoder.getstate()[0])
+        return text
 
     def _bytes(self, token_id: int) -> bytes:
         if token_id in self._skipped:
@@ -89,14 +100,16 @@ class Detokenizer:
     def _emit(self, text: str) -> str:
         """Take new text through the stop strings; returns what can be handed out."""
         self._decoded += len(text)
+        if not self._stops:
+            return self._hand_out(text)
         pending = self._held + text
-        for position, character in enumerate(text if self._stops else "", start=len(self._held) + 1):
+        for position, character in enumerate(text, start=len(self._held) + 1):
             # The longest stop string is the largest of those complete at the same character.
             complete = [m.stop for m in self._stops if m.advance(character)]
             if complete:
                 self.stop, self._held = max(complete, key=len), ""
                 return self._hand_out(pending[: position - len(self.stop)])
-        keep = max((m.matched for m in self._stops), default=0)
+        keep = max(m.matched for m in self._stops)
         cut = len(pending) - keep
         self._held = pending[cut:]
         return self._hand_out(pending[:cut])
