@@ -12,7 +12,7 @@ TOKENIZER is a folder with one: for the masks of llguidance, and the text of wha
 `ngram` and `mtp` (one client, guessed tokens of which one and two are right in turn), `ngram 8`, `free 32`,
 `typed 32` (a JSON schema). Of all steps that which a quarter is below, as others use the processor, too;
 microseconds of this machine. Before them: how long 32 requests that come at once wait for a grammar that is
-kept.
+kept, and for the masks with which their answers begin.
 """
 
 import argparse
@@ -405,16 +405,29 @@ def measure(kind: str, folder: Path, steps: int) -> dict[str, Any]:
     return row | {"torch operations": counted.count / 50}
 
 
-def arrivals(folder: Path, requests: int = 32) -> float:
-    """Milliseconds until so many requests at once have states of a grammar that is kept; of ten waves."""
-    compiler = GrammarCompiler(Tokenizer.from_folder(folder), VOCABULARY)
-    asked, waves = Grammar("json_schema", json.dumps(SCHEMAS["plain"])), []
+def arrivals(folder: Path, *, known: bool, requests: int = 32) -> dict[str, float]:
+    """Milliseconds until so many requests at once have states of a grammar that is kept, then their masks.
+
+    Of ten waves; `known`: whether how their answers begin is kept, too.
+    """
+    tokenizer = Tokenizer.from_folder(folder)
+    compiler, threads = GrammarCompiler(tokenizer, VOCABULARY), masks.MaskThreads(2, VOCABULARY)
+    asked, ends = Grammar("json_schema", json.dumps(SCHEMAS["plain"])), frozenset(tokenizer.eos_ids)
+    compiler.compile(asked)
+    waves: dict[str, list[float]] = {"grammar": [], "first masks": []}
     for _ in range(10):
         begun = perf_counter_ns()
         states = [compiler.compile(asked).start() for _ in range(requests)]
-        waves.append((perf_counter_ns() - begun) / 1e6)
-        del states  # their matchers are the next wave's
-    return typical(waves)
+        started = perf_counter_ns()
+        for state in states if not known else ():
+            state.openings = None
+        made = [masks.Mask(state, threads, masks.MaskPace(), ends) for state in states]
+        while not all(mask.ready for mask in made):
+            threads.wait(1e-4)
+        waves["grammar"].append((started - begun) / 1e6)
+        waves["first masks"].append((perf_counter_ns() - started) / 1e6)
+        del states, made  # their matchers are the next wave's
+    return {name: typical(values) for name, values in waves.items()}
 
 
 def main() -> None:
@@ -428,7 +441,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"32 requests that come at once wait {arrivals(options.tokenizer):.1f} ms for their grammar")
+    waits = {how: arrivals(options.tokenizer, known=how == "known") for how in ("unknown", "known")}
+    for how, row in waits.items():
+        told = ", ".join(f"{value:.1f} ms for their {name}" for name, value in row.items())
+        print(f"32 requests that come at once, whose answers begin in a way that is {how}, wait {told}")
     rows = [measure(kind, options.tokenizer, options.steps) for kind in options.kinds]
     for row in rows:
         print(
@@ -438,7 +454,8 @@ def main() -> None:
             )
         )
     if options.out is not None:
-        machine.save("host_time", {"tokenizer": str(options.tokenizer), "kinds": rows}, options.out)
+        figures = {"tokenizer": options.tokenizer.name, "arrivals": waits, "kinds": rows}
+        machine.save("host_time", figures, options.out)
 
 
 if __name__ == "__main__":
