@@ -442,8 +442,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     waits = {how: arrivals(options.tokenizer, known=how == "known") for how in ("unknown", "known")}
-    for how, row in waits.items():
-        told = ", ".join(f"{value:.1f} ms for their {name}" for name, value in row.items())
+    for how, waited in waits.items():
+        told = ", ".join(f"{value:.1f} ms for their {name}" for name, value in waited.items())
         print(f"32 requests that come at once, whose answers begin in a way that is {how}, wait {told}")
     rows = [measure(kind, options.tokenizer, options.steps) for kind in options.kinds]
     for row in rows:

@@ -42,6 +42,11 @@ def test_nothing_is_launched_that_was_not_rehearsed(mixes: dict[str, Any]) -> No
     assert {name: mix["beyond"] for name, mix in mixes.items()} == {name: [] for name in MOST}
 
 
+def test_what_a_process_warms_up_with_is_compiled_first(mixes: dict[str, Any]) -> None:
+    """Else a first start waits for it: `_warm_up` of `backends/process/child.py`."""
+    assert {name: mix["late"] for name, mix in mixes.items()} == {name: [] for name in MOST}
+
+
 def test_there_are_few_variants(mixes: dict[str, Any]) -> None:
     """A number that makes Triton compile anew has come in where this fails: `kernels/compiler/launch.py`."""
     for name, mix in mixes.items():

@@ -1,11 +1,16 @@
-"""What the engine's process does before torch is there."""
+"""What the engine's process does before torch is there, and before it is ready."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from snugvl.backends.process import engine_process
+from snugvl.backends.process import child, engine_process
+from snugvl.core.messages import Capabilities, Request, Text
+from snugvl.errors import RequestTooLarge
 from snugvl.hardware.describe import describe
 
 
@@ -65,3 +70,33 @@ def test_another_device_is_left_alone(opened: list[int], read: list[tuple[int, i
     assert not threads_beside()
     assert opened == []
     assert read == []
+
+
+@pytest.mark.parametrize(
+    ("device", "most", "asked"),
+    [
+        ("CPU", 4096, [1]),
+        ("NVIDIA H200", 4096, [child.WARM_TOKENS]),
+        ("NVIDIA H200", 9, [child.WARM_TOKENS, 1]),
+    ],
+)
+def test_a_gpu_warms_up_with_a_prompt_whose_kernels_are_compiled_first(
+    device: str, most: int, asked: list[int]
+) -> None:
+    """Those of a few tokens come last at a first start. Where so long a prompt does not fit, it is short."""
+    seen, read = list[int](), list[str]()
+
+    @contextmanager
+    def submit(request: Request) -> Iterator[Iterator[str]]:
+        (part,) = request.messages[0].content
+        assert isinstance(part, Text)
+        seen.append(len(part.text.split()))
+        if seen[-1] > most:
+            raise RequestTooLarge("too long")
+        yield map(read.append, "a")  # type: ignore[misc]
+
+    capabilities = Capabilities("fake", most, True, True, 100, 10, device=device)
+    backend: Any = SimpleNamespace(capabilities=capabilities, submit=submit, stats=lambda: "counters")
+    assert child._warm_up(backend) == "counters"
+    assert seen == asked
+    assert read == ["a"], "to its end"

@@ -45,6 +45,9 @@ COUNTERS = (
     "kernel_compilations", "graph_captures",
 )  # fmt: skip
 SWITCH_S = 0.0005
+# Of a prompt whose kernels are those of any longer one: at a first start they are compiled before all others
+# (`engine/precompile.py`), those of a few tokens last.
+WARM_TOKENS = 256
 TOGETHER_S = 0.0003  # that events wait for others: the tokens of a step are told in less
 _SET_PARENT_DEATH_SIGNAL = 1
 
@@ -302,10 +305,15 @@ def _die(error: BaseException | None = None) -> NoReturn:
 
 def _warm_up(backend: HostedBackend) -> Load:
     """Do what every request would wait for: kernels. The counters it leaves."""
-    request = Request((user(Text("hello")),), SamplingParams(max_tokens=1))
-    with suppress(RequestTooLarge), backend.submit(request) as stream:  # a context of a few tokens is legal
-        for _ in stream:
-            pass
+    texts = ["hello"]
+    if backend.capabilities.device != "CPU":  # which has no kernels to compile, and reads slowly
+        texts.insert(0, "hello " * WARM_TOKENS)
+    for text in texts:
+        with suppress(RequestTooLarge):  # a context of a few tokens is legal
+            with backend.submit(Request((user(Text(text)),), SamplingParams(max_tokens=1))) as stream:
+                for _ in stream:
+                    pass
+            break
     return backend.stats()
 
 
