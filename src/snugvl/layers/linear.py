@@ -62,8 +62,8 @@ class Linear(nn.Module):
             self.scale = torch.empty(-(-rows // GROUP), columns // GROUP, device=device)
         else:
             self.scale = torch.empty(rows, columns // group, dtype=torch.bfloat16, device=device)
-        if few:
-            self.zero = torch.empty_like(self.scale)
+        if few:  # not `empty_like`, which imports sympy where there is no memory
+            self.zero = torch.empty(rows, columns // group, dtype=torch.bfloat16, device=device)
         if kind in UPPER:
             self.upper = torch.empty(rows, width, dtype=UPPER[kind], device=device)
 

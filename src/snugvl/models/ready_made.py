@@ -189,8 +189,12 @@ def store(
         if linear.format == "bf16":
             linear.store_as(form.weights, form.group)
             assert linear.scale is not None
-            linear.scale = torch.empty_like(linear.scale, dtype=DTYPES[matrices[name].scales.dtype])
-            linear.zero = None if linear.zero is None else torch.empty_like(linear.scale)
+            # Not `empty_like`, which imports sympy where there is no memory.
+            shape, kind = linear.scale.shape, DTYPES[matrices[name].scales.dtype]
+            linear.scale, zero = (
+                torch.empty(shape, dtype=kind, device=linear.scale.device) for _ in range(2)
+            )
+            linear.zero = None if linear.zero is None else zero
             if form.ordered:
                 count = len(parts[id(linear)])
                 linear.order = torch.empty(
