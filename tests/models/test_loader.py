@@ -193,7 +193,7 @@ def test_loading_takes_no_more_than_the_model_and_two_of_its_largest_tensors(
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4", "int6"])
 def test_a_start_imports_nothing_that_takes_long(weights: str) -> None:
-    """Some functions of torch import sympy where tensors have no memory: half a second or more of each start."""
+    """Some functions of torch import sympy where tensors have no memory, which takes half a second."""
     code = f"""
         import sys
         from pathlib import Path
