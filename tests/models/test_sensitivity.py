@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from snugvl.layers.kernels import rows
@@ -103,3 +104,40 @@ def test_a_large_input_makes_its_column_exact_at_the_others_cost() -> None:
         error, before = ((each - values) @ x.T for each in (fitted, plain))
         assert error.norm() < 0.45 * before.norm()
         assert (fitted - values).norm() < 1.7 * (plain - values).norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rounds"),
+    [
+        ("qwen3", "int4", torch.float32),
+        ("qwen3, bf16", "int4", torch.bfloat16),
+        ("qwen3, fp8", "int5", torch.float32),
+        ("qwen3", "int8", None),
+        ("qwen3, fp8", "fp8", None),
+    ],
+)
+def test_what_is_rounded_is_known_before_it_is_read(
+    name: str, kind: Format, rounds: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel is compiled meanwhile, for the type of the values that come."""
+    folder = text_checkpoints.write(tmp_path / "model", MODELS[name.removesuffix(", bf16")])
+    if name.endswith("bf16"):
+        for path in folder.glob("*.safetensors"):
+            save_file({key: value.bfloat16() for key, value in load_file(path).items()}, path)
+    seen: list[torch.dtype | None] = []
+    given: set[torch.dtype] = set()
+
+    def noted(values: torch.Tensor, *args: Any) -> Any:
+        given.add(values.dtype)
+        return to_few_bits(values, *args)
+
+    monkeypatch.setattr("snugvl.layers.linear.to_few_bits", noted)
+    load_model(
+        folder,
+        dtype=torch.float32,
+        device=CPU,
+        storage=Storage(kind, group=32 if kind.startswith("int") and rounds else None),
+        outlined=lambda network: seen.append(network.rounds),
+    )
+    assert seen == [rounds]
+    assert given == ({rounds} if rounds else set())

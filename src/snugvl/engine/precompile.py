@@ -28,7 +28,7 @@ from snugvl.layers.ggml import Part
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import Format
+from snugvl.layers.weights import FEW_BITS, Format, to_few_bits
 from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
 from snugvl.models.linear_attention import GatedDeltaNet
@@ -47,14 +47,16 @@ class Outline:
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
         formats: of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
+        rounds: see `LoadableNetwork`.
     """
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     formats: Mapping[str, tuple[Format, int, tuple[Part, ...]]]
+    rounds: torch.dtype | None
 
 
-def outline_of(network: nn.Module, config: ModelConfig) -> Outline:
+def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
     """That of a network with or without memory."""
     tensors = chain(network.named_parameters(remove_duplicate=False), network.named_buffers())
     linears = ((n, module) for n, module in network.named_modules() if isinstance(module, Linear))
@@ -62,6 +64,7 @@ def outline_of(network: nn.Module, config: ModelConfig) -> Outline:
         config,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
         {name: (linear.format, linear.group, linear.parts) for name, linear in linears},
+        network.rounds,
     )
 
 
@@ -83,6 +86,7 @@ def network_from(outline: Outline) -> LoadableNetwork:
         is_parameter = attribute in module._parameters
         setattr(module, attribute, nn.Parameter(made, requires_grad=False) if is_parameter else made)
     network.decoder.layers = nn.ModuleList(_kinds(network.decoder.layers))
+    network.rounds = outline.rounds
     return network
 
 
@@ -157,9 +161,11 @@ def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> Compile
 def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     """Run every kind of step, image and filter on a network without memory; within `dry_run`.
 
-    What a person who asks about a picture waits for comes first, then texts, then what many at once need.
-    Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to sizes that are among these.
+    What weights become as they are loaded comes first, then what a person who asks about a picture waits for,
+    then texts, then what many at once need. Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to
+    sizes that are among these.
     """
+    _round(network)
     cache = allocate(network, config)
     prompts = edges(config.max_batched_tokens)
     decodes = edges(config.max_num_seqs)
@@ -175,6 +181,14 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     _around(network, cache)
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
+
+
+def _round(network: LoadableNetwork) -> None:
+    """What rounds its weights, in each format that it has."""
+    linears = [each for each in network.decoder.layers.modules() if isinstance(each, Linear)]
+    few = ((each.format, each.group) for each in linears if each.format in FEW_BITS)
+    for kind, group in dict.fromkeys(few) if network.rounds is not None else ():
+        to_few_bits(torch.empty(8, group, dtype=network.rounds, device=network.device), kind, group)
 
 
 def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:

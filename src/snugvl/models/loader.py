@@ -38,7 +38,7 @@ from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_h
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
 from snugvl.models.readers import Readers, Stored, blocks_of
-from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, check_dtype
+from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, check_dtype
 
 GPU_READERS = 4
 WIDE = ("BF16", "F16", "F32")  # dtypes of what isn't quantised
@@ -82,14 +82,24 @@ class OpenCheckpoint:
     stored: Stored
     storage: Storage
 
+    @property
+    def rounds(self) -> torch.dtype | None:
+        """Type of the values that are rounded to few bits; None: none are."""
+        linears = [each for each in self.model.decoder.layers.modules() if isinstance(each, Linear)]
+        ready = isinstance(self.stored.form, PackedInt4) or any(each.parts for each in linears)
+        few = {id(each) for each in linears if each.format in FEW_BITS}
+        if ready or not few:  # what has few bits in the files stays as it is
+            return None
+        name = next(name for name, target in targets_of(self.model) if id(target.linear) in few)
+        stored = self.stored.entry(name).dtype
+        return torch.float32 if stored == "F8_E4M3" else DTYPES[stored]  # as `dequantise` makes them
+
     def weigh_inputs(self, device: torch.device, readers: int = GPU_READERS) -> None:
         """Let the decoder's matrices know what to be rounded for, where that is to few bits.
 
         Its layers are read once more for this, one after the other.
         """
-        made = self.storage.layers in FEW_BITS and not isinstance(self.stored.form, PackedInt4)
-        gguf = any(isinstance(each, Linear) and each.parts for each in self.model.decoder.layers.modules())
-        if made and not gguf:  # whose blocks stay as they are
+        if self.rounds is not None:
             _weigh_inputs(self.model, self.stored, device, readers)
 
 
@@ -124,6 +134,7 @@ def load_model(
     opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
     join_projections(model.decoder.layers)
+    model.rounds = opened.rounds
     if outlined is not None:
         outlined(model)
     opened.weigh_inputs(device, readers)
