@@ -320,7 +320,11 @@ class Fixed:
 
 class FixedState(GrammarState):
     def __init__(self, owner: Fixed) -> None:
-        self.owner, self.seen, self.openings = owner, list[int](), owner.openings
+        self.owner, self.seen = owner, list[int]()
+
+    @property
+    def openings(self) -> dict[frozenset[int], Opening] | None:
+        return None if self.seen else self.owner.openings
 
     @property
     def error(self) -> str | None:
@@ -383,3 +387,31 @@ def test_a_beginning_that_breaks_is_nobody_elses() -> None:
     owner.broken = False
     assert list(begun(owner, threads).forced) == [3, 7]
     assert owner.openings
+
+
+def test_a_beginning_without_forced_tokens_is_not_kept() -> None:
+    """What comes behind a token that was chosen is no answer's beginning but its own."""
+
+    class Free(FixedState):
+        def fill(self, bits: torch.Tensor) -> None:
+            bits[0] = (1 << 4) + (1 << 5) if not self.seen else 1 << 7
+
+    owner, threads = Fixed(), MaskThreads(2, 32)
+    mask = Mask(Free(owner), threads, MaskPace(), {7})
+    assert mask.ready
+    mask.accept(4)
+    settle([mask], threads)
+    until(lambda: mask.ready)
+    assert list(mask.forced) == [7]
+    assert not owner.openings
+
+
+def test_a_state_that_took_a_token_begins_for_itself() -> None:
+    owner, threads = Fixed(), MaskThreads(2, 32)
+    begun(owner, threads)
+    state = FixedState(owner)
+    state.accept(3)
+    mask = Mask(state, threads, MaskPace())
+    until(lambda: mask.ready)
+    assert list(mask.forced) == [7]
+    assert list(owner.openings) == [frozenset()]

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 from snugvl.layers.kernels import rows
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format, to_few_bits
-from snugvl.models import sensitivity
+from snugvl.models import readers, sensitivity
 from snugvl.models.loader import Storage, load_model
+from snugvl.models.tensor_files import TensorFiles
 from tests import hybrid, text_checkpoints
 from tests.text_checkpoints import MODELS
 
@@ -81,6 +82,22 @@ def test_inputs_are_weighed_without_kernels(
         assert (linear.squares is None) == (theirs is None) == (linear.format != "int4"), place
         assert linear.squares is None or torch.equal(linear.squares, theirs), place
         assert linear.squares is None or type(linear.squares) is torch.Tensor
+
+
+def test_layers_are_read_by_the_same_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keeps its buffer: page-locked memory takes milliseconds to be had."""
+    made: list[object] = []
+
+    class Counted(TensorFiles):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(readers, "TensorFiles", Counted)
+    folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])
+    found = loaded(folder, "int4", monkeypatch)
+    assert len({name.partition(".")[0] for name in found}) > 1, "layers"
+    assert len(made) == 2, "one that weighs inputs, and one that loads: a CPU has one thread"
 
 
 def test_weights_are_rounded_for_their_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ class BlockPool:
 
     def missing(self, table: Sequence[int], start: int, end: int) -> int:
         """Free blocks that `extend` with the same arguments takes."""
-        size, owners = self.block_size, self._owners
+        size, owners = self.block_size, self._owners  # as `_shared`, for whom nobody lists them: once a token
         more = max(-(-end // size) - len(table), 0)
         return more + sum(owners[block] > 1 for block in table[start // size :])
 

@@ -1,7 +1,7 @@
 """Compiling all kernels that an engine will need, ahead of time, in a process of its own.
 
     who loads the engine    its network's outline, its sizes and its hardware: a `CompileJob`
-    native/kernel_process   the network of that outline, without memory ─► a step, an image, a filter of each
+    native/kernel_processes  the network of that outline, without memory ─► a step, an image, a filter of each
                             kind in a dry run that writes launches down ─► each compiled into Triton's folder
 
 What is chosen by how many tokens or sequences a step has is chosen by comparing with a power of two, or one

@@ -194,11 +194,6 @@ class Sequence:
         return self.grammar is None or self.grammar.ready
 
     @property
-    def forced(self) -> bool:
-        """Whether its grammar says what comes next."""
-        return self.grammar is not None and bool(self.grammar.forced)
-
-    @property
     def num_choices(self) -> int:
         """Running sequences it is or is about to become."""
         return 1 + len(self.siblings)

@@ -61,7 +61,7 @@ class Teller:
         Nobody computes logits for them; where log-probabilities are wanted, somebody has to.
         """
         mask, outputs = sequence.grammar, list[TokenOutput]()
-        if mask is None or sequence.request.sampling.logprobs is not None:
+        if mask is None or not mask.forced or sequence.request.sampling.logprobs is not None:
             return outputs
         if mask.ready and sequence.decodes and (mask.ends or len(mask.forced) >= self._runner.least_run):
             while sequence.state is State.RUNNING and mask.forced:

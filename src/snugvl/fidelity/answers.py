@@ -92,7 +92,6 @@ class _Begun:
 
     def start(self) -> GrammarState:
         state = self.grammar.start()
-        state.openings = None  # this is no beginning
         for token in self.prefix:
             state.accept(token)
         return state

@@ -262,8 +262,11 @@ class _State(GrammarState):
         self._first: bytes | None = lent.owner.first  # the mask, until there was a token
         self._panic: str | None = None
         self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
-        self.openings = lent.owner.openings
         self._tokens: list[int] = []
+
+    @property
+    def openings(self) -> dict[frozenset[int], Opening] | None:
+        return None if self._first is None or self._lent is None else self._lent.owner.openings
 
     @property
     def error(self) -> str | None:

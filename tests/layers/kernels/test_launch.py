@@ -1,7 +1,9 @@
 """A quick launch hands a compiled kernel exactly what Triton's own launch does."""
 
 import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from triton.runtime import JITFunction, driver
 
 from snugvl.layers.compilations import Compilations
 from snugvl.layers.kernels.compiler.launch import LaunchedKernel, launched
+from tests.patience import PATIENCE_S
 
 
 def doubled(x, out, factor, size, SIZE: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
@@ -82,6 +85,23 @@ def test_a_later_launch_is_what_triton_would_do(recorder: Recorder) -> None:
     assert first[:6] == second[:6] == (3, 1, 1, 7, 101, first[5]), "grid, stream, function, metadata"
     assert first[9:] == second[9:] == (*VALUES, 16, 16)
     assert second[6:9] == (None, None, None), "nobody's hooks are asked"
+
+
+def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that load weights, which round by the same one."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(knobs.compilation, "listener", counted := Compilations())
+    kernel, together = launched(JITFunction(doubled)), threading.Barrier(4)
+
+    def launch(_: int) -> None:
+        together.wait(PATIENCE_S)
+        kernel[(3,)](*VALUES, SIZE=16, WIDE=16, num_warps=1)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(launch, range(4)))
+    assert (counted.count, recorder.loaded, len(recorder.launches)) == (1, 1, 4)
 
 
 def test_what_triton_compiles_anew_is_another_variant(recorder: Recorder) -> None:

@@ -1,9 +1,10 @@
 """Has kernels compiled before requests need them, beside the engine that loads, and then serves.
 
 A kernel that was never compiled on this machine takes a second or more, and everybody waits for it. So while
-weights are loaded processes of the lowest priority (`kernel_process.py`) compile what any step may need into
-Triton's folder, each its share; from there a kernel is loaded within some milliseconds. A file beside them
-says that it is done, for the next start: of this model, in these formats, on such a GPU, by this version.
+weights are loaded processes of the lowest priority (`kernel_processes.py`) compile what any step may need
+into Triton's folder, each its share; from there a kernel is loaded within some milliseconds. A file beside
+them says that it is done, for the next start: of this model, in these formats, on such a GPU, by this
+version.
 
 It makes nothing worse: where it can't run or fails, a kernel is compiled when it is needed, as without it.
 """

@@ -1,7 +1,9 @@
-"""The processes that compile kernels ahead (`ahead.py`), started and told what to do by the engine's process.
+"""The processes that compile kernels ahead (`ahead.py`), from both sides.
 
-Nothing here needs torch: where no kernel was compiled yet they are started before the engine's process reads
-that, as they need it, too, and are told what to compile as soon as it is known.
+The engine's process starts them and tells each, on its standard input, what runs (`engine/precompile.py`) and
+which share of what that needs is its own. Where no kernel was compiled yet that is before torch is read, as
+they need it, too: importing this needs no torch. A process is `python -m` this module, with the PID of who
+starts it. It works at the lowest priority, without the GPU, and only as long as the engine's process lives.
 """
 
 import logging
@@ -10,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, get_args
@@ -24,7 +27,8 @@ VARIABLE = "SNUGVL_AHEAD"
 MOST = 4  # and a quarter of the processors; each has two threads, as they share Python's lock
 LEAST_MEMORY_BYTES = 2 << 30  # of main memory that must be free for the first, which takes about half a GiB
 MORE_MEMORY_BYTES = 1 << 30  # and for each of the others
-COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_process")
+COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_processes")
+LOOK_S = 0.5  # between two looks at the parent
 
 
 def ahead_of(value: str | None) -> Ahead:
@@ -61,13 +65,11 @@ class KernelProcesses:
 
     def start(self) -> bool:
         """Start them, unless they run already; whether there are any."""
-        count = room()
         with self._lock:
             if not self.stopped and not self._started:
-                if not count:
+                self._started = [self._one() for _ in range(room())]
+                if not self._started:
                     logger.info("too little main memory is free to compile kernels ahead")
-                for _ in range(count):
-                    self._started.append(self._one())
             return bool(self._started) and not self.stopped
 
     def stop(self) -> None:
@@ -103,3 +105,29 @@ def room() -> int:
 def _told(process: "subprocess.Popen[bytes]", order: bytes) -> tuple[int, list[str]]:
     said = process.communicate(order)[0].decode("utf-8", "replace")
     return process.returncode, said.strip().splitlines()
+
+
+def leave_with(parent: int) -> None:
+    """End this process as soon as that isn't its parent any more."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(0)
+
+
+def main() -> None:
+    """Work for whoever started this process; the last line that it prints is the report, in JSON."""
+    if hasattr(os, "nice"):
+        os.nice(19)  # before torch is imported
+    threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()
+    import json
+    from dataclasses import asdict
+
+    from snugvl.engine.precompile import compile_kernels, read_compiler
+
+    read_compiler()  # what is to be compiled may not be known yet
+    order = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
+    sys.stdout.write(json.dumps(asdict(compile_kernels(*order))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

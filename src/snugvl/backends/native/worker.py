@@ -133,14 +133,14 @@ class EngineWorker:
     def _run_jobs(self) -> bool:
         """Run everything asked for, waiting for the next job while the engine idles. False: stop."""
         while True:
-            if not self.engine.has_work or not self._jobs.empty():
+            if not self.engine.has_work:
                 self._deliver_all()
             try:
                 job = self._jobs.get(block=not self.engine.has_work)
             except Empty:
                 return True
+            self._deliver_all()  # what a job does comes behind what was said before it
             if job is None:
-                self._deliver_all()
                 return False
             job()
 

@@ -28,14 +28,15 @@ class Opening(NamedTuple):
 
 
 class GrammarState(Protocol):
-    """Where one choice is in its grammar.
+    """Where one choice is in its grammar."""
 
-    Attributes:
-        openings: what is known of the grammar's beginning, by the tokens that end an answer; of all states of
-            a grammar. None: nobody keeps that.
-    """
+    @property
+    def openings(self) -> dict[frozenset[int], Opening] | None:
+        """What is known of how answers of its grammar begin, by the tokens that end them.
 
-    openings: dict[frozenset[int], Opening] | None = None
+        None where nobody keeps that, or this state is not at the beginning.
+        """
+        return None
 
     @property
     def error(self) -> str | None:

@@ -188,7 +188,7 @@ class Mask:
             pace: one for all choices of a request.
             ends: tokens that end the choice: nobody asks for a mask after one.
         """
-        self.ready, self.dropped, self._begins = True, False, False
+        self.ready, self.dropped = True, False
         self.forced: deque[int] = deque()
         self.state, self.pace = state, pace
         self._bits: NDArray[np.int32] = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # after `forced`
@@ -197,13 +197,14 @@ class Mask:
         self._threads = threads
         self._ends = frozenset(ends)
         self._share_s = WAIT_S
-        known = None if state.openings is None else state.openings.get(self._ends)
-        if known is not None:
-            self._open(known)
+        self._openings: dict[frozenset[int], Opening] | None = None  # to which it adds how it begins
+        openings = state.openings
+        if openings is not None and self._ends in openings:
+            self._open(openings[self._ends])
             return
         state.fill(torch.from_numpy(self._bits))
         if state.error is None and self.put(self._bits):  # the masks after it cost something
-            self.ready, self._begins = False, state.openings is not None
+            self.ready, self._openings = False, openings
             threads.submit(pace, lambda: make([(self, self.forced[-1])]))
 
     def _open(self, known: Opening) -> None:
@@ -215,10 +216,9 @@ class Mask:
 
     def made(self) -> None:
         """It is ready; an answer that begins like this one need not make its first masks again."""
-        if self._begins and self.state.openings is not None and self.state.error is None:
-            self.state.openings[self._ends] = Opening(tuple(self.forced), self._bits, self.pace.seconds)
-        self._begins = False
-        self.ready = True
+        if self._openings is not None and self.state.error is None:
+            self._openings[self._ends] = Opening(tuple(self.forced), self._bits, self.pace.seconds)
+        self._openings, self.ready = None, True
 
     @property
     def error(self) -> str | None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from snugvl.backends.native import kernel_process
+from snugvl.backends.native import kernel_processes
 from snugvl.engine import precompile
 from snugvl.engine.precompile import CompileReport
 from tests.patience import until
@@ -29,14 +29,14 @@ def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(
     report = CompileReport(3, ("gemm: no",))
     monkeypatch.setattr(precompile, "read_compiler", lambda: told.append("read"))
     monkeypatch.setattr(precompile, "compile_kernels", lambda *order: told.append(order) or report)
-    kernel_process.main()
+    kernel_processes.main()
     assert told == [19, "read", ("the order", 1, 3)]
     assert json.loads(capsys.readouterr().out) == {"kernels": 3, "failed": ["gemm: no"]}
 
 
 def test_it_ends_with_whoever_started_it() -> None:
     """Killed, the engine can't end it."""
-    child = "import sys, snugvl.backends.native.kernel_process as k; k.leave_with(int(sys.argv[1]))"
+    child = "import sys, snugvl.backends.native.kernel_processes as k; k.leave_with(int(sys.argv[1]))"
     parent = f"""
         import os, subprocess, sys, time
         print(subprocess.Popen([sys.executable, "-c", {child!r}, str(os.getpid())]).pid, flush=True)
