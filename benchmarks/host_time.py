@@ -21,7 +21,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import partial, partialmethod
 from itertools import count
 from pathlib import Path
 from statistics import quantiles
@@ -48,7 +48,7 @@ from snugvl.engine.graphs import decode
 from snugvl.engine.graphs.capture import GraphPool, Work
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling import masks, sampler
-from snugvl.engine.sampling.sampler import PendingSample
+from snugvl.engine.sampling.sampler import PendingSample, Sampled, allowed_bits
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.speculation import Speculation
 from snugvl.engine.telling import Teller
@@ -129,12 +129,11 @@ class Run:
     """What a decode graph's replay leaves."""
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-        self.logits, self._tokens = logits, tokens
+        self.logits, self.tokens = logits, tokens
 
-    def tokens(self) -> list[int]:
-        """As `Replay.tokens`."""
-        values: list[int] = self._tokens.tolist()
-        return values
+    def results(self) -> list[Sampled]:
+        """As `Replay.results`."""
+        return [Sampled(token if token >= 0 else None) for token in self.tokens.tolist()]
 
 
 class Clock:
@@ -270,7 +269,8 @@ def likeliest(
 
 def begin(logits: torch.Tensor, choices: Any) -> PendingSample:
     """As a GPU begins where all are greedy."""
-    return sampler.begin_likeliest(logits, [choice.grammar for choice in choices])
+    masks = [choice.grammar for choice in choices]
+    return sampler.begin_likeliest(logits, allowed_bits(masks, VOCABULARY) if any(masks) else None)
 
 
 def replayed(graph: Any, rows: int, clock: Clock) -> Run:
@@ -279,9 +279,16 @@ def replayed(graph: Any, rows: int, clock: Clock) -> Run:
         graph._given = torch.zeros(len(graph._ids), VOCABULARY)
     clock.started()
     graph._results.reverse()
-    result = graph._results[0][:, 0]
+    result = graph._results[0]
     result.copy_(graph._ids % 40 + 1000)
     return Run(graph._given[:rows], result[:rows])
+
+
+def chosen(graph: Any, allowed: torch.Tensor, rows: int, *_: Any, dice: random.Random, clock: Clock) -> Run:
+    """What the graph does that chooses among allowed tokens."""
+    tokens = likeliest(graph._logits, allowed[:rows], dice, clock)
+    graph._ids[:rows].copy_(tokens)
+    return Run(graph._logits, tokens)
 
 
 @contextmanager
@@ -297,6 +304,7 @@ def instruments(clock: Clock) -> Iterator[None]:
         ("pack", packing, "shape_of"),
         ("launch", decode.DecodeGraphs, "start"),
         ("launch", decode.DecodeGraphs, "advance"),
+        ("launch", decode.DecodeGraphs, "choose"),
         ("masks", Teller, "skip_forced"),
         ("masks", masks, "make"),
         ("masks", sampler, "allowed_bits"),
@@ -308,9 +316,12 @@ def instruments(clock: Clock) -> Iterator[None]:
         def put(owner: Any, name: str, value: Any) -> None:
             stack.enter_context(patch.object(owner, name, value))
 
-        put(decode._DecodeGraph, "_pinned", staticmethod(lambda r, c, dtype: torch.zeros(r, c, dtype=dtype)))
+        put(
+            decode._DecodeGraph, "_pinned", staticmethod(lambda count, dtype: torch.zeros(count, dtype=dtype))
+        )
         put(decode._DecodeGraph, "capture", lambda graph, pool, stream: object())
         put(decode._DecodeGraph, "_replay", lambda graph, rows: replayed(graph, rows, clock))
+        put(decode._DecodeGraph, "choose", partialmethod(chosen, dice=dice, clock=clock))
         put(decode.DecodeGraphs, "stream", lambda graphs: None)
         put(sampler, "likeliest", partial(likeliest, dice=dice, clock=clock))
         put(sampler, "_begin", begin)
@@ -318,7 +329,7 @@ def instruments(clock: Clock) -> Iterator[None]:
         put(Teller, "take", clock.timed("accept", decided(Teller.take)))
         for part, owner, name in parts:
             put(owner, name, clock.timed(part, getattr(owner, name)))
-        for kind, name in ((PendingSample, "results"), (Run, "tokens"), (PendingDrafts, "of")):
+        for kind, name in ((PendingSample, "results"), (Run, "results"), (PendingDrafts, "of")):
             init, read = clock.watched(kind, name)
             put(kind, "__init__", init)
             put(kind, name, read)

@@ -10,6 +10,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow
 from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.sampling.sampler import Sampled, likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import ForwardBatch, PredictorBatch
 from tests.engine.toy import Toy
@@ -18,12 +19,15 @@ from tests.engine.toy import Toy
 class Result:
     """A run that has finished, but whose tokens are only looked at when asked for."""
 
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits
+    def __init__(self, logits: torch.Tensor, bits: torch.Tensor | None = None) -> None:
+        self.logits, self.bits = logits, bits
 
-    def tokens(self) -> list[int]:
-        highest, tokens = self.logits.max(-1)
-        return [int(t) if bool(h.isfinite()) else -1 for h, t in zip(highest, tokens, strict=True)]
+    @property
+    def tokens(self) -> torch.Tensor:
+        return likeliest(self.logits, self.bits)
+
+    def results(self) -> list[Sampled]:
+        return [Sampled(token if token >= 0 else None) for token in self.tokens.tolist()]
 
 
 class EagerGraphs(DecodeGraphs):
@@ -49,11 +53,19 @@ class EagerGraphs(DecodeGraphs):
         self.state_slots = torch.tensor([row.slot for row in rows])
         return self._run()
 
-    def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Result:  # type: ignore[override]
+    def advance(  # type: ignore[override]
+        self, rows: int, grown: Mapping[int, tuple[int, Rows[int]]]
+    ) -> Result:
         self.followed += 1
-        for index, table in tables.items():
-            self.tables[index] = list(table)
+        for index, (before, blocks) in grown.items():
+            assert len(self.tables[index]) == before
+            self.tables[index] += blocks
         return self._run()
+
+    def choose(self, bits: torch.Tensor) -> Result:  # type: ignore[override]
+        result = Result(self.logits, bits)
+        self.feed(result.tokens)
+        return result
 
     def feed(self, tokens: torch.Tensor) -> None:
         self.ids = tokens.clamp(min=0)
@@ -80,6 +92,7 @@ class EagerGraphs(DecodeGraphs):
         logits = self._model.forward(batch, self._cache)
         self.ids = logits.argmax(-1)
         self.lengths = [length + 1 for length in self.lengths]
+        self.logits = logits
         return Result(logits)
 
 

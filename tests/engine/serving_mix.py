@@ -170,7 +170,9 @@ class Stage:
             state_slots=numbers(size) if batch.attention.state_slots is not None else None,
         )
         logits = self._network.forward(ForwardBatch(numbers(size), positions, attention, None), self._cache)
-        choose(logits, numbers(size), numbers(size), lengths)
+        masks = numbers(size, -(-logits.shape[1] // 32), dtype=torch.int32)
+        for allowed in (None, masks):
+            choose(logits, numbers(size), numbers(size), lengths, allowed)
         return logits
 
 

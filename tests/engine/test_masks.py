@@ -262,7 +262,7 @@ class OwnState(QuickState):
 
 
 def test_masks_that_were_made_together_go_to_the_device_as_they_stand() -> None:
-    threads, device = MaskThreads(1, 48), torch.device("cpu")
+    threads = MaskThreads(1, 48)
     masks = [Mask(Own().start(), threads, MaskPace(0.0), {1}) for _ in range(3)]
 
     def step(*given: int) -> list[list[int]]:
@@ -274,17 +274,17 @@ def test_masks_that_were_made_together_go_to_the_device_as_they_stand() -> None:
             row = np.zeros(2, dtype=np.int32)
             mask.write(row)
             expected.append(row.tolist())
-        bits = allowed_bits(masks, 48, device)
+        bits = allowed_bits(masks, 48)
         assert bits.tolist() == expected
         return expected
 
     assert len({tuple(row) for row in step(2, 4, 6)}) == 3
     places = [mask.together for mask in masks]
     assert all(place is not None and place[0] is places[0][0] for place in places if places[0])  # type: ignore[index]
-    assert allowed_bits(masks, 48, device).data_ptr() == places[0][0].data_ptr(), "no copy"  # type: ignore[index]
+    assert allowed_bits(masks, 48).data_ptr() == places[0][0].data_ptr(), "no copy"  # type: ignore[index]
     mixed: list[Mask | None] = [masks[1], masks[0], None]
-    assert allowed_bits(mixed, 48, device).tolist()[2] == [-1, -1]
-    assert allowed_bits(masks[:2], 48, device).shape == (2, 2)
+    assert allowed_bits(mixed, 48).tolist()[2] == [-1, -1]
+    assert allowed_bits(masks[:2], 48).shape == (2, 2)
     step(8, 1, 10)  # the second has only one token left: what it forces is no row of theirs
     assert masks[1].together is None
 

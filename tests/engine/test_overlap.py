@@ -1,10 +1,15 @@
 """Steps that run ahead of the host give the tokens of steps that wait for it."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.graphs.decode import DecodeRow, _DecodeGraph
+from snugvl.engine.graphs import decode
+from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, _DecodeGraph
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import TokenOutput
 from snugvl.layers.kv_cache import KVCache
@@ -154,18 +159,80 @@ class Seen:
 
     def __init__(self) -> None:
         self.batches: list[ForwardBatch] = []
+        self.logits: torch.Tensor | None = None
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         self.batches.append(batch)
-        return torch.zeros(len(batch.input_ids), 5)
+        return torch.zeros(len(batch.input_ids), 5) if self.logits is None else self.logits
 
 
+@pytest.fixture
+def bare_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`_DecodeGraph` without CUDA: what is captured is done again."""
+    made = staticmethod(lambda count, dtype: torch.zeros(count, dtype=dtype))
+    monkeypatch.setattr(_DecodeGraph, "_pinned", made)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "Event", MagicMock)
+
+    def capture(work: Callable[[], object], pool: object, stream: object) -> tuple[object, object]:
+        return SimpleNamespace(replay=work, pool=lambda: pool), work()
+
+    monkeypatch.setattr(decode, "capture", capture)
+
+
+@pytest.mark.usefixtures("bare_graph")
+def test_tables_grow_by_the_blocks_that_are_new() -> None:
+    """Where others end nothing is touched; a batch after it begins with its own."""
+    graph = _DecodeGraph(Seen(), allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 4, 8)  # type: ignore[arg-type]
+    graph.capture(None, None)  # type: ignore[arg-type]
+    graph.start([DecodeRow(3, 4, 0, [1]), DecodeRow(3, 6, 0, [2, 3]), DecodeRow(3, 8, 0, [4, 5])])
+    graph.advance(3, {0: (1, [6]), 2: (2, [7, 0])})
+    assert [line.tolist()[:4] for line in graph._tables] == [
+        [1, 6, 0, 0],
+        [2, 3, 0, 0],
+        [4, 5, 7, 0],
+        [0] * 4,
+    ]
+    graph.start([DecodeRow(3, 9, 0, [7, 1, 2])])
+    assert graph._tables[0, :3].tolist() == [7, 1, 2]
+    assert graph._lengths.tolist()[1:] == [0, 0, 0], "rows that are nobody's"
+
+
+@pytest.mark.usefixtures("bare_graph")
+def test_masks_choose_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the same logits; the next step goes on from that token, at the same length."""
+    network = Seen()
+    network.logits = torch.tensor([[1.0, 5.0, 2.0, 3.0, 4.0], [9.0, 1.0, 1.0, 1.0, 2.0]])
+    graphs = DecodeGraphs(network, allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 64, (2,))  # type: ignore[arg-type]
+    monkeypatch.setattr(graphs, "stream", lambda: None)
+    free = graphs.start([DecodeRow(3, 4, 0, [1]), DecodeRow(3, 6, 0, [2, 3])])
+    assert [each.token_id for each in free.results()] == [1, 0]
+    for allowed, expected in (([0b11100, 0b11111], [4, 0]), ([0b01000, 0], [3, None])):  # captured, replayed
+        typed = graphs.choose(torch.tensor(allowed, dtype=torch.int32)[:, None])
+        assert typed is not None
+        assert [each.token_id for each in typed.results()] == expected
+        graph = graphs._graph(2)
+        assert graph._ids.tolist() == [expected[0], expected[1] or 0]
+        assert graph._lengths.tolist() == [5, 7]
+    assert [each.token_id for each in free.results()] == [1, 0], "what was chosen first stays what it was"
+
+
+@pytest.mark.usefixtures("bare_graph")
+def test_without_memory_for_masks_steps_choose_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = DecodeGraphs(Seen(), allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 64, (2,))  # type: ignore[arg-type]
+    monkeypatch.setattr(graphs, "stream", lambda: None)
+    graphs.start([DecodeRow(3, 4, 0, [1])])
+
+    def short(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(_DecodeGraph, "choose", short)
+    assert graphs.choose(torch.ones(1, 1, dtype=torch.int32)) is None
+
+
+@pytest.mark.usefixtures("bare_graph")
 def test_rows_that_fill_up_a_graph_sit_on_nobodys_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while it is captured, when no row is anybody's."""
-    monkeypatch.setattr(
-        _DecodeGraph, "_pinned", staticmethod(lambda r, c, dtype: torch.zeros(r, c, dtype=dtype))
-    )
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(_DecodeGraph, "_replay", lambda graph, rows: graph._step())
     cache = allocate(HybridToy(), EngineConfig(num_blocks=8, block_size=4, max_num_seqs=5))
     network = Seen()

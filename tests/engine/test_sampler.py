@@ -274,6 +274,6 @@ def test_the_likeliest_are_what_a_sampler_gives() -> None:
         [torch.randn(20, 8, generator=torch.Generator().manual_seed(3)).round(), LOGITS, broken]
     )
     choices = [Choice(row, SamplingParams()) for row in range(len(logits))]
-    own = [result.token_id for result in begin_likeliest(logits, [None] * len(logits)).results()]
+    own = [result.token_id for result in begin_likeliest(logits, None).results()]
     assert own == [result.token_id for result in sample(logits, choices)]
     assert own[-1] is None

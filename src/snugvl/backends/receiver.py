@@ -1,6 +1,7 @@
 """From the engine's tokens to the reader's text: one receiver a request, run in the engine's thread."""
 
 import math
+from typing import Any
 
 from snugvl.backends.mailbox import Mailbox
 from snugvl.core.messages import Delta, Logprob, TokenLogprob, ToolForm, Usage
@@ -125,34 +126,40 @@ class Receiver:
             if finish is not None:
                 thought, rest = splitter.flush()
                 reasoning, text = reasoning + thought, text + rest
-        if finish is not None:
-            del self._detokenizers[choice]
-        if not text and not reasoning and finish is None:
+        if finish is None:
+            if text or reasoning:
+                self._put(text, reasoning, choice, covered)
             return
-        logprobs = tuple(self._logprobs[choice][self._sent[choice] : covered])
-        self._sent[choice] += len(logprobs)
-        usage = None
-        if self.done:
-            usage = Usage(self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens)
         assert finish != "error", "an error output carries its error"
-        scored, self._prompt_logprobs = self._prompt_logprobs, ()
-        self.mailbox.put(
-            Delta(
-                text,
-                choice,
-                logprobs,
-                finish,
-                usage,
-                stop,
-                reasoning,
-                completion_tokens=self._completion_tokens,
-                prompt_logprobs=scored,
-                cached_tokens=self._cached_tokens if self.done else 0,
-                drafts=(self._accepted, self._rejected) if self.done else (0, 0),
-            )
+        del self._detokenizers[choice]
+        if not self.done:
+            self._put(text, reasoning, choice, covered, finish_reason=finish, stop=stop)
+            return
+        usage = Usage(self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens)
+        self._put(
+            text,
+            reasoning,
+            choice,
+            covered,
+            finish_reason=finish,
+            stop=stop,
+            usage=usage,
+            cached_tokens=self._cached_tokens,
+            drafts=(self._accepted, self._rejected),
         )
-        if self.done:
-            self.mailbox.close()
+        self.mailbox.close()
+
+    def _put(self, text: str, reasoning: str, choice: int, covered: int, **last: Any) -> None:
+        """Fill the mailbox. `last`: what stands in a choice's last delta alone."""
+        kept = self._logprobs[choice]
+        if kept:
+            last["logprobs"] = tuple(kept[self._sent[choice] : covered])
+            self._sent[choice] += len(last["logprobs"])
+        if self._prompt_logprobs:
+            last["prompt_logprobs"], self._prompt_logprobs = self._prompt_logprobs, ()
+        self.mailbox.put(
+            Delta(text, choice, reasoning=reasoning, completion_tokens=self._completion_tokens, **last)
+        )
 
     def _logprob(self, token: TokenOutput | Sampled) -> Logprob:
         assert token.token_id is not None

@@ -32,7 +32,14 @@ import torch
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.packing import Unread
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler, begin_likeliest
+from snugvl.engine.sampling.sampler import (
+    Choice,
+    PendingSample,
+    Sampled,
+    Sampler,
+    allowed_bits,
+    begin_likeliest,
+)
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
@@ -84,17 +91,14 @@ class PendingStep:
     masked: bool
     tokens: int
     sampler: Sampler | None = None
-    sampling: PendingSample | None = None
+    sampling: PendingSample | Replay | None = None
     void: set[int] = field(default_factory=set)
 
     def results(self) -> list[tuple[Sequence, Sampled]]:
         """A token for each sequence that waits for one, waiting for them."""
-        if self.sampling is not None:
-            results = self.sampling.results()
-        else:
-            assert self.run is not None, "a step that was not chosen from"
-            results = [Sampled(token if token >= 0 else None) for token in self.run.tokens()]
-        pairs = zip(self.sequences, results, strict=True)
+        begun = self.sampling or self.run
+        assert begun is not None, "a step that was not chosen from"
+        pairs = zip(self.sequences, begun.results(), strict=True)
         return [pair for row, pair in enumerate(pairs) if row not in self.void]
 
 
@@ -164,16 +168,20 @@ def choose(step: PendingStep, starter: StepStarter) -> None:
     Who has none in time is void, and computes its newest token again when it has its mask. Where that can't
     be it is waited for: `may_run_ahead` has seen that this is seldom long.
     """
+    can_recompute = starter.can_recompute
     for row, sequence in enumerate(step.sequences):
         if sequence.state is not State.RUNNING:
             step.void.add(row)
-        elif row not in step.void and starter.can_recompute and not sequence.can_sample:
+        elif can_recompute and not sequence.can_sample and row not in step.void:
             sequence.computed -= 1
             step.void.add(row)
     masks = [None if row in step.void else each.grammar for row, each in enumerate(step.sequences)]
     if all(each.plain for each in step.sequences):
-        step.sampling = begin_likeliest(step.logits, masks)
-        starter.graphs.feed(step.sampling.tokens)
+        bits = allowed_bits(masks, step.logits.shape[1], pinned=step.logits.is_cuda)
+        step.sampling = None if step.run is None else starter.graphs.choose(bits)
+        if step.sampling is None:
+            step.sampling = begin_likeliest(step.logits, bits)
+            starter.graphs.feed(step.sampling.tokens)
     else:  # what it counts and draws follows from tokens that are read
         pairs = zip(map(choice_of, count(), step.sequences), masks, strict=True)
         choices = [replace(choice, grammar=mask) for choice, mask in pairs]
@@ -222,7 +230,7 @@ def launch_next(pending: PendingStep, starter: StepStarter, scheduler: Scheduler
         assert not copies, "a decoding sequence shares no block that it writes to"
     for sequence, _, end in spans:
         sequence.computed = end
-    grown = {row: sequences[row].table for row in missing}
+    grown = {row: _grown(sequences[row].table, count) for row, count in missing.items()}
     step = _started(pending, spans, grown, starter)
     if pending.sampler is None or pending.sampling is None:
         return step
@@ -234,15 +242,21 @@ def launch_next(pending: PendingStep, starter: StepStarter, scheduler: Scheduler
     return step
 
 
+def _grown(table: list[int], count: int) -> tuple[int, list[int]]:
+    """How many blocks a table had before it grew by `count`, and those."""
+    before = len(table) - count
+    return before, table[before:]
+
+
 def _started(
     pending: PendingStep,
     spans: list[tuple[Sequence, int, int]],
-    grown: dict[int, list[int]],
+    grown: dict[int, tuple[int, list[int]]],
     starter: StepStarter,
 ) -> PendingStep:
     """The step after `pending`.
 
-    `spans`: whose tokens it computes, from where, to where; `grown`: the tables that are longer now, by row.
+    `spans`: whose tokens it computes, from where, to where; `grown`: see `DecodeGraphs.advance`.
     """
     sequences, graphs = pending.sequences, starter.graphs
     if pending.run is not None and not pending.void:

@@ -25,6 +25,7 @@ from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.ggml import Part
+from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
@@ -134,8 +135,11 @@ class CompileReport:
 
 
 def read_compiler() -> None:
-    """Import what `compile_kernels` needs, which takes seconds."""
+    """Import and read what `compile_kernels` needs, which takes seconds."""
     from snugvl.layers.kernels.compiler import ahead_of_time  # noqa: F401 (it needs triton, see below)
+
+    read_triton(None)
+    read_kernels()
 
 
 def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> CompileReport:
@@ -210,8 +214,10 @@ def _around(network: LoadableNetwork, cache: KVCache) -> None:
     places(lengths, numbers(torch.int64, count), tables, cache.block_size)
     vocab = network.config.text.vocab_size
     logits = numbers(torch.float32, count, vocab)
-    choose(logits, numbers(torch.int64, count), numbers(torch.int64, count), lengths)
-    likeliest(logits, numbers(torch.int32, count, (vocab + 31) // 32))
+    bits = numbers(torch.int32, count, (vocab + 31) // 32)
+    for allowed in (None, bits):
+        choose(logits, numbers(torch.int64, count), numbers(torch.int64, count), lengths, allowed)
+    likeliest(logits, bits)
 
 
 def edges(most: int) -> list[int]:

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
 COUNTED_TEXT = 1 << 18  # characters; tokens of what is longer are counted piece by piece before
 SHORT_TEXT = 1 << 11  # characters that are tokenised with Python's lock held: letting go of it takes longer
 _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
+SPELLED = 1 << 14  # tokens whose bytes are kept: those that came lately
 _IDS = 1 << 32  # ids that the Rust side can be asked for
 _UTF8 = frozenset(range(0xF5)) - {0xC0, 0xC1}  # bytes that a text can have
 # Tokenising takes up to 430 bytes a character and a whole core, so it is done for one long text at a time.
@@ -44,6 +45,7 @@ class Tokenizer:
         """`spelling`: how its tokens are written; byte-level by default."""
         self._backend = backend
         self._spelling = spelling or ByteLevel()
+        self._spelled = lru_cache(SPELLED)(self._spell)
         self.eos_ids = eos_ids
         self.variables = variables or {}
         added = backend.get_added_tokens_decoder()
@@ -183,6 +185,9 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; empty outside the vocabulary."""
+        return self._spelled(token_id)
+
+    def _spell(self, token_id: int) -> bytes:
         token = self._token(token_id)
         return b"" if token is None else self._spelling.inside(token)
 

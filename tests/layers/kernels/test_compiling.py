@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from triton import knobs
-from triton.runtime import JITFunction
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import JITFunction, driver
 
 from snugvl.layers.compilations import Compilations
 from snugvl.layers.kernels.compiler.ahead_of_time import Launch, TensorAddress, compile_all, dry_run
@@ -41,11 +42,26 @@ def test_a_launch_finds_what_was_compiled_ahead(
     assert errors == [("doubled", True), ("broken", False), ("doubled", True)]
     assert (counted.count, recorder.loaded) == (2, 0)
     assert torch.cuda.is_initialized() == before
-    from triton.runtime import driver
-
     driver.set_active(recorder)
     LaunchedKernel(JITFunction(doubled))[(3,)](*VALUES, **CONSTANTS)
     assert (counted.count, recorder.loaded) == (2, 1), "found in the folder"
+
+
+def test_what_launches_a_kernel_is_compiled_with_it(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a C compiler, in Triton 3.6, for each kind of values; the first launch would wait for it."""
+    made: list[object] = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(nvidia, "make_launcher", lambda *_: "a program", raising=False)
+    monkeypatch.setattr(nvidia, "CudaLauncher", lambda src, metadata: made.append((src.fn.fn, metadata.name)))
+    values = tuple(TensorAddress(v.dtype, 0) if isinstance(v, torch.Tensor) else v for v in VALUES)
+    launches = [
+        Launch(LaunchedKernel(JITFunction(kernel)), values, dict(CONSTANTS)) for kernel in (doubled, broken)
+    ]
+    assert [error is None for _, error in compile_all(launches, H200)] == [True, False]
+    driver.set_active(recorder)
+    assert made == [(doubled, "doubled")]
 
 
 def test_hardware_can_be_described() -> None:

@@ -104,6 +104,15 @@ def test_the_likeliest_allowed_tokens(vocabulary: int, device: torch.device) -> 
     right = likeliest(scores, bits)
     ours = decode_step.choose_allowed(scores.to(device), bits.to(device)).cpu()
     assert torch.equal(ours, right)
+    following, lengths = (
+        torch.zeros_like(ours).to(device),
+        torch.zeros(len(ours), dtype=torch.int32).to(device),
+    )
+    tokens = torch.zeros_like(following)
+    decode_step.choose(scores.to(device), tokens, following, lengths, bits.to(device))
+    assert torch.equal(tokens.cpu(), ours), "as a graph chooses"
+    assert torch.equal(following.cpu()[ours >= 0], ours[ours >= 0]), "what the next step reads"
+    assert not lengths.any(), "rows that stay as long as they are"
     free = decode_step.choose_allowed(scores.to(device), None).cpu()
     assert torch.equal(free, likeliest(scores, torch.full_like(bits, -1)))
     assert torch.equal(free, likeliest(scores, None))

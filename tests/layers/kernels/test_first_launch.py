@@ -22,8 +22,19 @@ def test_triton_is_read_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas_version", asked.append)
     monkeypatch.setattr("triton.runtime.build.platform_key", lambda: asked.append("platform"))
     monkeypatch.setattr("triton.runtime.cache.triton_key", lambda: asked.append("itself"))
+    monkeypatch.setattr("triton.backends.nvidia.driver.CudaUtils", lambda: asked.append("its part in C"))
     assert first_launch.read_triton((9, 0))
-    assert asked == [90, "platform", "itself"]
+    assert asked == [90, "platform", "itself", "its part in C"]
+    assert first_launch.read_triton(None), "a process that only compiles"
+    assert asked[4:] == [80, "platform", "itself"]
+
+
+def test_a_machine_without_the_gpus_driver_reads_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("libcuda.so cannot found!")
+
+    monkeypatch.setattr("triton.backends.nvidia.driver.CudaUtils", fail)
+    assert first_launch.read_triton((9, 0))
 
 
 def test_a_triton_that_cannot_be_read_is_the_first_launchs_business(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,9 @@ replay, and the host may read the tokens of one step while the next one runs.
 
 A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere, or to
 the slot of recurrent states that is nobody's.
+
+Where somebody has a grammar the tokens are chosen once more, from the same logits, by a graph of its own that
+reads the masks, which are made while the network runs: they replace the next step's ids.
 """
 
 import logging
@@ -25,8 +28,11 @@ import torch
 from snugvl.core.config import RECENT
 from snugvl.engine.graphs.capture import capture
 from snugvl.engine.oom import out_of_memory, release
+from snugvl.engine.sampling.sampler import Sampled
+from snugvl.engine.sampling.sampler import likeliest as likeliest_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.upload import upload
 from snugvl.models.batch import ForwardBatch, Network, PredictorBatch
 
 logger = logging.getLogger(__name__)
@@ -55,19 +61,24 @@ class DecodeRow:
 
 
 class Replay:
-    """A replay that may still be running. `logits` `[rows, vocab]` are valid until the next one starts."""
+    """A replay that may still be running; what it leaves is valid until the next one starts.
 
-    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-        self.logits = logits
-        self._tokens = tokens
+    Attributes:
+        logits: `[rows, vocab]`.
+        tokens: `[rows]` int64, the most likely ones; below 0 where there is none.
+    """
+
+    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, copied: torch.Tensor) -> None:
+        """`copied`: the tokens on their way to the host."""
+        self.logits, self.tokens = logits, tokens
+        self._copied = copied
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record()
 
-    def tokens(self) -> list[int]:
-        """The most likely token of each row, waiting for them; −1 where the logits are not finite."""
+    def results(self) -> list[Sampled]:
+        """The token of each row, waiting for them; None where the logits are not finite, or all forbidden."""
         self._done.synchronize()
-        values: list[int] = self._tokens.tolist()
-        return values
+        return [Sampled(token if token >= 0 else None) for token in self._copied.tolist()]
 
 
 class DecodeGraphs:
@@ -89,6 +100,7 @@ class DecodeGraphs:
         self._graphs: dict[int, _DecodeGraph] = {}
         self._short: set[int] = set()  # sizes that memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
+        self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
         self._stream: Any = None  # of all captures: the library gets a workspace for each stream, for good
 
     def ensure(self, sequences: int) -> bool:
@@ -134,7 +146,7 @@ class DecodeGraphs:
             torch.cuda.synchronize(self._model.device)  # one may be running
         self._graphs.clear()
         self._short.clear()
-        self._pool = None
+        self._pool = self._allowed = None
 
     @property
     def largest(self) -> int:
@@ -148,9 +160,33 @@ class DecodeGraphs:
         """
         return self._graph(len(rows)).start(rows, tokens)
 
-    def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Replay:
-        """Replay the last batch one token further; `tables` are those that have grown, by row."""
-        return self._graph(rows).advance(rows, tables)
+    def advance(self, rows: int, grown: Mapping[int, tuple[int, Rows[int]]]) -> Replay:
+        """Replay the last batch one token further.
+
+        `grown`: of tables that have become longer, by row, how many blocks they had, and which are new.
+        """
+        return self._graph(rows).advance(rows, grown)
+
+    def choose(self, bits: torch.Tensor) -> Replay | None:
+        """Choose once more after a replay, among the tokens that are allowed; the next `advance` reads them.
+
+        None where memory is short of that.
+
+        Args:
+            bits: `[rows, ceil(vocab / 32)]` int32 in page-locked memory, as `GrammarState.fill` makes them.
+        """
+        graph = self._graph(len(bits))
+        try:
+            if self._allowed is None:
+                shape = self.largest, bits.shape[1]
+                self._allowed = torch.empty(shape, dtype=torch.int32, device=self._model.device)
+            self._allowed[: len(bits)].copy_(bits, non_blocking=True)
+            return graph.choose(self._allowed, len(bits), self._pool, self.stream())
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            clear_frames(error.__traceback__)
+            return None
 
     def feed(self, tokens: torch.Tensor) -> None:
         """Let the next `advance` go on from these tokens `[rows]` int64, on the device.
@@ -181,7 +217,7 @@ class DecodeGraphs:
 
 
 class _DecodeGraph:
-    """One size: what it reads and writes, at fixed addresses, and the CUDA graph."""
+    """One size: what it reads and writes, at fixed addresses, and the CUDA graphs."""
 
     def __init__(self, model: Network, cache: KVCache, size: int, table_width: int) -> None:
         self._model = model
@@ -193,17 +229,20 @@ class _DecodeGraph:
         self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
         self._state_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
-        self._arrived = torch.zeros(size, _FIELDS + table_width, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(size * (_FIELDS + table_width), dtype=torch.int32, device=device)
         # Two of each: one may still be on its way while the other is filled or read.
-        self._staging = [self._pinned(size, _FIELDS + table_width, torch.int32) for _ in range(2)]
-        self._results = [self._pinned(size, 1, torch.int64) for _ in range(2)]
-        self._turn = 0
+        self._staging = [self._pinned(len(self._arrived), torch.int32) for _ in range(2)]
+        self._results = [self._pinned(size, torch.int64) for _ in range(2)]
+        self._chosen = [self._pinned(size, torch.int64) for _ in range(2)]
         self._graph: Any = None
+        self._chooser: Any = None
         self._logits = torch.empty(0)
+        self._picked = torch.zeros_like(self._tokens)
+        self._still = torch.zeros_like(self._lengths)  # in place of lengths that have grown already
 
     @staticmethod
-    def _pinned(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(rows, columns, dtype=dtype, pin_memory=True)
+    def _pinned(count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(count, dtype=dtype, pin_memory=True)
 
     def capture(self, pool: Any, stream: torch.cuda.Stream) -> Any:
         """Capture the step on `stream`; the memory pool it used."""
@@ -214,45 +253,61 @@ class _DecodeGraph:
         return pool or self._graph.pool()
 
     def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
-        staging = self._next_staging()
-        lines = staging.numpy()
+        size, width = len(self._ids), _FIELDS + max(len(row.table) for row in rows)
+        self._staging.reverse()
+        staging, arrived = (flat[: size * width] for flat in (self._staging[0], self._arrived))
+        lines = staging.view(size, width).numpy()
         lines[:, :_FIELDS] = 0
         for index, row in enumerate(rows):
             lines[index, :_FIELDS] = (row.token, row.length, row.delta, row.slot)
             lines[index, _FIELDS : _FIELDS + len(row.table)] = row.table
-        self._arrived.copy_(staging, non_blocking=True)
-        self._ids.copy_(self._arrived[:, 0])
-        self._lengths.copy_(self._arrived[:, 1])
-        self._deltas.copy_(self._arrived[:, 2])
-        self._state_slots.copy_(self._arrived[:, 3])
-        self._tables.copy_(self._arrived[:, _FIELDS:])
+        arrived.copy_(staging, non_blocking=True)
+        columns = arrived.view(size, width)
+        self._ids.copy_(columns[:, 0])
+        self._lengths.copy_(columns[:, 1])
+        self._deltas.copy_(columns[:, 2])
+        self._state_slots.copy_(columns[:, 3])
+        self._tables[:, : width - _FIELDS].copy_(columns[:, _FIELDS:])
         if tokens is not None:
             self.feed(tokens)
         return self._replay(len(rows))
 
-    def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Replay:
-        if tables:
-            staging = self._next_staging()
-            staging.copy_(self._staging[1 - self._turn])
-            lines = staging.numpy()
-            for index, table in tables.items():
-                lines[index, _FIELDS : _FIELDS + len(table)] = table
-            self._tables.copy_(staging[:, _FIELDS:], non_blocking=True)
+    def advance(self, rows: int, grown: Mapping[int, tuple[int, Rows[int]]]) -> Replay:
+        if grown:
+            width, device = self._tables.shape[1], self._tables.device
+            new = [
+                (row * width + at, b)
+                for row, (first, ids) in grown.items()
+                for at, b in enumerate(ids, first)
+            ]
+            places, blocks = zip(*new, strict=True)
+            where = upload(places, torch.int64, device)
+            self._tables.view(-1).index_copy_(0, where, upload(blocks, torch.int32, device))
         return self._replay(rows)
+
+    def choose(self, allowed: torch.Tensor, rows: int, pool: Any, stream: Any) -> Replay:
+        masks = allowed[: len(self._ids)]
+        if self._chooser is None:
+            self._choose(masks)
+            self._chooser, _ = capture(lambda: self._choose(masks), pool, stream)
+        else:
+            self._chooser.replay()
+        return self._told(self._picked, self._chosen, rows)
 
     def feed(self, tokens: torch.Tensor) -> None:
         torch.clamp(tokens, min=0, out=self._ids[: len(tokens)])
 
-    def _next_staging(self) -> torch.Tensor:
-        self._turn = 1 - self._turn
-        return self._staging[self._turn]
-
     def _replay(self, rows: int) -> Replay:
         self._graph.replay()
-        self._results.reverse()
-        result = self._results[0][:, 0]
-        result.copy_(self._tokens, non_blocking=True)
-        return Replay(self._logits[:rows], result[:rows])
+        return self._told(self._tokens, self._results, rows)
+
+    def _told(self, tokens: torch.Tensor, places: list[torch.Tensor], rows: int) -> Replay:
+        places.reverse()
+        places[0].copy_(tokens, non_blocking=True)
+        return Replay(self._logits[:rows], tokens[:rows], places[0][:rows])
+
+    def _choose(self, allowed: torch.Tensor) -> None:
+        choose(self._logits, self._picked, self._ids, self._still, allowed)
 
     def _step(self) -> torch.Tensor:
         size, states = len(self._ids), self._cache.states
@@ -300,18 +355,25 @@ def places(
 
 
 def choose(
-    logits: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, lengths: torch.Tensor
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    following: torch.Tensor,
+    lengths: torch.Tensor,
+    allowed: torch.Tensor | None = None,
 ) -> None:
     """The likeliest tokens, in place of `tokens` and `following` `[sequences]`; lengths above 0 grow by one.
 
     In `tokens` −1 stands where the highest of `logits` `[sequences, vocab]` is not finite, or any is NaN.
+
+    Args:
+        allowed: `[sequences, ceil(vocab / 32)]` int32, bits of the tokens to choose from; None: all are.
     """
     if logits.is_cuda:
         from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
 
-        decode_step.choose(logits, tokens, following, lengths)
+        decode_step.choose(logits, tokens, following, lengths, allowed)
         return
-    highest, likeliest = logits.max(-1)  # NaN anywhere makes the highest NaN
-    tokens.copy_(torch.where(highest.isfinite(), likeliest, -1))
-    following.copy_(likeliest)
+    likeliest = likeliest_of(logits, allowed)
+    tokens.copy_(likeliest)
+    following.copy_(likeliest.clamp(min=0))
     lengths.add_((lengths > 0).int())

@@ -177,12 +177,8 @@ class Mask:
     """
 
     def __init__(
-        self,
-        state: GrammarState,
-        threads: MaskThreads,
-        pace: MaskPace,
-        ends: Collection[int] = (),
-    ) -> None:
+        self, state: GrammarState, threads: MaskThreads, pace: MaskPace, ends: Collection[int] = (),
+    ) -> None:  # fmt: skip
         """
         Args:
             pace: one for all choices of a request.
@@ -286,7 +282,7 @@ class Mask:
         """Take `bits` for what may come behind `forced`; whether they force a token that isn't the last.
 
         Args:
-            more: whether it may become longer.
+            more: whether it may become longer, if that is what they say.
             home: masks of which they are a row, and which.
         """
         self._bits, self._home = bits, home
@@ -358,9 +354,14 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
                 break
             bits = torch.empty(len(sound), asked[0][0].words, dtype=torch.int32, pin_memory=pinned)
             kind.fill_all([mask.state for mask in sound], bits, processors)
-            more = time.monotonic() < begun + FORCING_S
-            rows = zip(count(), sound, bits.numpy(), strict=False)
-            left = [(mask, mask.forced[-1]) for i, mask, row in rows if mask.put(row, more, (bits, i))]
+            more, lines = time.monotonic() < begun + FORCING_S, bits.numpy()
+            narrow = np.count_nonzero(lines[:, :FIRST_WORDS], axis=1) <= 1  # of which few force a token
+            rows = zip(count(), sound, lines, narrow.tolist(), strict=False)
+            left = [
+                (mask, mask.forced[-1])
+                for i, mask, row, may in rows
+                if mask.put(row, may and more, (bits, i))
+            ]
     alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
     took_s = time.thread_time() - spent if alone else time.monotonic() - begun
     for mask, _ in asked:
@@ -372,7 +373,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
 
 def _only(bits: NDArray[np.int32]) -> int | None:
     """The token that is allowed, if it is the only one."""
-    if np.count_nonzero(bits[:FIRST_WORDS]) > 1 or np.count_nonzero(bits) != 1:
+    if np.count_nonzero(bits) != 1:
         return None
     (places,) = bits.nonzero()  # sixty times as slow as counting
     word = int(bits.view(np.uint32)[places[0]])
@@ -393,7 +394,7 @@ def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
     threads.begin()
     left_s, late = WAIT_S, False
     for mask in masks:
-        if mask is None:
+        if mask is None or mask.ready:
             continue
         left_s -= mask.wait(max(left_s, 0.0))
         late = late or not mask.ready

@@ -225,7 +225,9 @@ def _begin(logits: torch.Tensor, choices: Sequence[Choice]) -> PendingSample:
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, upload(rows, torch.int64, logits.device))
     if logits.is_cuda and all(choice.plain for choice in choices):
-        return begin_likeliest(logits.float(), [choice.grammar for choice in choices])
+        masks = [choice.grammar for choice in choices]
+        bits = allowed_bits(masks, logits.shape[1], pinned=True) if any(masks) else None
+        return begin_likeliest(logits.float(), bits)
     own = Sampler(choices, logits.shape[1], logits.device)
     return own.begin(logits.float(), [choice.uniform for choice in choices])
 
@@ -257,13 +259,16 @@ def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor
     return scores.masked_fill(~fill_allowed(masks, scores.shape[-1], scores.device), -torch.inf)
 
 
-def begin_likeliest(logits: torch.Tensor, masks: Sequence[Mask | Foreseen | None]) -> PendingSample:
-    """Start choosing the likeliest token that its mask allows for each row of `logits` `[n, vocab]` float32.
+def begin_likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> PendingSample:
+    """Start choosing the likeliest token of each row of `logits` `[n, vocab]` float32.
 
     What a `Sampler` gives where everybody is greedy and moves no score, in two launches.
+
+    Args:
+        bits: `[n, ceil(vocab / 32)]` int32 of the host, the tokens that are allowed; None: all are.
     """
-    bits = allowed_bits(masks, logits.shape[1], logits.device) if any(masks) else None
-    return PendingSample(likeliest(logits, bits), logits[:0, 0], None, {})
+    here = None if bits is None else bits.to(logits.device, non_blocking=True)
+    return PendingSample(likeliest(logits, here), logits[:0, 0], None, {})
 
 
 def likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
@@ -283,24 +288,25 @@ def likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
     return torch.where(sound & (highest > -torch.inf), tokens, -1)
 
 
-def allowed_bits(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:
-    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 on `device`; everything without a mask.
+def allowed_bits(
+    masks: Sequence[Mask | Foreseen | None], vocab: int, *, pinned: bool = False
+) -> torch.Tensor:
+    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 of the host; everything without a mask.
 
-    Waits for masks that are not ready; not for the device.
+    Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy waits for nobody.
     """
     for mask in masks:
         if mask is not None:
             mask.wait()
     bits = _made_together(masks)
     if bits is None:
-        shape = len(masks), (vocab + 31) // 32
-        bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        bits = torch.empty(len(masks), (vocab + 31) // 32, dtype=torch.int32, pin_memory=pinned)
         for row, mask in zip(bits.numpy(), masks, strict=True):
             if mask is None:
                 row.fill(-1)
             else:
                 mask.write(row)
-    return bits.to(device, non_blocking=True)
+    return bits
 
 
 def _made_together(masks: Sequence[Mask | Foreseen | None]) -> torch.Tensor | None:
@@ -318,7 +324,8 @@ def _made_together(masks: Sequence[Mask | Foreseen | None]) -> torch.Tensor | No
 
 def fill_allowed(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:
     """Which tokens each row may take next, `[rows, vocab]` bool on `device`; one copy for all of them."""
-    return unpacked(allowed_bits(masks, vocab, device), vocab)
+    bits = allowed_bits(masks, vocab, pinned=device.type == "cuda")
+    return unpacked(bits.to(device, non_blocking=True), vocab)
 
 
 def unpacked(bits: torch.Tensor, vocab: int) -> torch.Tensor:

@@ -172,10 +172,17 @@ def apart(
 
 
 def choose(
-    logits: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, lengths: torch.Tensor
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    following: torch.Tensor,
+    lengths: torch.Tensor,
+    bits: torch.Tensor | None = None,
 ) -> None:
-    """The likeliest tokens of `logits` `[rows, vocabulary]` float32, as `take_highest` writes them."""
-    _choose(logits, None, tokens, following, lengths)
+    """The likeliest tokens of `logits` `[rows, vocabulary]` float32, as `take_highest` writes them.
+
+    `bits`: see `choose_allowed`.
+    """
+    _choose(logits, bits, tokens, following, lengths)
 
 
 def choose_allowed(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:

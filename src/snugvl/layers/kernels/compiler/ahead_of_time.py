@@ -158,7 +158,18 @@ def compiled(launch: Launch) -> Any:
 
 def _compile(launch: Launch) -> Exception | None:
     try:
-        compiled(launch)
+        _compile_launcher(compiled(launch))
     except Exception as error:  # the others are wanted all the same; whoever launches it will see it
         return error
     return None
+
+
+def _compile_launcher(kernel: Any) -> None:
+    """What hands a kernel its values: until Triton 3.6 a program in C for each kind of them.
+
+    The C compiler takes a third of a second for it, at a kernel's first launch.
+    """
+    from triton.backends.nvidia import driver as nvidia
+
+    if hasattr(nvidia, "make_launcher"):
+        nvidia.CudaLauncher(kernel.src, kernel.metadata)

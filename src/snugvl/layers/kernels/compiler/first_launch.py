@@ -1,8 +1,9 @@
 """What the first launch of a kernel asks of Triton, asked while something else is waited for.
 
 To find a compiled kernel on disk Triton hashes all of itself (400 MB), asks the assembler for its version and
-reads the sources of the kernel and of what it calls. None of it needs a GPU, and most of it no lock of
-Python's; the answers are kept by Triton for the process. What fails here is asked again by that launch.
+reads the sources of the kernel and of what it calls; on a new machine it compiles a part of its own, in C.
+None of it needs a GPU, and most of it no lock of Python's; the answers are kept by Triton for the process.
+What fails here is asked again by that launch.
 """
 
 import sys
@@ -23,6 +24,11 @@ def read_triton(compute_capability: tuple[int, int] | None) -> bool:
         get_ptxas_version(10 * major + minor)
         platform_key()
         triton_key()
+        if compute_capability is not None:
+            from triton.backends.nvidia.driver import CudaUtils
+
+            with suppress(Exception):  # its part in C, which needs the GPU's driver
+                CudaUtils()
         return True
     return False
 
