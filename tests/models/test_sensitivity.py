@@ -1,11 +1,13 @@
 """Weights of few bits are rounded for what comes into them."""
 
+import os
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from transformers import AutoModelForCausalLM
 
 from snugvl.layers.kernels import rows
@@ -98,6 +100,82 @@ def test_layers_are_read_by_the_same_threads(tmp_path: Path, monkeypatch: pytest
     found = loaded(folder, "int4", monkeypatch)
     assert len({name.partition(".")[0] for name in found}) > 1, "layers"
     assert len(made) == 2, "one that weighs inputs, and one that loads: a CPU has one thread"
+
+
+def codes(folder: Path, kept: Path, kind: Format = "int4") -> dict[str, torch.Tensor]:
+    """The weights of a start."""
+    storage = Storage(kind, group=32)
+    model = load_model(folder, dtype=torch.float32, device=CPU, storage=storage, kept=kept)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_later_start_weighs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds what the first has kept; of another type of weights, too, as inputs are the same."""
+    folder, kept = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"]), tmp_path / "cache" / "inputs"
+    first, fine = codes(folder, kept), codes(folder, tmp_path / "other", "int5")
+    (file,) = kept.iterdir()
+    monkeypatch.setattr(sensitivity, "weigh_inputs", lambda *_: pytest.fail("inputs were weighed"))
+    assert same(codes(folder, kept), first)
+    assert same(codes(folder, kept, "int5"), fine)
+    assert [*kept.iterdir()] == [file]
+
+
+@pytest.mark.parametrize(
+    "harm", ["a bit", "half of it", "nothing left", "another network's", "the checkpoint's"]
+)
+def test_what_is_broken_or_anothers_is_weighed_anew(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, kept = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"]), tmp_path / "inputs"
+    first = codes(folder, kept)
+    (file,) = kept.iterdir()
+    raw = bytearray(file.read_bytes())
+    if harm == "a bit":
+        raw[-1] ^= 1
+    elif harm == "half of it":
+        del raw[len(raw) // 2 :]
+    elif harm == "nothing left":
+        raw.clear()
+    elif harm == "another network's":
+        whole = save({name: squares[1:] for name, squares in load(bytes(raw[32:])).items()})
+        raw = bytearray(sha256(whole).digest() + whole)
+    else:
+        weights = folder / "model.safetensors"
+        os.utime(weights, ns=(1, weights.stat().st_mtime_ns + 1))
+    file.write_bytes(raw)
+    weighed: list[object] = []
+    weigh = sensitivity.weigh_inputs
+    monkeypatch.setattr(sensitivity, "weigh_inputs", lambda *given: (weighed.append(given), weigh(*given)))
+    assert same(codes(folder, kept), first)
+    assert len(weighed) == 1
+    assert same(codes(folder, kept), first)
+    assert len(weighed) == 1, "and kept again"
+
+
+def test_a_folder_that_cannot_be_written_costs_the_time(tmp_path: Path) -> None:
+    folder, kept = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"]), tmp_path / "a file"
+    kept.write_text("in the way")
+    assert same(codes(folder, kept), codes(folder, tmp_path / "inputs"))
+
+
+def test_few_checkpoints_squares_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used last."""
+    monkeypatch.setattr(sensitivity, "KEEP", 2)
+    kept, folders = tmp_path / "inputs", [tmp_path / name for name in "abc"]
+    for when, folder in enumerate(folders):
+        codes(text_checkpoints.write(folder, MODELS["qwen3"]), kept)
+        for file in kept.iterdir():
+            os.utime(file, ns=(file.stat().st_atime_ns, min(file.stat().st_mtime_ns, 1000 + when)))
+        if when == 1:
+            codes(folders[0], kept)  # which makes it the one that was used last
+    monkeypatch.setattr(sensitivity, "weigh_inputs", lambda *_: pytest.fail("inputs were weighed"))
+    assert len([*kept.iterdir()]) == 2
+    for folder in (folders[0], folders[2]):
+        codes(folder, kept)
 
 
 def test_weights_are_rounded_for_their_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,13 +94,25 @@ class OpenCheckpoint:
         stored = self.stored.entry(name).dtype
         return torch.float32 if stored == "F8_E4M3" else DTYPES[stored]  # as `dequantise` makes them
 
-    def weigh_inputs(self, device: torch.device, readers: int = GPU_READERS) -> None:
+    def weigh_inputs(
+        self, device: torch.device, readers: int = GPU_READERS, kept: Path | None = None
+    ) -> None:
         """Let the decoder's matrices know what to be rounded for, where that is to few bits.
 
         Its layers are read once more for this, one after the other.
+
+        Args:
+            kept: folder where what comes out is found again.
         """
-        if self.rounds is not None:
+        if self.rounds is None:
+            return
+        file = None
+        if kept is not None:
+            file = sensitivity.squares_file(kept, self.stored.tensors.values(), self.model.dtype)
+        if file is None or not sensitivity.recall(self.model, file, device):
             _weigh_inputs(self.model, self.stored, device, readers)
+            if file is not None:
+                sensitivity.remember(self.model, file)
 
 
 def load_model(
@@ -114,6 +126,7 @@ def load_model(
     language_only: bool = False,
     predictor: bool = False,
     outlined: Callable[[LoadableNetwork], None] | None = None,
+    kept: Path | None = None,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
 
@@ -124,6 +137,7 @@ def load_model(
         language_only: leave the vision tower out.
         predictor: load the multi-token predictor, too.
         outlined: called with the network in its final formats, before it has memory.
+        kept: folder where what matrices are rounded for is kept for later starts.
 
     Raises:
         RequestError: there is no predictor.
@@ -137,7 +151,7 @@ def load_model(
     model.rounds = opened.rounds
     if outlined is not None:
         outlined(model)
-    opened.weigh_inputs(device, readers)
+    opened.weigh_inputs(device, readers, kept)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units

@@ -4,7 +4,8 @@ A rounded weight changes an output by its error times its input. Some inputs are
 others, the same ones whatever is read, and the groups of columns that they are in should be rounded for them.
 So before weights are rounded to few bits, a short text passes through the decoder as it is stored: a layer at
 a time, which is read, used and forgotten, so that this takes no more memory than the largest layer. In plain
-torch, on a GPU, too: a start that had to compile kernels for it would take seconds longer.
+torch, on a GPU, too: a start that had to compile kernels for it would take seconds longer. What came out is
+kept for later starts of the same files, some megabytes with their hash before them (`recall`, `remember`).
 
 On SmolLM2 this takes away three quarters of what four bits cost (`training/format_cost.py`; docs/plan.md).
 
@@ -14,12 +15,19 @@ Sources: that inputs, not weights, say which weights matter: AWQ, Lin et al. 202
 "Massive Activations in Large Language Models" (https://arxiv.org/abs/2402.17762).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import nn
 
+from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.checkpoint.store import write_whole
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
@@ -28,9 +36,9 @@ from snugvl.models.networks import LoadableNetwork
 from snugvl.models.rope import rotation_of
 
 BLOCK = 16  # tokens of a block of the cache
-
-
 TOKENS = 256  # of a text that is anything
+KEEP = 16  # checkpoints whose squares are kept
+HASH_BYTES = sha256().digest_size
 
 
 class _Plain(torch.Tensor):
@@ -59,11 +67,69 @@ def weigh_inputs(
     x: torch.Tensor = embedded.as_subclass(_Plain)
     for layer, rounded in zip(wide.decoder.layers, model.decoder.layers, strict=True):
         layer_ready(layer)
-        for name, linear in rounded.named_modules():
-            if isinstance(linear, Linear) and linear.format in FEW_BITS:
-                layer.get_submodule(name).register_forward_pre_hook(_squares_to(linear), with_kwargs=True)
+        for name, linear in _rounded(rounded).items():
+            layer.get_submodule(name).register_forward_pre_hook(_squares_to(linear), with_kwargs=True)
         x = layer(x, rotation, cache, metadata)
         layer.to("meta")
+
+
+def squares_file(folder: Path, tensors: Iterable[TensorEntry], dtype: torch.dtype) -> Path:
+    """Where the squares of a checkpoint are kept, as they come of these tensors, this type and this source.
+
+    Files are known by their path, size and time, as hashing gigabytes would take longer than to weigh anew.
+    """
+    digest = sha256(Path(__file__).read_bytes() + str(dtype).encode())
+    files = set[Path]()
+    for each in sorted(tensors, key=lambda entry: entry.name):
+        digest.update(repr((each.name, each.dtype, each.shape, str(each.file), each.offset)).encode())
+        files.add(each.file)
+    for file in sorted(files):
+        real = file.resolve()
+        state = real.stat()
+        digest.update(repr((str(real), state.st_size, state.st_mtime_ns)).encode())
+    return folder / f"{digest.hexdigest()[:32]}.safetensors"
+
+
+def recall(model: LoadableNetwork, file: Path, device: torch.device) -> bool:
+    """Set the squares that an earlier start has kept; whether there are any, whole and of these matrices."""
+    linears = _rounded(model.decoder.layers)
+    try:
+        raw = file.read_bytes()
+        digest, raw = raw[:HASH_BYTES], raw[HASH_BYTES:]
+        if sha256(raw).digest() != digest:
+            return False
+        found = load(raw)
+        file.touch()
+    except (OSError, SafetensorError):
+        return False
+    if {name: (each.columns,) for name, each in linears.items()} != {
+        n: tuple(s.shape) for n, s in found.items()
+    }:
+        return False
+    for name, linear in linears.items():
+        linear.squares = found[name].to(device)
+    return True
+
+
+def remember(model: LoadableNetwork, file: Path) -> None:
+    """Keep the squares for later starts, where the folder can be written; those used last longest."""
+    linears = _rounded(model.decoder.layers)
+    squares = {name: each.squares.cpu() for name, each in linears.items() if each.squares is not None}
+    if len(squares) < len(linears):
+        return
+    raw = save(squares)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda path: path.write_bytes(sha256(raw).digest() + raw))
+        old = sorted(file.parent.glob("*.safetensors"), key=lambda each: each.stat().st_mtime)
+        for each in old[:-KEEP]:
+            each.unlink(missing_ok=True)
+
+
+def _rounded(layers: nn.Module) -> dict[str, Linear]:
+    """The matrices that are rounded to few bits, by name."""
+    named = layers.named_modules()
+    return {name: each for name, each in named if isinstance(each, Linear) and each.format in FEW_BITS}
 
 
 def forget(model: LoadableNetwork) -> None:

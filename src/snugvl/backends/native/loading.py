@@ -26,6 +26,7 @@ from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.checkpoint.gguf_network import ours
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.folders import cache_folder
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.sizes import format_size
@@ -187,6 +188,7 @@ def _network(
             language_only=settings.language_only,
             predictor=settings.predictor,
             outlined=outlined,
+            kept=cache_folder() / "inputs",
         )
     except NoPageLockedMemory as error:
         raise DoesNotFit(
