@@ -9,9 +9,10 @@ and a half times that. So steps of that many tokens, and of one more or less, us
 does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
-from itertools import chain, cycle
 
 import torch
 from torch import nn
@@ -35,7 +36,6 @@ from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
 from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import LoadableNetwork
 
-THREADS = 2  # of a process: more would wait for Python's lock
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
 # An image that the tower encodes in one chunk, one in several, and a video.
 GRIDS: tuple[GridTHW, ...] = ((1, 16, 16), (1, 96, 96), (2, 16, 16))
@@ -59,7 +59,7 @@ class Outline:
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
     """That of a network with or without memory."""
-    tensors = chain(network.named_parameters(remove_duplicate=False), network.named_buffers())
+    tensors = itertools.chain(network.named_parameters(remove_duplicate=False), network.named_buffers())
     linears = ((n, module) for n, module in network.named_modules() if isinstance(module, Linear))
     return Outline(
         config,
@@ -95,7 +95,7 @@ def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
     """The first of those that compute the same with other values."""
     found: dict[object, nn.Module] = {}
     for layer in layers:
-        tensors = chain(layer.named_parameters(), layer.named_buffers())
+        tensors = itertools.chain(layer.named_parameters(), layer.named_buffers())
         form = tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors)
         windows = tuple(getattr(module, "window", None) for module in layer.modules())
         found.setdefault((form, windows), layer)
@@ -145,15 +145,19 @@ def read_compiler() -> None:
 def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> CompileReport:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder.
 
-    Those of share `number` of `count`: each has some of those that are needed first.
+    Those of share `number` of `count`: each has some of those that are needed first. Its first one is compiled
+    before it finds out what else there is, and would have it wait for Python's lock; the others meanwhile.
     """
     from snugvl.layers.kernels.compiler.ahead_of_time import Compiler, Launch, dry_run  # they need triton
 
-    compiler, turn = Compiler(job.hardware, THREADS), cycle(range(count))
+    compiler, place = Compiler(job.hardware), itertools.count()
 
     def noted(launch: Launch) -> None:
-        if next(turn) == number:
-            compiler.add(launch)
+        at = next(place)
+        if at % count == number:
+            compiling = compiler.add(launch)
+            if at == number:
+                wait([compiling])
 
     with torch.inference_mode(), dry_run(job.hardware, noted):
         rehearse(network_from(job.outline), job.engine)

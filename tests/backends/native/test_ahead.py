@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,7 +127,7 @@ def test_several_processes_have_a_share_each(
 ) -> None:
     caplog.set_level("INFO", "snugvl")
     monkeypatch.setattr(host, "memory", lambda: host.Memory(64 << 30, 32 << 30))
-    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 6)
     told = f"open({str(tmp_path / 'told')!r}, 'a').write(f'{{number}} of {{count}}\\n'); "
     kernels = attempt("import pickle; job, number, count = pickle.loads(order); " + told + SAYS)
     kernels.compile(wanted, tmp_path / "folder", "3.6.0")
@@ -135,7 +136,7 @@ def test_several_processes_have_a_share_each(
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "cores", "count"), [(1, 16, 0), (2, 16, 1), (4, 16, 3), (60, 64, 4), (60, 8, 2), (60, 2, 1)]
+    ("free_gib", "cores", "count"), [(1, 16, 0), (2, 16, 1), (4, 16, 3), (60, 64, 8), (60, 8, 4), (60, 2, 1)]
 )
 def test_as_many_as_there_is_room_for(
     free_gib: int, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
@@ -155,14 +156,20 @@ def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: 
 
     def rehearse(*_: object) -> None:
         for kernel in "abcdefg":
+            order.append(kernel)
             tell[-1](kernel)
 
     class Compiler:
         def __init__(self, *_: object) -> None:
             self.mine: list[str] = []
 
-        def add(self, kernel: str) -> None:
+        def add(self, kernel: str) -> Future[None]:
             self.mine.append(kernel)
+            compiling = Future[None]()
+            if len(self.mine) == 1:
+                order.append(f"{kernel} is compiled")
+                compiling.set_result(None)
+            return compiling
 
         def results(self) -> list[tuple[SimpleNamespace, Exception | None]]:
             compiled.extend(self.mine)
@@ -171,6 +178,7 @@ def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: 
             ]
 
     tell: list[Callable[[str], None]] = []
+    order: list[str] = []
     monkeypatch.setattr(ahead_of_time, "dry_run", dry_run)
     monkeypatch.setattr(ahead_of_time, "Compiler", Compiler)
     monkeypatch.setattr(precompile, "network_from", lambda _: None)
@@ -180,6 +188,8 @@ def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: 
     assert [report.failed for report in reports] == [(), ("e: no",), ()]
     assert sorted(compiled) == list("abcdefg")
     assert compiled[:3] == ["a", "d", "g"], "what is needed first is everybody's first"
+    assert order[:4] == ["a", "a is compiled", "b", "c"], "and done before it looks further"
+    assert order[8:12] == ["a", "b", "b is compiled", "c"]
 
 
 @pytest.mark.parametrize("variable", ["TRITON_CACHE_DIR", "TRITON_HOME"])

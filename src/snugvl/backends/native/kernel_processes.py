@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 Ahead = Literal["none", "kernels", "graphs"]
 VARIABLE = "SNUGVL_AHEAD"
-MOST = 4  # and a quarter of the processors; each has two threads, as they share Python's lock
+MOST = 8  # and half of the processors; each has one thread, as several would wait for Python's lock
 LEAST_MEMORY_BYTES = 2 << 30  # of main memory that must be free for the first, which takes about half a GiB
 MORE_MEMORY_BYTES = 1 << 30  # and for each of the others
 COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_processes")
@@ -99,7 +99,7 @@ class KernelProcesses:
 def room() -> int:
     """Processes that this machine has room for now."""
     left = host.memory().free_bytes - LEAST_MEMORY_BYTES
-    return 0 if left < 0 else max(1, min(MOST, (os.cpu_count() or 1) // 4, 1 + left // MORE_MEMORY_BYTES))
+    return 0 if left < 0 else max(1, min(MOST, (os.cpu_count() or 1) // 2, 1 + left // MORE_MEMORY_BYTES))
 
 
 def _told(process: "subprocess.Popen[bytes]", order: bytes) -> tuple[int, list[str]]:

@@ -129,9 +129,11 @@ class Compiler:
         self._pool = ThreadPoolExecutor(threads)
         self._begun: list[tuple[Launch, Future[Exception | None]]] = []
 
-    def add(self, launch: Launch) -> None:
-        """Compile one, when it is its turn."""
-        self._begun.append((launch, self._pool.submit(_compile, launch)))
+    def add(self, launch: Launch) -> Future[Exception | None]:
+        """Compile one, when it is its turn; what went wrong, once it is done."""
+        compiling = self._pool.submit(_compile, launch)
+        self._begun.append((launch, compiling))
+        return compiling
 
     def results(self) -> Iterator[tuple[Launch, Exception | None]]:
         """Each of them, in their order, with what went wrong, if something did; waiting for it."""
