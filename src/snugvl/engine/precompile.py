@@ -145,8 +145,8 @@ def read_compiler() -> None:
 def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> CompileReport:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder.
 
-    Those of share `number` of `count`: each has some of those that are needed first. Its first one is compiled
-    before it finds out what else there is, and would have it wait for Python's lock; the others meanwhile.
+    Those of share `number` of `count`: each has some of those that are needed first. The first of its own is
+    compiled before it finds out what else there is, and would have it wait for Python's lock.
     """
     from snugvl.layers.kernels.compiler.ahead_of_time import Compiler, Launch, dry_run  # they need triton
 

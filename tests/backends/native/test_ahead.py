@@ -46,7 +46,7 @@ def job_of(made: Engine) -> CompileJob:
 def _a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one process, unless a test says otherwise."""
     monkeypatch.setattr(host, "memory", lambda: host.Memory(8 << 30, 3 << 30))
-    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 2)
 
 
 @pytest.fixture

@@ -1,9 +1,13 @@
 """What is compiled without a GPU is what a launch on one finds."""
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 from triton import knobs
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import JITFunction, driver
@@ -81,3 +85,80 @@ def test_what_is_written_down_is_told_at_once() -> None:
             kernel[(1,)](*VALUES, **CONSTANTS | {"SIZE": size})
             assert told == launches
     assert [each.constants["SIZE"] for each in told] == [16, 32]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+WHOLE, WIDE = meta(2, 3, dtype=torch.int64), meta(2, 3, dtype=torch.float32)
+SHAPED: list[Callable[[], torch.Tensor]] = [
+    lambda: torch.mm(meta(2, 3), meta(3, 5)),
+    lambda: torch.mm(meta(2, 3), meta(3, 5), out=meta(2, 5)),
+    lambda: torch.addmm(meta(5), meta(2, 3), meta(3, 5)),
+    lambda: torch.addmm(meta(5), meta(2, 3), meta(3, 5), out=meta(2, 5)),
+    lambda: torch.stack((meta(2, 3), meta(2, 3)), dim=-1),
+    lambda: torch.stack([meta(2, 3)] * 3),
+    lambda: torch.stack([meta(2, 3)] * 3, 1),
+    lambda: torch.arange(0, 7, 2, dtype=torch.float32, device="meta"),
+    lambda: torch.arange(5, device=torch.device("meta")),
+    lambda: torch.empty_like(meta(2, 3), dtype=torch.float32),
+    lambda: torch.empty_like(meta(3, 2).T),
+    lambda: meta(3).repeat(4),
+    lambda: meta(2, 3).repeat(5, 1, 2),
+    lambda: functional.linear(meta(4, 2, 3), meta(5, 3), meta(5)),
+    lambda: functional.embedding(WHOLE, meta(9, 4)),
+    lambda: functional.scaled_dot_product_attention(meta(1, 4, 2, 8), meta(1, 4, 6, 8), meta(1, 4, 6, 7)),
+    lambda: functional.layer_norm(meta(2, 3), (3,), meta(3), meta(3), 1e-6),
+    lambda: functional.gelu(meta(2, 3), approximate="tanh"),
+    lambda: torch.ops.aten.gelu_(meta(2, 3), approximate="tanh"),
+    lambda: meta(2, 1).add(WIDE),
+    lambda: WHOLE + 1,
+    lambda: WHOLE * meta(3),
+    lambda: meta(2, 3) - 1.5,
+    lambda: 1 - WIDE,
+    lambda: 1.0 / meta(2, 3),
+    lambda: 1.0 / WHOLE,
+    lambda: WHOLE / 2,
+    lambda: WIDE / meta(3),
+    lambda: 5e6**WIDE,
+    lambda: WIDE.cos(),
+    lambda: meta(3, 2).T.sin(),
+    lambda: WIDE.floor(),
+    lambda: WHOLE.clamp(max=4),
+    lambda: meta(2, 3).add_(meta(3)),
+    lambda: meta(2, 3).mul_(2.0),
+]
+
+
+@pytest.mark.parametrize("made", SHAPED)
+def test_shapes_are_those_that_torch_finds(made: Callable[[], torch.Tensor]) -> None:
+    theirs = made()
+    with dry_run(H200):
+        ours = made()
+    assert ours.is_cuda, "it goes on as if it were on a GPU"
+    assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
+    assert ours.is_meta
+
+
+def test_tensors_with_memory_are_torchs() -> None:
+    with dry_run(H200):
+        assert torch.arange(3).add(1).tolist() == [1, 2, 3]
+        assert torch.ones(2).add_(1).tolist() == [2, 2]
+        assert torch.stack([torch.ones(1)] * 2).tolist() == [[1], [1]]
+
+
+def test_a_dry_run_reads_no_other_compiler() -> None:
+    """`torch._dynamo` takes a second; what needs it afterwards gets it."""
+    code = (
+        "import sys, torch\n"
+        "from snugvl.layers.kernels.compiler.ahead_of_time import dry_run\n"
+        "from snugvl.layers.kernels.device import Hardware\n"
+        "with dry_run(Hardware((9, 0), 132)):\n"
+        "    torch.empty(2, 3, device='meta').logsumexp(-1)  # which torch finds out in Python\n"
+        "    print(len(sys.modules['torch._dynamo'].__dict__) < 20)\n"
+        "print('torch._dynamo' in sys.modules, '_dynamo' in vars(torch))\n"
+        "print(torch._dynamo.disable is not None, 'torch._dynamo.eval_frame' in sys.modules)\n"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.splitlines() == ["True", "False False", "True True"]

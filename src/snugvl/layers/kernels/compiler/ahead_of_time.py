@@ -12,13 +12,17 @@ and the GPU's compute capability. Whoever launches it later finds it there. No G
 given a driver that knows the capability and nothing else.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
+import numpy as np
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -66,10 +70,106 @@ class _Everywhere(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        made = _shape_of(function, args, kwargs)
+        if made is NotImplemented:
+            made = function(*args, **kwargs)
         if isinstance(made, torch.Tensor) and made.is_meta and not isinstance(made, _Elsewhere):
             return made.as_subclass(_Elsewhere)
         return made
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    return a.new_empty(len(a), b.shape[1]) if out is None else out
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+def _attended(q: torch.Tensor, _: torch.Tensor, v: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def _alike(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Any:
+    return x.new_empty(x.shape, dtype=dtype) if x.is_contiguous() else NotImplemented
+
+
+def _combined(a: torch.Tensor, b: Any) -> torch.Tensor:
+    shape = np.broadcast_shapes(a.shape, b.shape) if isinstance(b, torch.Tensor) else a.shape
+    return torch.empty(shape, dtype=torch.result_type(a, b), device="meta")
+
+
+def _divided(a: torch.Tensor, b: Any) -> Any:
+    return _combined(a, b) if a.is_floating_point() else NotImplemented
+
+
+def _stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    shape = list(tensors[0].shape)
+    shape.insert(dim if dim >= 0 else len(shape) + 1 + dim, len(tensors))
+    return tensors[0].new_empty(shape)
+
+
+def _repeated(x: torch.Tensor, *counts: int) -> torch.Tensor:
+    sides = (*(1,) * (len(counts) - x.dim()), *x.shape)
+    return x.new_empty([count * side for count, side in zip(counts, sides, strict=True)])
+
+
+def _methods(*names: str) -> list[Any]:
+    return [getattr(torch.Tensor, name) for name in names]
+
+
+# Torch finds out in Python what these make of tensors without memory, ten times as slow, and reads sympy for
+# it; meanwhile a process compiles nothing.
+_SHAPED: Final[dict[Any, Callable[..., Any]]] = {
+    torch.mm: _product,
+    torch.addmm: lambda _, *factors, **more: _product(*factors, **more),
+    torch.stack: _stacked,
+    torch.Tensor.repeat: _repeated,
+    functional.linear: _linear,
+    functional.embedding: lambda ids, table, *_, **__: table.new_empty(*ids.shape, table.shape[1]),
+    functional.scaled_dot_product_attention: _attended,
+    **dict.fromkeys((torch.empty_like, functional.layer_norm, functional.gelu), _alike),
+    **dict.fromkeys(_methods("add", "sub", "mul", "__rsub__"), _combined),
+    **dict.fromkeys(_methods("div", "__rdiv__", "__rpow__"), _divided),
+    **dict.fromkeys(_methods("cos", "sin", "floor", "clamp"), _alike),
+}
+
+_IN_PLACE: Final = ("add_", "copy_", "gelu_", "mul_", "zero_")
+
+
+def _shape_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function would give of tensors without memory; `NotImplemented`: it has to be asked."""
+    if function is torch.arange and torch.device(kwargs.get("device") or "cpu").type == "meta":
+        return torch.arange(*args, **kwargs | {"device": "cpu"}).to("meta")
+    shaped = _SHAPED.get(function)
+    in_place = getattr(function, "__name__", None) in _IN_PLACE
+    if shaped is None and not in_place:
+        return NotImplemented
+    first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+    if not first.is_meta:
+        return NotImplemented
+    return first if shaped is None else shaped(*args, **kwargs)
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Where torch has not imported its own compiler, it doesn't.
+
+    What finds out shapes is written in Python, and its first call imports `torch._dynamo` (800 modules, a
+    second; on a new machine five) for nothing but to be told that it is none of that compiler's business.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stand_in = ModuleType("torch._dynamo")
+    stand_in.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+    sys.modules["torch._dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules["torch._dynamo"]
+        vars(torch).pop("_dynamo", None)  # which would be imported where it is only asked for
 
 
 @contextmanager
@@ -91,7 +191,7 @@ def dry_run(hardware: Hardware, noted: Callable[[Launch], None] = lambda _: None
     assert LaunchedKernel.instead is None, "one dry run at a time"
     LaunchedKernel.instead = note
     try:
-        with described(hardware), _Everywhere():
+        with described(hardware), _without_compiler(), _Everywhere():
             yield launches
     finally:
         LaunchedKernel.instead = None
