@@ -236,3 +236,21 @@ def test_what_is_rounded_is_known_before_it_is_read(
     )
     assert seen == [rounds]
     assert given == ({rounds} if rounds else set())
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("int4", 1), ("bf16", 0)])
+def test_it_is_said_before_weights_are_rounded(
+    kind: Format, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever compiles what rounds them may be waited for."""
+    said: list[str] = []
+    fill = readers.Readers.fill
+    monkeypatch.setattr(readers.Readers, "fill", lambda *given: (said.append("reads"), fill(*given)))
+    folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])
+    storage = Storage(kind, group=32)
+    load_model(
+        folder, dtype=torch.float32, device=CPU, storage=storage, rounding=lambda: said.append("rounds")
+    )
+    assert said.count("rounds") == calls
+    assert said[-1] == "reads"
+    assert not calls or said[-2] == "rounds"

@@ -10,7 +10,7 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.ggml import Part
-from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_triton
+from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
@@ -139,14 +139,16 @@ def read_compiler() -> None:
     from snugvl.layers.kernels.compiler import ahead_of_time  # noqa: F401 (it needs triton, see below)
 
     read_triton(None)
-    read_kernels()
 
 
-def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> CompileReport:
+def compile_kernels(
+    job: CompileJob, number: int = 0, count: int = 1, *, first: Callable[[], None] = lambda: None
+) -> CompileReport:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder.
 
     Those of share `number` of `count`: each has some of those that are needed first. The first of its own is
-    compiled before it finds out what else there is, and would have it wait for Python's lock.
+    compiled before it finds out what else there is, and would have it wait for Python's lock; then `first` is
+    called.
     """
     from snugvl.layers.kernels.compiler.ahead_of_time import Compiler, Launch, dry_run  # they need triton
 
@@ -158,6 +160,7 @@ def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> Compile
             compiling = compiler.add(launch)
             if at == number:
                 wait([compiling])
+                first()
 
     with torch.inference_mode(), dry_run(job.hardware, noted):
         rehearse(network_from(job.outline), job.engine)
@@ -178,6 +181,7 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     prompts = edges(config.max_batched_tokens)
     decodes = edges(config.max_num_seqs)
     network.forward(_batch((prompts[-1],), cache), cache)
+    _around(network, cache)
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
@@ -186,7 +190,6 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
     _batch((2,), cache).attention.token_by_token(2)  # guessed tokens
-    _around(network, cache)
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
 

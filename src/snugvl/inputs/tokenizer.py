@@ -23,6 +23,7 @@ from snugvl.inputs.spelling import ByteLevel, Spelling, spelling_of
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
 COUNTED_TEXT = 1 << 18  # characters; tokens of what is longer are counted piece by piece before
 SHORT_TEXT = 1 << 11  # characters that are tokenised with Python's lock held: letting go of it takes longer
+UTF8_BYTES = 4  # of a character, at most: a spelling makes no more of it
 _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
 SPELLED = 1 << 14  # tokens whose bytes are kept: those that came lately
 _IDS = 1 << 32  # ids that the Rust side can be asked for
@@ -104,8 +105,13 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Bytes of the longest token: no token stands for more characters than that."""
         added = (token.content.encode() for token in self._backend.get_added_tokens_decoder().values())
-        stored = (self._spelling.inside(t) for t in self._backend.get_vocab(with_added_tokens=True))
-        return max(map(len, (*stored, *added)), default=1)
+        longest = max(map(len, added), default=1)
+        # Of the strings those that could still be longer, as to look at all takes a tenth of a whole start.
+        for token in sorted(self._backend.get_vocab(with_added_tokens=True), key=len, reverse=True):
+            if len(token) * UTF8_BYTES <= longest:
+                break
+            longest = max(longest, len(self._spelling.inside(token)))
+        return longest
 
     def most_characters(self, tokens: int) -> int:
         """Characters, white space included, that so many tokens can stand for."""

@@ -126,6 +126,7 @@ def load_model(
     language_only: bool = False,
     predictor: bool = False,
     outlined: Callable[[LoadableNetwork], None] | None = None,
+    rounding: Callable[[], None] | None = None,
     kept: Path | None = None,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
@@ -137,6 +138,7 @@ def load_model(
         language_only: leave the vision tower out.
         predictor: load the multi-token predictor, too.
         outlined: called with the network in its final formats, before it has memory.
+        rounding: called before the first weights are rounded to few bits, if any are.
         kept: folder where what matrices are rounded for is kept for later starts.
 
     Raises:
@@ -159,6 +161,8 @@ def load_model(
     room_size = room_bytes(units, [len(each) for each in host])
     give_memory(model, device, room_size)
     room = torch.empty(room_size, dtype=torch.uint8, device=device)
+    if rounding is not None and opened.rounds is not None:
+        rounding()
     with closing(Readers(opened.stored, device, readers)) as reading:
         reading.fill(dict(targets_of(model)), progress)
     ready_made.check_orders(dict(targets_of(model)))

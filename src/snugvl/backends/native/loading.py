@@ -139,7 +139,11 @@ def load_engine(
         if kernels is not None:
             kernels.begin(network, sizes, target)
 
-    network = _network(folder, kind, place, allocation, counted, report, outlined)
+    def rounding() -> None:
+        if kernels is not None:
+            kernels.wait_for_first()
+
+    network = _network(folder, kind, place, allocation, counted, report, outlined, rounding)
     mark("weights are loaded")
     processor = reading.result()
     mark("the tokenizer is read")
@@ -169,7 +173,7 @@ def load_engine(
 
 def _network(
     folder: Path, kind: torch.dtype, place: Place, allocation: Allocation, model: Inventory, report: Progress,
-    outlined: Callable[[LoadableNetwork], None],
+    outlined: Callable[[LoadableNetwork], None], rounding: Callable[[], None],
 ) -> LoadableNetwork:  # fmt: skip
     """The weights in place, as the plan has them.
 
@@ -188,6 +192,7 @@ def _network(
             language_only=settings.language_only,
             predictor=settings.predictor,
             outlined=outlined,
+            rounding=rounding,
             kept=cache_folder() / "inputs",
         )
     except NoPageLockedMemory as error:
