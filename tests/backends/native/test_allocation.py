@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import snugvl
+from snugvl.backends.native import loading
 from snugvl.backends.native.allocation import allocate, engine_config
 from snugvl.backends.native.planned import planned_rows
 from snugvl.backends.place import Place, place_on
@@ -19,6 +20,7 @@ from snugvl.errors import DoesNotFit, InputError, RequestError
 from snugvl.hardware.describe import describe
 from snugvl.planner.costs import NOTICEABLE, WEIGHT_COST
 from snugvl.planner.footprint.images import pixels_for
+from snugvl.planner.footprint.native import loading_bytes
 from snugvl.planner.footprint.step_graphs import DRIVER, POOL
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import inventory
@@ -284,6 +286,25 @@ def test_text_models_leave_no_room_for_pictures(name: str) -> None:
     with pytest.raises(DoesNotFit) as refused:
         made(facts, gpu(1 * GIB))
     assert "pixels" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 1), (6, 2), (8, 4), (64, 8)])
+def test_weights_are_read_by_half_of_the_processors(
+    cores: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each of those threads has room, before there is a KV cache."""
+    monkeypatch.setattr(loading.os, "cpu_count", lambda: cores)
+    roomy = gpu(40 * GIB)
+    allocation = made(FP8, roomy, weights="int4")
+    model = inventory(FP8)
+    assert loading._readers(model, allocation, roomy) == most
+    needed = allocation.footprint
+    later = needed.named("KV cache") + needed.named("CUDA graphs")
+    for readers in (4, 2, 1):
+        room = loading_bytes(model, allocation.settings, readers)
+        tight = replace(roomy, limit_bytes=needed.always_bytes - later + room)
+        assert loading._readers(model, allocation, tight) == min(readers, most)
+    assert loading._readers(model, allocation, replace(roomy, limit_bytes=1)) == 1
 
 
 def test_a_tower_left_out_makes_room() -> None:

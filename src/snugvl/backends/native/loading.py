@@ -4,6 +4,7 @@ A model that sees can be loaded without its vision tower (`language_only`): its 
 doesn't count them, and pictures are refused.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -210,13 +211,16 @@ def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
 
 
 def _readers(model: Inventory, allocation: Allocation, place: Place) -> int:
-    """Threads that load at once: as many as there is room for before the cache and the graphs are made."""
+    """Threads that load at once: half of the processors, and as many as there is room for before the cache
+    and the graphs are made.
+    """
     if place.device.type == "cpu":
         return 1
+    most = max((os.cpu_count() or 1) // 2, 1)
     needed = allocation.footprint
     later = needed.named("KV cache") + needed.named("CUDA graphs")
     room = place.usable_bytes - needed.always_bytes + later
-    fits = (n for n in READERS if loading_bytes(model, allocation.settings, n) <= room)
+    fits = (n for n in READERS if n <= most and loading_bytes(model, allocation.settings, n) <= room)
     return next(fits, READERS[-1])
 
 

@@ -57,7 +57,7 @@ TABLE_BYTES: Final = 8  # a block number of a graph's table, as it arrives and i
 # lies idle between others in the workspace's one piece.
 SMALL_TENSORS_BYTES: Final = 16 << 20
 
-READERS: Final = (4, 2, 1)  # threads that fill a GPU
+READERS: Final = (8, 4, 2, 1)  # threads that fill a GPU, each slower than it takes what is in main memory
 PIECE_BYTES: Final = 8 << 20
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
 PUT_BYTES: Final[dict[WeightFormat, int]] = {
@@ -196,7 +196,10 @@ def graph_sizes(sequences: int) -> tuple[int, ...]:
 
 
 def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
-    """The pool of all CUDA graphs, and their inputs. The layers are done when the logits come."""
+    """The pool of all CUDA graphs, and their inputs. The layers are done when the logits come.
+
+    Inputs are block tables and, of answers that follow a grammar, a bit for each token that may come next.
+    """
     sizes = graph_sizes(settings.sequences)
     largest, vocab = sizes[-1], model.facts.text.vocab_size
     logits = [(size * vocab * 4, 1) for size in sizes]
@@ -207,8 +210,9 @@ def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> i
         layer.append((split_workspace(model, settings, largest, multiprocessors), 1))
     head = [(logits_bytes(model, settings, largest) - largest * vocab * 4, 1)]
     tables = -(-settings.context // 16) * TABLE_BYTES * sum(sizes)
+    masks = largest * -(-vocab // 32) * 4
     pool = max(reserved_bytes(logits[:-1] + layer), reserved_bytes(logits + head))
-    return pool + up(tables, LARGE_ROUND_BYTES)
+    return pool + up(tables + masks, LARGE_ROUND_BYTES)
 
 
 def library_bytes(model: Inventory, settings: Settings, cublas_bytes: int) -> int:
