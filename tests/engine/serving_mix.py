@@ -31,7 +31,6 @@ from snugvl.layers.ggml import GgmlType
 from snugvl.layers.kernels.compiler.ahead_of_time import Launch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.weights import FEW_BITS
 from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.loader import Storage, choose_formats
@@ -283,7 +282,6 @@ def rehearsed(
     if values.get("blocks"):
         store_blocks(network)
     choose_formats(network, storage, config.quantization)
-    network.rounds = torch.bfloat16 if storage.layers in FEW_BITS else None
     network = network_from(outline_of(network, config))
     sizes = EngineConfig(num_blocks=8192, max_num_seqs=33, kv_cache=kv, prefix_cache=False)
     tardy = late(network, sizes)

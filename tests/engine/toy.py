@@ -60,8 +60,6 @@ class Toy(nn.Module):
 
     plan = CONFIG
 
-    rounds: torch.dtype | None = None
-
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.config = self.plan

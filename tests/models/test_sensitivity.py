@@ -3,6 +3,8 @@
 import os
 from hashlib import sha256
 from pathlib import Path
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from snugvl.layers.kernels import rows
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format, to_few_bits
 from snugvl.models import readers, sensitivity
-from snugvl.models.loader import Storage, load_model
+from snugvl.models.loader import OpenCheckpoint, Storage, load_model, open_checkpoint
 from snugvl.models.tensor_files import TensorFiles
 from tests import hybrid, text_checkpoints
 from tests.text_checkpoints import MODELS
@@ -219,7 +221,6 @@ def test_what_is_rounded_is_known_before_it_is_read(
     if name.endswith("bf16"):
         for path in folder.glob("*.safetensors"):
             save_file({key: value.bfloat16() for key, value in load_file(path).items()}, path)
-    seen: list[torch.dtype | None] = []
     given: set[torch.dtype] = set()
 
     def noted(values: torch.Tensor, *args: Any) -> Any:
@@ -227,30 +228,50 @@ def test_what_is_rounded_is_known_before_it_is_read(
         return to_few_bits(values, *args)
 
     monkeypatch.setattr("snugvl.layers.linear.to_few_bits", noted)
-    load_model(
-        folder,
-        dtype=torch.float32,
-        device=CPU,
-        storage=Storage(kind, group=32 if kind.startswith("int") and rounds else None),
-        outlined=lambda network: seen.append(network.rounds),
-    )
-    assert seen == [rounds]
+    storage = Storage(kind, group=32 if kind.startswith("int") and rounds else None)
+    assert open_checkpoint(folder, torch.float32, storage).rounds == rounds
+    load_model(folder, dtype=torch.float32, device=CPU, storage=storage)
     assert given == ({rounds} if rounds else set())
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("int4", 1), ("bf16", 0)])
-def test_it_is_said_before_weights_are_rounded(
-    kind: Format, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [("qwen3", "int4", torch.float32), ("qwen3", "int8", None), ("qwen3", "bf16", None)],
+)
+def test_a_gpu_compiles_what_rounds_while_inputs_are_weighed(
+    name: str, kind: Format, dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever compiles what rounds them may be waited for."""
+    """For the values and groups that come. Where that fails it fails again, and says so then."""
+    folder = text_checkpoints.write(tmp_path / "model", MODELS[name])
+    rounded: list[tuple[torch.dtype, int, str, int]] = []
+
+    def fail(values: torch.Tensor, kind: str, group: int) -> None:
+        rounded.append((values.dtype, values.shape[1], kind, group))
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("snugvl.models.loader.to_few_bits", fail)
+    opened = open_checkpoint(folder, torch.float32, Storage(kind, group=32 if dtype else None))
+    opened.begin_rounding(torch.device("meta")).join()
+    assert rounded == ([] if dtype is None else [(dtype, 32, kind, 32)])
+    opened.begin_rounding(CPU).join()
+    assert len(rounded) == (dtype is not None), "a CPU has nothing to compile"
+
+
+def test_it_is_compiled_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    fill = readers.Readers.fill
+    fill, begin = readers.Readers.fill, OpenCheckpoint.begin_rounding
+
+    def compiling(opened: OpenCheckpoint, device: torch.device) -> Thread:
+        said.append("begins")
+        begin(opened, device).join()
+        late = Thread(target=lambda: (sleep(0.1), said.append("is there")))
+        late.start()
+        return late
+
+    monkeypatch.setattr(OpenCheckpoint, "begin_rounding", compiling)
     monkeypatch.setattr(readers.Readers, "fill", lambda *given: (said.append("reads"), fill(*given)))
     folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])
-    storage = Storage(kind, group=32)
-    load_model(
-        folder, dtype=torch.float32, device=CPU, storage=storage, rounding=lambda: said.append("rounds")
-    )
-    assert said.count("rounds") == calls
-    assert said[-1] == "reads"
-    assert not calls or said[-2] == "rounds"
+    load_model(folder, dtype=torch.float32, device=CPU, storage=Storage("int4", group=32))
+    assert said[0] == "begins"
+    assert said[1] == "reads", "to weigh inputs, meanwhile"
+    assert said[-2:] == ["is there", "reads"]

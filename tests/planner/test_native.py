@@ -115,8 +115,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
     assert memory.STATES_SMALL_BYTES == hybrid.SMALL_BYTES
-    assert native.PIECE_BYTES == CHUNK_BYTES
-    assert loader.GPU_READERS in native.READERS
+    assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)
     for chunk, sequences in NATIVE_STEPS:
         EngineConfig(1, max_batched_tokens=chunk, max_num_seqs=sequences)
 

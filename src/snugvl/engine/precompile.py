@@ -10,7 +10,7 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 
@@ -30,7 +30,7 @@ from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FEW_BITS, Format, to_few_bits
+from snugvl.layers.weights import Format
 from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
 from snugvl.models.linear_attention import GatedDeltaNet
@@ -48,13 +48,11 @@ class Outline:
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
         formats: of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
-        rounds: see `LoadableNetwork`.
     """
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     formats: Mapping[str, tuple[Format, int, tuple[Part, ...]]]
-    rounds: torch.dtype | None
 
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
@@ -65,7 +63,6 @@ def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
         config,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
         {name: (linear.format, linear.group, linear.parts) for name, linear in linears},
-        network.rounds,
     )
 
 
@@ -87,7 +84,6 @@ def network_from(outline: Outline) -> LoadableNetwork:
         is_parameter = attribute in module._parameters
         setattr(module, attribute, nn.Parameter(made, requires_grad=False) if is_parameter else made)
     network.decoder.layers = nn.ModuleList(_kinds(network.decoder.layers))
-    network.rounds = outline.rounds
     return network
 
 
@@ -141,14 +137,11 @@ def read_compiler() -> None:
     read_triton(None)
 
 
-def compile_kernels(
-    job: CompileJob, number: int = 0, count: int = 1, *, first: Callable[[], None] = lambda: None
-) -> CompileReport:
+def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> CompileReport:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder.
 
     Those of share `number` of `count`: each has some of those that are needed first. The first of its own is
-    compiled before it finds out what else there is, and would have it wait for Python's lock; then `first` is
-    called.
+    compiled before it finds out what else there is, and would have it wait for Python's lock.
     """
     from snugvl.layers.kernels.compiler.ahead_of_time import Compiler, Launch, dry_run  # they need triton
 
@@ -160,7 +153,6 @@ def compile_kernels(
             compiling = compiler.add(launch)
             if at == number:
                 wait([compiling])
-                first()
 
     with torch.inference_mode(), dry_run(job.hardware, noted):
         rehearse(network_from(job.outline), job.engine)
@@ -172,11 +164,9 @@ def compile_kernels(
 def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     """Run every kind of step, image and filter on a network without memory; within `dry_run`.
 
-    What weights become as they are loaded comes first, then what a person who asks about a picture waits for,
-    then texts, then what many at once need. Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to
-    sizes that are among these.
+    What a person who asks about a picture waits for comes first, then texts, then what many at once need.
+    Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to sizes that are among these.
     """
-    _round(network)
     cache = allocate(network, config)
     prompts = edges(config.max_batched_tokens)
     decodes = edges(config.max_num_seqs)
@@ -192,14 +182,6 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     _batch((2,), cache).attention.token_by_token(2)  # guessed tokens
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
-
-
-def _round(network: LoadableNetwork) -> None:
-    """What rounds its weights, in each format that it has."""
-    linears = [each for each in network.decoder.layers.modules() if isinstance(each, Linear)]
-    few = ((each.format, each.group) for each in linears if each.format in FEW_BITS)
-    for kind, group in dict.fromkeys(few) if network.rounds is not None else ():
-        to_few_bits(torch.empty(8, group, dtype=network.rounds, device=network.device), kind, group)
 
 
 def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:

@@ -29,7 +29,6 @@ from snugvl.fidelity import distributions
 from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.sweep import SweepSizes
 from snugvl.models.layered import LayeredNetwork, part_bytes
-from snugvl.models.loader import GPU_READERS
 from snugvl.planner.footprint import decoder, hybrid, native
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.images import ImageSize
@@ -107,8 +106,7 @@ def plan_pass(
     pictures = [load.extent.image_tokens * encoded for load in loads]
     both, none = [a + b for a, b in zip(states, pictures, strict=True)], [0] * len(loads)
     host = sum(both) if place.host_bytes is None else place.host_bytes // HOST_SHARE
-    threads = [1] if cpu else [n for n in native.READERS if n <= GPU_READERS]
-    for chunk, readers in product(CHUNKS, threads):
+    for chunk, readers in product(CHUNKS, (1,) if cpu else native.READERS):
         parts = [*_components(side, network, loads, place, chunk, readers), *more]
         room = place.usable_bytes - footprint_of(parts).total_bytes
         home = place.device if cpu or room >= sum(states) else torch.device("cpu")

@@ -14,11 +14,12 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import Literal
 
 import torch
@@ -30,7 +31,7 @@ from snugvl.checkpoint.gguf_folder import read_weights
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format
+from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format, to_few_bits
 from snugvl.models import ready_made, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
 from snugvl.models.linear_attention import join_projections
@@ -94,8 +95,30 @@ class OpenCheckpoint:
         stored = self.stored.entry(name).dtype
         return torch.float32 if stored == "F8_E4M3" else DTYPES[stored]  # as `dequantise` makes them
 
+    def begin_rounding(self, device: torch.device) -> Thread:
+        """Have what rounds to few bits compiled for a GPU, in each format, while inputs are weighed.
+
+        What goes wrong comes up again where weights are rounded.
+        """
+        linears = [each for each in self.model.decoder.layers.modules() if isinstance(each, Linear)]
+        few = {(each.format, each.group) for each in linears if each.format in FEW_BITS}
+        stored = None if device.type == "cpu" else self.rounds
+
+        def round_some() -> None:
+            for kind, group in few if stored is not None else ():
+                with suppress(Exception):
+                    to_few_bits(torch.zeros(8, group, dtype=stored, device=device), kind, group)
+
+        thread = Thread(target=round_some, name="snugvl-rounding", daemon=True)
+        thread.start()
+        return thread
+
     def weigh_inputs(
-        self, device: torch.device, readers: int = GPU_READERS, kept: Path | None = None
+        self,
+        device: torch.device,
+        readers: int = GPU_READERS,
+        piece_bytes: int | None = None,
+        kept: Path | None = None,
     ) -> None:
         """Let the decoder's matrices know what to be rounded for, where that is to few bits.
 
@@ -110,7 +133,7 @@ class OpenCheckpoint:
         if kept is not None:
             file = sensitivity.squares_file(kept, self.stored.tensors.values(), self.model.dtype)
         if file is None or not sensitivity.recall(self.model, file, device):
-            _weigh_inputs(self.model, self.stored, device, readers)
+            _weigh_inputs(self.model, self.stored, device, readers, piece_bytes)
             if file is not None:
                 sensitivity.remember(self.model, file)
 
@@ -122,11 +145,11 @@ def load_model(
     device: torch.device,
     storage: Storage | None = None,
     readers: int = GPU_READERS,
+    piece_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     language_only: bool = False,
     predictor: bool = False,
     outlined: Callable[[LoadableNetwork], None] | None = None,
-    rounding: Callable[[], None] | None = None,
     kept: Path | None = None,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
@@ -134,11 +157,12 @@ def load_model(
     Args:
         dtype: of activations, and of all weights that `storage` leaves wide ("bf16").
         readers: threads that fill a GPU, each with a piece of its own there.
+        piece_bytes: that each of them reads at a time, 8 MiB by default. A piece costs the interpreter as
+            much whatever its size.
         progress: called after every tensor with the bytes of weights read, and those of all.
         language_only: leave the vision tower out.
         predictor: load the multi-token predictor, too.
         outlined: called with the network in its final formats, before it has memory.
-        rounding: called before the first weights are rounded to few bits, if any are.
         kept: folder where what matrices are rounded for is kept for later starts.
 
     Raises:
@@ -150,10 +174,10 @@ def load_model(
     opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
     join_projections(model.decoder.layers)
-    model.rounds = opened.rounds
     if outlined is not None:
         outlined(model)
-    opened.weigh_inputs(device, readers, kept)
+    rounding = opened.begin_rounding(device)
+    opened.weigh_inputs(device, readers, piece_bytes, kept)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
@@ -161,9 +185,8 @@ def load_model(
     room_size = room_bytes(units, [len(each) for each in host])
     give_memory(model, device, room_size)
     room = torch.empty(room_size, dtype=torch.uint8, device=device)
-    if rounding is not None and opened.rounds is not None:
-        rounding()
-    with closing(Readers(opened.stored, device, readers)) as reading:
+    rounding.join()
+    with closing(Readers(opened.stored, device, readers, piece_bytes)) as reading:
         reading.fill(dict(targets_of(model)), progress)
     ready_made.check_orders(dict(targets_of(model)))
     if model.tower is not None and units:
@@ -172,12 +195,14 @@ def load_model(
     return model
 
 
-def _weigh_inputs(model: LoadableNetwork, stored: Stored, device: torch.device, readers: int) -> None:
+def _weigh_inputs(
+    model: LoadableNetwork, stored: Stored, device: torch.device, readers: int, piece_bytes: int | None
+) -> None:
     wide = without_memory(replace(model.config, vision=None))
     wide.requires_grad_(False).eval().to(model.dtype)
     names = {id(module): f"{name}." for name, module in wide.named_modules()}
     embedding = next(name for name, each in targets_of(wide) if each.linear is wide.decoder.embed_tokens)
-    with closing(Readers(stored, device, readers)) as reading:
+    with closing(Readers(stored, device, readers, piece_bytes)) as reading:
 
         def layer_ready(layer: nn.Module) -> None:
             give_memory(layer, device, 0)

@@ -29,10 +29,8 @@ class LoadableNetwork(nn.Module):
         unloaded: patterns of names (after aliases) that files store and this network doesn't have.
         lm_head: unless it is tied to the embedding.
         mtp: the multi-token predictor, in a network that has one.
-        rounds: type of the values that are rounded to few bits while it is loaded; None: none are.
     """
 
-    rounds: torch.dtype | None = None
     aliases: tuple[tuple[str, str], ...] = ()
     unloaded: tuple[str, ...] = ()
     mtp: Predictor

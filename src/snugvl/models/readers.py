@@ -34,11 +34,14 @@ class Stored:
 class Readers:
     """Threads that fill a device, each with a file and a buffer of its own, which they keep until `close`."""
 
-    def __init__(self, stored: Stored, device: torch.device, count: int) -> None:
-        """`count`: of a GPU's; a CPU has one."""
+    def __init__(
+        self, stored: Stored, device: torch.device, count: int, piece_bytes: int | None = None
+    ) -> None:
+        """`count`: of a GPU's; a CPU has one. `piece_bytes`: see `TensorFiles`."""
         self._stored, self._device = stored, device
         self._by_name = {entry.name: entry for entry in stored.tensors.values()}
         self._pool = ThreadPoolExecutor(count if device.type == "cuda" else 1, "snugvl-load")
+        self._piece_bytes = piece_bytes
         self._own = threading.local()
         self._files: list[TensorFiles] = []
 
@@ -69,7 +72,7 @@ class Readers:
 
     def _read(self, name: str, entry: TensorEntry, target: LoadTarget) -> None:
         if not hasattr(self._own, "files"):
-            self._own.files = TensorFiles(self._by_name, self._stored.blocks, self._device)
+            self._own.files = TensorFiles(self._by_name, self._stored.blocks, self._device, self._piece_bytes)
             self._files.append(self._own.files)
         if name in self._stored.matrices:
             ready_made.fill(self._stored.matrices[name], target, self._own.files)

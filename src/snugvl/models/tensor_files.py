@@ -46,12 +46,18 @@ class TensorFiles:
     """One reader: its buffer, and the file it has open. Not thread-safe; each thread has its own."""
 
     def __init__(
-        self, tensors: Mapping[str, TensorEntry], blocks: Fp8Blocks | None, device: torch.device
+        self,
+        tensors: Mapping[str, TensorEntry],
+        blocks: Fp8Blocks | None,
+        device: torch.device,
+        piece_bytes: int | None = None,
     ) -> None:
+        """`piece_bytes`: that are read at a time, `CHUNK_BYTES` by default."""
         self._tensors = tensors
         self._blocks = blocks
         self._device = device
-        self._buffer = self._allocate(CHUNK_BYTES)
+        self._piece_bytes = piece_bytes or CHUNK_BYTES
+        self._buffer = self._allocate(self._piece_bytes)
         self._file: FileIO | None = None
         self._path: Path | None = None
 
@@ -85,7 +91,7 @@ class TensorFiles:
         rows = entry.shape[0]
         row_bytes = entry.nbytes // rows
         scale = self._scale(entry)
-        step = max(multiple, CHUNK_BYTES // row_bytes // multiple * multiple)
+        step = max(multiple, self._piece_bytes // row_bytes // multiple * multiple)
         if scale is not None and self._blocks is not None:
             step = max(self._blocks.rows, step - step % self._blocks.rows)
         for first in range(0, rows, step):

@@ -146,57 +146,6 @@ def test_as_many_as_there_is_room_for(
     assert room() == count
 
 
-def waited(kernels: KernelsAhead, wanted: CompileJob, folder: Path) -> threading.Thread:
-    """What compiles, once the kernel that is needed before all others is not waited for any more."""
-    thread = threading.Thread(target=kernels._run, args=(wanted,))
-    thread.start()
-    kernels.wait_for_first()
-    return thread
-
-
-@pytest.mark.parametrize(
-    ("code", "over"),
-    [
-        (f"print({kernel_processes.FIRST!r}, flush=True); import time; time.sleep(1000)", False),
-        ("raise SystemExit('no triton')", True),
-        (SAYS, True),
-    ],
-)
-def test_whoever_needs_the_first_kernel_waits_until_it_is_there(
-    code: str, over: bool, wanted: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or until it is known that it won't be."""
-    monkeypatch.setattr(ahead, "FIRST_S", 10 * PATIENCE_S)
-    kernels = attempt(code)
-    monkeypatch.setattr(kernels, "_run", lambda wanted: run(wanted))
-
-    def run(wanted: CompileJob) -> None:
-        kernels.compile(wanted, tmp_path, "3.6.0")
-        kernels._end()
-
-    kernels._processes.start()
-    kernels._early = kernels._processes.running
-    thread = waited(kernels, wanted, tmp_path)
-    assert kernels._first.is_set()
-    if over:
-        thread.join(PATIENCE_S)
-    assert kernels.finished.is_set() is over
-    kernels.stop()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-
-
-def test_nobody_waits_for_processes_that_begin_now_or_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read torch first; and whoever waits could have compiled it."""
-    kernels = attempt("import time; time.sleep(1000)")
-    monkeypatch.setattr(ahead, "FIRST_S", 1e9)
-    kernels.wait_for_first()
-    monkeypatch.setattr(ahead, "FIRST_S", 0.01)
-    kernels._early = True
-    kernels.wait_for_first()
-    assert not kernels._first.is_set()
-
-
 def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
@@ -234,13 +183,7 @@ def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: 
     monkeypatch.setattr(ahead_of_time, "Compiler", Compiler)
     monkeypatch.setattr(precompile, "network_from", lambda _: None)
     monkeypatch.setattr(precompile, "rehearse", rehearse)
-    first: list[str] = []
-
-    def share(number: int) -> precompile.CompileReport:
-        return precompile.compile_kernels(wanted, number, 3, first=lambda: first.append(order[-1]))
-
-    reports = [share(number) for number in range(3)]
-    assert first == ["a is compiled", "b is compiled", "c is compiled"]
+    reports = [precompile.compile_kernels(wanted, number, 3) for number in range(3)]
     assert [report.kernels for report in reports] == [3, 2, 2]
     assert [report.failed for report in reports] == [(), ("e: no",), ()]
     assert sorted(compiled) == list("abcdefg")

@@ -20,7 +20,7 @@ from snugvl.errors import DoesNotFit, InputError, RequestError
 from snugvl.hardware.describe import describe
 from snugvl.planner.costs import NOTICEABLE, WEIGHT_COST
 from snugvl.planner.footprint.images import pixels_for
-from snugvl.planner.footprint.native import loading_bytes
+from snugvl.planner.footprint.native import LOADING, loading_bytes
 from snugvl.planner.footprint.step_graphs import DRIVER, POOL
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import inventory
@@ -288,23 +288,20 @@ def test_text_models_leave_no_room_for_pictures(name: str) -> None:
     assert "pixels" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("cores", "most"), [(1, 1), (6, 2), (8, 4), (64, 8)])
-def test_weights_are_read_by_half_of_the_processors(
-    cores: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where each of those threads has room, before there is a KV cache."""
-    monkeypatch.setattr(loading.os, "cpu_count", lambda: cores)
+def test_weights_are_read_in_pieces_as_large_as_there_is_room_for() -> None:
+    """Before there is a KV cache, by fewer threads where there is little."""
     roomy = gpu(40 * GIB)
     allocation = made(FP8, roomy, weights="int4")
-    model = inventory(FP8)
-    assert loading._readers(model, allocation, roomy) == most
-    needed = allocation.footprint
+    model, needed = inventory(FP8), allocation.footprint
+    assert loading._readers(model, allocation, roomy) == LOADING[0]
     later = needed.named("KV cache") + needed.named("CUDA graphs")
-    for readers in (4, 2, 1):
-        room = loading_bytes(model, allocation.settings, readers)
+    sizes = [loading_bytes(model, allocation.settings, *each) for each in LOADING]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    for each, room in zip(LOADING, sizes, strict=True):
         tight = replace(roomy, limit_bytes=needed.always_bytes - later + room)
-        assert loading._readers(model, allocation, tight) == min(readers, most)
-    assert loading._readers(model, allocation, replace(roomy, limit_bytes=1)) == 1
+        assert loading._readers(model, allocation, tight) == each
+    assert loading._readers(model, allocation, replace(roomy, limit_bytes=1)) == (1, 8 * MIB)
 
 
 def test_a_tower_left_out_makes_room() -> None:

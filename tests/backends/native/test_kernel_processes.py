@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import psutil
@@ -29,16 +28,9 @@ def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(
     monkeypatch.setattr(os, "nice", told.append, raising=False)
     report = CompileReport(3, ("gemm: no",))
     monkeypatch.setattr(precompile, "read_compiler", lambda: told.append("read"))
-
-    def compile_kernels(*order: object, first: Callable[[], None]) -> CompileReport:
-        told.append(order)
-        first()
-        told.append(capsys.readouterr().out)
-        return report
-
-    monkeypatch.setattr(precompile, "compile_kernels", compile_kernels)
+    monkeypatch.setattr(precompile, "compile_kernels", lambda *order: told.append(order) or report)
     kernel_processes.main()
-    assert told == [19, "read", ("the order", 1, 3), f"{kernel_processes.FIRST}\n"]
+    assert told == [19, "read", ("the order", 1, 3)]
     assert json.loads(capsys.readouterr().out) == {"kernels": 3, "failed": ["gemm: no"]}
 
 

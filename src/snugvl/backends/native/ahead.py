@@ -27,7 +27,6 @@ from snugvl.models.networks import LoadableNetwork
 logger = logging.getLogger(__name__)
 
 _CANT = "kernels can't be compiled ahead; each is compiled when it is needed"
-FIRST_S = 2.0  # that compiling a kernel takes
 _SOURCES = ("layers", "models", "engine")  # of what is compiled, and of what decides what
 
 
@@ -37,8 +36,6 @@ class KernelsAhead:
     def __init__(self, processes: KernelProcesses | None = None) -> None:
         """`processes`: that may have been started before it is known what to compile."""
         self.finished = threading.Event()  # or given up
-        self._first = threading.Event()  # the kernel that is needed before all others is there, or won't be
-        self._early = False  # whether processes were ready before it was known what to compile
         self._processes = processes or KernelProcesses()
 
     def begin(self, network: LoadableNetwork, config: EngineConfig, device: torch.device) -> None:
@@ -46,7 +43,6 @@ class KernelsAhead:
 
         `network`: in its final formats, with or without memory.
         """
-        self._early = self._processes.running
         try:
             if device.type != "cuda" or torch.version.hip is not None:
                 self._end()
@@ -57,11 +53,6 @@ class KernelsAhead:
             self._end()
             return
         threading.Thread(target=self._run, args=(wanted,), name="snugvl-kernels", daemon=True).start()
-
-    def wait_for_first(self) -> None:
-        """Wait for the kernel that is needed before all others, where that is quicker than to compile it."""
-        if self._early:
-            self._first.wait(FIRST_S)
 
     def stop(self) -> None:
         """End it. Safe to call twice, and before it has begun."""
@@ -79,7 +70,6 @@ class KernelsAhead:
 
     def _end(self) -> None:
         self._processes.stop()
-        self._first.set()
         self.finished.set()
 
     def compile(self, wanted: CompileJob, folder: Path, version: str) -> None:
@@ -88,7 +78,7 @@ class KernelsAhead:
         if done.exists() or not self._processes.start():
             return
         begun, kernels = time.monotonic(), 0
-        for code, lines in self._processes.ask(wanted, self._first.set):
+        for code, lines in self._processes.ask(wanted):
             if self._processes.stopped:
                 return
             if code != 0 or not lines:

@@ -13,9 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,7 +29,6 @@ LEAST_MEMORY_BYTES = 2 << 30  # of main memory that must be free for the first, 
 MORE_MEMORY_BYTES = 1 << 30  # and for each of the others
 COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_processes")
 LOOK_S = 0.5  # between two looks at the parent
-FIRST = "the first is compiled"  # what a process says then
 
 
 def ahead_of(value: str | None) -> Ahead:
@@ -82,21 +79,12 @@ class KernelProcesses:
             for process in self._started:
                 process.kill()
 
-    @property
-    def running(self) -> bool:
-        """Whether they were started."""
-        return bool(self._started)
-
-    def ask(self, wanted: object, first: Callable[[], None]) -> list[tuple[int, list[str]]]:
-        """Let each do its share of what is wanted; their exit codes, and what they said.
-
-        `first` is called when the kernel that is needed before all others is there.
-        """
+    def ask(self, wanted: object) -> list[tuple[int, list[str]]]:
+        """Let each do its share of what is wanted; their exit codes, and what they said."""
         count = len(self._started)
-        orders = [pickle.dumps((wanted, number, count)) for number in range(count)]
-        told = [first, *[lambda: None] * (count - 1)]
+        orders = (pickle.dumps((wanted, number, count)) for number in range(count))
         with ThreadPoolExecutor(count, "snugvl-kernels") as pool:
-            return list(pool.map(_told, self._started, orders, told))
+            return list(pool.map(_told, self._started, orders))
 
     def _one(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(  # noqa: S603 (ourselves)
@@ -114,22 +102,9 @@ def room() -> int:
     return 0 if left < 0 else max(1, min(MOST, (os.cpu_count() or 1) // 2, 1 + left // MORE_MEMORY_BYTES))
 
 
-def _told(
-    process: "subprocess.Popen[bytes]", order: bytes, first: Callable[[], None]
-) -> tuple[int, list[str]]:
-    said = list[str]()
-    with process:
-        assert process.stdin is not None, "it listens"
-        assert process.stdout is not None, "it speaks"
-        with suppress(BrokenPipeError), process.stdin as told:  # it has ended: what it said says why
-            told.write(order)
-        for raw in process.stdout:
-            line = raw.decode("utf-8", "replace").strip()
-            if line == FIRST:
-                first()
-            elif line:
-                said.append(line)
-    return process.returncode, said
+def _told(process: "subprocess.Popen[bytes]", order: bytes) -> tuple[int, list[str]]:
+    said = process.communicate(order)[0].decode("utf-8", "replace")
+    return process.returncode, said.strip().splitlines()
 
 
 def leave_with(parent: int) -> None:
@@ -151,13 +126,7 @@ def main() -> None:
 
     read_compiler()  # what is to be compiled may not be known yet
     order = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
-
-    def first() -> None:
-        sys.stdout.write(f"{FIRST}\n")
-        sys.stdout.flush()
-
-    report = compile_kernels(*order, first=first)
-    sys.stdout.write(json.dumps(asdict(report)) + "\n")
+    sys.stdout.write(json.dumps(asdict(compile_kernels(*order))) + "\n")
 
 
 if __name__ == "__main__":

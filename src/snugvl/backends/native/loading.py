@@ -4,7 +4,6 @@ A model that sees can be loaded without its vision tower (`language_only`): its 
 doesn't count them, and pictures are refused.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from snugvl.inputs.reasoning import Thinking
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.planner.footprint.native import LATE_BYTES, READERS, loading_bytes
+from snugvl.planner.footprint.native import LATE_BYTES, LOADING, loading_bytes
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation
@@ -140,11 +139,7 @@ def load_engine(
         if kernels is not None:
             kernels.begin(network, sizes, target)
 
-    def rounding() -> None:
-        if kernels is not None:
-            kernels.wait_for_first()
-
-    network = _network(folder, kind, place, allocation, counted, report, outlined, rounding)
+    network = _network(folder, kind, place, allocation, counted, report, outlined)
     mark("weights are loaded")
     processor = reading.result()
     mark("the tokenizer is read")
@@ -174,7 +169,7 @@ def load_engine(
 
 def _network(
     folder: Path, kind: torch.dtype, place: Place, allocation: Allocation, model: Inventory, report: Progress,
-    outlined: Callable[[LoadableNetwork], None], rounding: Callable[[], None],
+    outlined: Callable[[LoadableNetwork], None],
 ) -> LoadableNetwork:  # fmt: skip
     """The weights in place, as the plan has them.
 
@@ -182,18 +177,19 @@ def _network(
         DoesNotFit: the system gives no page-locked memory for the embedding.
     """
     settings = allocation.settings
+    readers, piece_bytes = _readers(model, allocation, place)
     try:
         return load_model(
             folder,
             dtype=kind,
             device=place.device,
             storage=storage_of(settings, place.system),
-            readers=_readers(model, allocation, place),
+            readers=readers,
+            piece_bytes=piece_bytes,
             progress=_of_weights(report),
             language_only=settings.language_only,
             predictor=settings.predictor,
             outlined=outlined,
-            rounding=rounding,
             kept=cache_folder() / "inputs",
         )
     except NoPageLockedMemory as error:
@@ -210,18 +206,15 @@ def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
     return {"text weights": tensor_bytes(network) - vision - beside, "vision weights": vision}
 
 
-def _readers(model: Inventory, allocation: Allocation, place: Place) -> int:
-    """Threads that load at once: half of the processors, and as many as there is room for before the cache
-    and the graphs are made.
+def _readers(model: Inventory, allocation: Allocation, place: Place) -> tuple[int, int]:
+    """Threads that load at once, and bytes of their pieces: what there is room for before the cache and the
+    graphs are made.
     """
-    if place.device.type == "cpu":
-        return 1
-    most = max((os.cpu_count() or 1) // 2, 1)
     needed = allocation.footprint
     later = needed.named("KV cache") + needed.named("CUDA graphs")
     room = place.usable_bytes - needed.always_bytes + later
-    fits = (n for n in READERS if n <= most and loading_bytes(model, allocation.settings, n) <= room)
-    return next(fits, READERS[-1])
+    fits = (each for each in LOADING if loading_bytes(model, allocation.settings, *each) <= room)
+    return next(fits, LOADING[-1])
 
 
 def capabilities_of(

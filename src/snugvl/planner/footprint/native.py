@@ -57,8 +57,10 @@ TABLE_BYTES: Final = 8  # a block number of a graph's table, as it arrives and i
 # lies idle between others in the workspace's one piece.
 SMALL_TENSORS_BYTES: Final = 16 << 20
 
-READERS: Final = (8, 4, 2, 1)  # threads that fill a GPU, each slower than it takes what is in main memory
 PIECE_BYTES: Final = 8 << 20
+READERS: Final = (4, 2, 1)  # threads that fill a GPU, a piece each
+# They with larger pieces, the quickest first: a piece costs Python as much whatever its size.
+LOADING: Final = ((4, 32 << 20), (4, 16 << 20), *((threads, PIECE_BYTES) for threads in READERS))
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
 PUT_BYTES: Final[dict[WeightFormat, int]] = {
     "fp32": 4, "bf16": 0, "fp8": 0, "int8": 13, **dict.fromkeys(FEW_BITS, 17)
@@ -224,15 +226,15 @@ def library_bytes(model: Inventory, settings: Settings, cublas_bytes: int) -> in
     return cublas_bytes if (used and settings.sequences > 1) or hybrid.has_states(model) else 0
 
 
-def loading_bytes(model: Inventory, settings: Settings, readers: int) -> int:
+def loading_bytes(model: Inventory, settings: Settings, readers: int, piece_bytes: int = PIECE_BYTES) -> int:
     """What loading takes beside the weights: each reader's piece, and what turning it into a format takes.
 
-    A piece is 8 MiB, or one row (128 rows of FP8) where that is more.
+    A piece is so large, or one row (128 rows of FP8) where that is more.
     """
     stored = model.facts.quantization == "fp8"
     element = 1 if stored else 2
     columns = max((group.shape[-1] for group in model.groups if len(group.shape) > 1), default=1)
-    piece = max(PIECE_BYTES, columns * element * (GROUP if stored else 1))
+    piece = max(piece_bytes, columns * element * (GROUP if stored else 1))
     ready_made = any(group.kind == "packed" for group in model.groups)
     each = READY_MADE_BYTES if ready_made else PUT_BYTES[settings.weights]
     if model.has("blocks"):
