@@ -281,9 +281,7 @@ class Mask:
     ) -> bool:
         """Take `bits` for what may come behind `forced`; whether they force a token that isn't the last.
 
-        Args:
-            more: whether it may become longer, if that is what they say.
-            home: masks of which they are a row, and which.
+        `more`: whether it may become longer, if that is what they say. `home`: masks of which they are a row.
         """
         self._bits, self._home = bits, home
         token = _only(bits) if more and len(self.forced) < MOST_FORCED else None
