@@ -210,6 +210,8 @@ def _readers(model: Inventory, allocation: Allocation, place: Place) -> tuple[in
     """Threads that load at once, and bytes of their pieces: what there is room for before the cache and the
     graphs are made.
     """
+    if place.device.type == "cpu":
+        return LOADING[-1]
     needed = allocation.footprint
     later = needed.named("KV cache") + needed.named("CUDA graphs")
     room = place.usable_bytes - needed.always_bytes + later
