@@ -303,6 +303,7 @@ def test_weights_are_read_in_pieces_as_large_as_there_is_room_for() -> None:
         assert loading._readers(model, allocation, tight) == each
     assert loading._readers(model, allocation, replace(roomy, limit_bytes=1)) == (1, 8 * MIB)
     assert loading._readers(model, allocation, replace(roomy, device=torch.device("cpu"))) == (1, 8 * MIB)
+    assert loading._readers(model, allocation, replace(roomy, pinned_bytes=4 * GIB)) == (4, 8 * MIB)
 
 
 def test_a_tower_left_out_makes_room() -> None:

@@ -39,7 +39,7 @@ from snugvl.inputs.reasoning import Thinking
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.planner.footprint.native import LATE_BYTES, LOADING, loading_bytes
+from snugvl.planner.footprint.native import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation
@@ -208,14 +208,15 @@ def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
 
 def _readers(model: Inventory, allocation: Allocation, place: Place) -> tuple[int, int]:
     """Threads that load at once, and bytes of their pieces: what there is room for before the cache and the
-    graphs are made.
+    graphs are made. Where page-locked memory is scarce pieces are small: torch keeps it.
     """
     if place.device.type == "cpu":
         return LOADING[-1]
     needed = allocation.footprint
     later = needed.named("KV cache") + needed.named("CUDA graphs")
     room = place.usable_bytes - needed.always_bytes + later
-    fits = (each for each in LOADING if loading_bytes(model, allocation.settings, *each) <= room)
+    ways = [each for each in LOADING if place.pinned_bytes is None or each[1] == PIECE_BYTES]
+    fits = (each for each in ways if loading_bytes(model, allocation.settings, *each) <= room)
     return next(fits, LOADING[-1])
 
 
