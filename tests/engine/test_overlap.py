@@ -223,11 +223,26 @@ def test_without_memory_for_masks_steps_choose_as_ever(monkeypatch: pytest.Monke
     monkeypatch.setattr(graphs, "stream", lambda: None)
     graphs.start([DecodeRow(3, 4, 0, [1])])
 
-    def short(*_: object, **__: object) -> None:
+    tried: list[object] = []
+
+    def short(*given: object) -> None:
+        tried.append(given)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(_DecodeGraph, "choose", short)
-    assert graphs.choose(torch.ones(1, 1, dtype=torch.int32)) is None
+    again = decode.capture
+    monkeypatch.setattr(decode, "capture", short)
+    masks = torch.ones(1, 1, dtype=torch.int32)
+    assert graphs.choose(masks) is None
+    assert graphs.choose(masks) is None
+    assert len(tried) == 1, "it isn't tried at every step"
+    assert graphs.captures == 1
+    monkeypatch.setattr(decode, "capture", again)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    graphs.clear()
+    graphs.start([DecodeRow(3, 4, 0, [1])])
+    assert graphs.choose(masks) is not None
+    assert graphs.choose(masks) is not None
+    assert graphs.captures == 3, "two steps, and one that chooses"
 
 
 @pytest.mark.usefixtures("bare_graph")

@@ -72,7 +72,6 @@ def test_what_one_person_waits_for_comes_first(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(precompile, "support", lambda *_: None)
     network: Any = SimpleNamespace(
         tower=None,
-        rounds=None,
         decoder=SimpleNamespace(layers=nn.ModuleList()),
         device=torch.device("cpu"),
         config=SimpleNamespace(text=SimpleNamespace(vocab_size=9, predictors=0)),

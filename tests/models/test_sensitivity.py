@@ -1,5 +1,6 @@
 """Weights of few bits are rounded for what comes into them."""
 
+import json
 import os
 from hashlib import sha256
 from pathlib import Path
@@ -104,9 +105,9 @@ def test_layers_are_read_by_the_same_threads(tmp_path: Path, monkeypatch: pytest
     assert len(made) == 2, "one that weighs inputs, and one that loads: a CPU has one thread"
 
 
-def codes(folder: Path, kept: Path, kind: Format = "int4") -> dict[str, torch.Tensor]:
+def codes(folder: Path, kept: Path, kind: Format = "int4", group: int = 32) -> dict[str, torch.Tensor]:
     """The weights of a start."""
-    storage = Storage(kind, group=32)
+    storage = Storage(kind, group=group)
     model = load_model(folder, dtype=torch.float32, device=CPU, storage=storage, kept=kept)
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -127,7 +128,7 @@ def test_a_later_start_weighs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "harm", ["a bit", "half of it", "nothing left", "another network's", "the checkpoint's"]
+    "harm", ["a bit", "half of it", "nothing left", "another network's", "the checkpoint's", "the config's"]
 )
 def test_what_is_broken_or_anothers_is_weighed_anew(
     harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +146,10 @@ def test_what_is_broken_or_anothers_is_weighed_anew(
     elif harm == "another network's":
         whole = save({name: squares[1:] for name, squares in load(bytes(raw[32:])).items()})
         raw = bytearray(sha256(whole).digest() + whole)
+    elif harm == "the config's":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+        first = codes(folder, tmp_path / "elsewhere")
     else:
         weights = folder / "model.safetensors"
         os.utime(weights, ns=(1, weights.stat().st_mtime_ns + 1))
@@ -156,6 +161,30 @@ def test_what_is_broken_or_anothers_is_weighed_anew(
     assert len(weighed) == 1
     assert same(codes(folder, kept), first)
     assert len(weighed) == 1, "and kept again"
+
+
+def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of an image, or another user's."""
+    folder, kept = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"]), tmp_path / "inputs"
+    first = codes(folder, kept)
+
+    def touch(_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "touch", touch)
+    monkeypatch.setattr(sensitivity, "weigh_inputs", lambda *_: pytest.fail("inputs were weighed"))
+    assert same(codes(folder, kept), first)
+
+
+def test_formats_that_round_other_matrices_keep_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, kept = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"]), tmp_path / "inputs"
+    made = {group: codes(folder, kept, group=group) for group in (32, 64)}
+    assert len([*kept.iterdir()]) == 2, "some columns aren't a multiple of 64"
+    monkeypatch.setattr(sensitivity, "weigh_inputs", lambda *_: pytest.fail("inputs were weighed"))
+    for group in (32, 64, 32):
+        assert same(codes(folder, kept, group=group), made[group])
 
 
 def test_a_folder_that_cannot_be_written_costs_the_time(tmp_path: Path) -> None:

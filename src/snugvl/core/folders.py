@@ -1,9 +1,10 @@
 """Where downloads are kept, as huggingface_hub's documented variables say, without importing it: that import
-takes longer than a plan. And where we keep what we have found out.
+takes longer than a plan. And where we keep what we have found out, and by which of our sources.
 """
 
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 
@@ -22,3 +23,12 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_CACHE_HOME/snugvl`, `%LOCALAPPDATA%\\snugvl` on Windows, else `~/.cache/snugvl`."""
     chosen = environ.get("XDG_CACHE_HOME") or (environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     return (Path(chosen) if chosen else Path("~/.cache").expanduser()) / "snugvl"
+
+
+def sources_digest(*rooms: str) -> str:
+    """Of our sources in some folders of the package: what they have found out is theirs alone."""
+    package, digest = Path(__file__).parent.parent, sha256()
+    for room in rooms:
+        for path in sorted((package / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -122,16 +122,16 @@ class OpenCheckpoint:
     ) -> None:
         """Let the decoder's matrices know what to be rounded for, where that is to few bits.
 
-        Its layers are read once more for this, one after the other.
+        Its layers are read once more for this, one after the other, unless what came out is found.
 
         Args:
-            kept: folder where what comes out is found again.
+            kept: folder where it is.
         """
         if self.rounds is None:
             return
         file = None
         if kept is not None:
-            file = sensitivity.squares_file(kept, self.stored.tensors.values(), self.model.dtype)
+            file = sensitivity.squares_file(kept, self.model, self.stored.tensors.values())
         if file is None or not sensitivity.recall(self.model, file, device):
             _weigh_inputs(self.model, self.stored, device, readers, piece_bytes)
             if file is not None:

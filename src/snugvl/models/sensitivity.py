@@ -17,6 +17,7 @@ Sources: that inputs, not weights, say which weights matter: AWQ, Lin et al. 202
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import nn
 
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.checkpoint.store import write_whole
+from snugvl.core.folders import sources_digest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
@@ -73,12 +75,15 @@ def weigh_inputs(
         layer.to("meta")
 
 
-def squares_file(folder: Path, tensors: Iterable[TensorEntry], dtype: torch.dtype) -> Path:
-    """Where the squares of a checkpoint are kept, as they come of these tensors, this type and this source.
+def squares_file(folder: Path, model: LoadableNetwork, tensors: Iterable[TensorEntry]) -> Path:
+    """Where the squares of its matrices are kept: those of such a network, these tensors and our sources.
 
     Files are known by their path, size and time, as hashing gigabytes would take longer than to weigh anew.
     """
-    digest = sha256(Path(__file__).read_bytes() + str(dtype).encode())
+    wanted = sorted(_rounded(model.decoder.layers))
+    text = replace(model.config, vision=None)
+    named = f"{sources_digest('layers', 'models')} {torch.__version__} {model.dtype} {text} {wanted}"
+    digest = sha256(named.encode())
     files = set[Path]()
     for each in sorted(tensors, key=lambda entry: entry.name):
         digest.update(repr((each.name, each.dtype, each.shape, str(each.file), each.offset)).encode())
@@ -99,9 +104,10 @@ def recall(model: LoadableNetwork, file: Path, device: torch.device) -> bool:
         if sha256(raw).digest() != digest:
             return False
         found = load(raw)
-        file.touch()
     except (OSError, SafetensorError):
         return False
+    with suppress(OSError):  # a folder that can only be read
+        file.touch()
     if {name: (each.columns,) for name, each in linears.items()} != {
         n: tuple(s.shape) for n, s in found.items()
     }:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl.backends.native import ahead, kernel_processes
+from snugvl.backends.native import ahead
 from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.kernel_processes import KernelProcesses, ahead_of, nothing_compiled, room
 from snugvl.backends.native.loading import load_engine
@@ -42,11 +43,17 @@ def job_of(made: Engine) -> CompileJob:
     return compile_job_of(network, made.config, made.model.device)
 
 
+def with_cores(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this machine, or that a container is given of it."""
+    seen = replace(host.look(), cores=count)
+    monkeypatch.setattr(host, "look", lambda: seen)
+
+
 @pytest.fixture(autouse=True)
 def _a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one process, unless a test says otherwise."""
     monkeypatch.setattr(host, "memory", lambda: host.Memory(8 << 30, 3 << 30))
-    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 2)
+    with_cores(2, monkeypatch)
 
 
 @pytest.fixture
@@ -127,7 +134,7 @@ def test_several_processes_have_a_share_each(
 ) -> None:
     caplog.set_level("INFO", "snugvl")
     monkeypatch.setattr(host, "memory", lambda: host.Memory(64 << 30, 32 << 30))
-    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: 6)
+    with_cores(6, monkeypatch)
     told = f"open({str(tmp_path / 'told')!r}, 'a').write(f'{{number}} of {{count}}\\n'); "
     kernels = attempt("import pickle; job, number, count = pickle.loads(order); " + told + SAYS)
     kernels.compile(wanted, tmp_path / "folder", "3.6.0")
@@ -142,7 +149,7 @@ def test_as_many_as_there_is_room_for(
     free_gib: int, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "memory", lambda: host.Memory(64 << 30, free_gib << 30))
-    monkeypatch.setattr(kernel_processes.os, "cpu_count", lambda: cores)
+    with_cores(cores, monkeypatch)
     assert room() == count
 
 

@@ -1,6 +1,7 @@
 """What an engine allocates is what was planned, to the byte; or planned again, with what changed said."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -304,6 +305,18 @@ def test_weights_are_read_in_pieces_as_large_as_there_is_room_for() -> None:
     assert loading._readers(model, allocation, replace(roomy, limit_bytes=1)) == (1, 8 * MIB)
     assert loading._readers(model, allocation, replace(roomy, device=torch.device("cpu"))) == (1, 8 * MIB)
     assert loading._readers(model, allocation, replace(roomy, pinned_bytes=4 * GIB)) == (4, 8 * MIB)
+
+
+def test_a_process_without_a_home_loads_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose user is a number. What could be kept is found out at each start."""
+
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(loading, "cache_folder", fail)
+    assert loading._kept() is None
+    with snugvl.load("pocket", device="cpu", context=512) as model:
+        assert model.capabilities.context_tokens == 512
 
 
 def test_a_tower_left_out_makes_room() -> None:

@@ -127,6 +127,16 @@ SHAPED: list[Callable[[], torch.Tensor]] = [
     lambda: WIDE.floor(),
     lambda: WHOLE.clamp(max=4),
     lambda: meta(2, 3).add_(meta(3)),
+    lambda: WIDE.sub(WIDE, alpha=2),
+    lambda: WIDE.div(2, rounding_mode="floor"),
+    lambda: torch.addmm(meta(5), meta(2, 3), meta(3, 5), beta=0),
+    lambda: functional.linear(input=meta(4, 3), weight=meta(5, 3)),
+    lambda: meta(2, 3).repeat((2, 1)),
+    lambda: WHOLE.cos(),
+    lambda: WHOLE.clamp(0.5),
+    lambda: WIDE.clamp(min=meta(4, 1, 1, dtype=torch.float32)),
+    lambda: WIDE.clamp(0, 1.5),
+    lambda: meta(3, 2).T + meta(3, 2).T,
     lambda: meta(2, 3).mul_(2.0),
 ]
 

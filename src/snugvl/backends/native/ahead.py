@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-import snugvl
 from snugvl.backends.native.kernel_processes import KernelProcesses
 from snugvl.core.config import EngineConfig
+from snugvl.core.folders import sources_digest
 from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.models.networks import LoadableNetwork
 
@@ -96,8 +96,5 @@ class KernelsAhead:
 
 def _name_of(wanted: CompileJob, version: str) -> str:
     """What is compiled: the same for the same model, GPU, sources and versions."""
-    digest = hashlib.sha256(f"{version} {torch.__version__} {wanted}".encode())
-    for room in _SOURCES:
-        for path in sorted((Path(snugvl.__file__).parent / room).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    named = f"{version} {torch.__version__} {wanted} {sources_digest(*_SOURCES)}"
+    return hashlib.sha256(named.encode()).hexdigest()[:16]

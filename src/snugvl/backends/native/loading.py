@@ -190,13 +190,21 @@ def _network(
             language_only=settings.language_only,
             predictor=settings.predictor,
             outlined=outlined,
-            kept=cache_folder() / "inputs",
+            kept=_kept(),
         )
     except NoPageLockedMemory as error:
         raise DoesNotFit(
             f"the system gives no {format_size(error.nbytes)} of page-locked main memory, where the "
             "embedding was to be; keep it on the GPU: embedding='gpu' (--embedding gpu)"
         ) from None
+
+
+def _kept() -> Path | None:
+    """Where what weights are rounded for is kept; None where nobody has a home."""
+    try:
+        return cache_folder() / "inputs"
+    except RuntimeError:
+        return None
 
 
 def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:

@@ -99,6 +99,7 @@ class DecodeGraphs:
         self.released = False
         self._graphs: dict[int, _DecodeGraph] = {}
         self._short: set[int] = set()  # sizes that memory was short of
+        self._unchosen: set[int] = set()  # of those whose graph of choosing memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
         self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
         self._stream: Any = None  # of all captures: the library gets a workspace for each stream, for good
@@ -146,6 +147,7 @@ class DecodeGraphs:
             torch.cuda.synchronize(self._model.device)  # one may be running
         self._graphs.clear()
         self._short.clear()
+        self._unchosen.clear()
         self._pool = self._allowed = None
 
     @property
@@ -170,23 +172,32 @@ class DecodeGraphs:
     def choose(self, bits: torch.Tensor) -> Replay | None:
         """Choose once more after a replay, among the tokens that are allowed; the next `advance` reads them.
 
-        None where memory is short of that.
+        None where memory is short of that, which is tried once until `clear`.
 
         Args:
             bits: `[rows, ceil(vocab / 32)]` int32 in page-locked memory, as `GrammarState.fill` makes them.
         """
-        graph = self._graph(len(bits))
+        size, graph = self._size(len(bits)), self._graph(len(bits))
+        if size in self._unchosen:
+            return None
+        new = not graph.chooses
         try:
             if self._allowed is None:
                 shape = self.largest, bits.shape[1]
                 self._allowed = torch.empty(shape, dtype=torch.int32, device=self._model.device)
             self._allowed[: len(bits)].copy_(bits, non_blocking=True)
-            return graph.choose(self._allowed, len(bits), self._pool, self.stream())
+            chosen = graph.choose(self._allowed, len(bits), self._pool, self.stream())
         except Exception as error:
             if not out_of_memory(error):
                 raise
             clear_frames(error.__traceback__)
+            self._unchosen.add(size)
+            logger.warning("no memory for the CUDA graph that chooses for %d sequences: %s", size, error)
             return None
+        if new:
+            self.captures += 1
+            logger.info("captured the CUDA graph that chooses among allowed tokens for %d sequences", size)
+        return chosen
 
     def feed(self, tokens: torch.Tensor) -> None:
         """Let the next `advance` go on from these tokens `[rows]` int64, on the device.
@@ -284,6 +295,11 @@ class _DecodeGraph:
             where = upload(places, torch.int64, device)
             self._tables.view(-1).index_copy_(0, where, upload(blocks, torch.int32, device))
         return self._replay(rows)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is the graph that chooses among allowed tokens."""
+        return self._chooser is not None
 
     def choose(self, allowed: torch.Tensor, rows: int, pool: Any, stream: Any) -> Replay:
         masks = allowed[: len(self._ids)]

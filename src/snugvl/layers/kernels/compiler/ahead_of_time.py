@@ -95,13 +95,22 @@ def _alike(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any
     return x.new_empty(x.shape, dtype=dtype) if x.is_contiguous() else NotImplemented
 
 
-def _combined(a: torch.Tensor, b: Any) -> torch.Tensor:
+def _combined(a: torch.Tensor, b: Any) -> Any:
+    if not all(each.is_contiguous() for each in (a, b) if isinstance(each, torch.Tensor)):
+        return NotImplemented
     shape = np.broadcast_shapes(a.shape, b.shape) if isinstance(b, torch.Tensor) else a.shape
     return torch.empty(shape, dtype=torch.result_type(a, b), device="meta")
 
 
 def _divided(a: torch.Tensor, b: Any) -> Any:
     return _combined(a, b) if a.is_floating_point() else NotImplemented
+
+
+def _bent(x: torch.Tensor, *_: float, **bounds: float) -> Any:
+    """Of floating-point values, or whole ones between whole numbers."""
+    numbers = {type(each) for each in (*_, *bounds.values())}
+    plain = numbers <= {int, float} if x.is_floating_point() else numbers == {int}
+    return _alike(x) if plain else NotImplemented
 
 
 def _stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
@@ -132,7 +141,8 @@ _SHAPED: Final[dict[Any, Callable[..., Any]]] = {
     **dict.fromkeys((torch.empty_like, functional.layer_norm, functional.gelu), _alike),
     **dict.fromkeys(_methods("add", "sub", "mul", "__rsub__"), _combined),
     **dict.fromkeys(_methods("div", "__rdiv__", "__rpow__"), _divided),
-    **dict.fromkeys(_methods("cos", "sin", "floor", "clamp"), _alike),
+    **dict.fromkeys(_methods("cos", "sin", "clamp"), _bent),
+    torch.Tensor.floor: _alike,
 }
 
 _IN_PLACE: Final = ("add_", "copy_", "gelu_", "mul_", "zero_")
@@ -144,12 +154,17 @@ def _shape_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return torch.arange(*args, **kwargs | {"device": "cpu"}).to("meta")
     shaped = _SHAPED.get(function)
     in_place = getattr(function, "__name__", None) in _IN_PLACE
-    if shaped is None and not in_place:
+    if (shaped is None and not in_place) or not args:
         return NotImplemented
     first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
     if not first.is_meta:
         return NotImplemented
-    return first if shaped is None else shaped(*args, **kwargs)
+    if shaped is None:
+        return first
+    try:
+        return shaped(*args, **kwargs)
+    except (TypeError, ValueError, AttributeError):  # said in a way that is not known here
+        return NotImplemented
 
 
 @contextmanager
