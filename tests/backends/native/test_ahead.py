@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,9 +174,14 @@ def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: 
         def add(self, kernel: str) -> Future[None]:
             self.mine.append(kernel)
             compiling = Future[None]()
-            if len(self.mine) == 1:
+
+            def compile_it() -> None:
+                sleep(0.02)
                 order.append(f"{kernel} is compiled")
                 compiling.set_result(None)
+
+            if len(self.mine) == 1:
+                threading.Thread(target=compile_it).start()
             return compiling
 
         def results(self) -> list[tuple[SimpleNamespace, Exception | None]]:
