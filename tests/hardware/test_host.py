@@ -48,7 +48,8 @@ def test_a_quota_rounds_up_to_whole_cores(write: Write, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for quota, cores in (("250000", 3), ("10000", 1), ("9900000", 8)):
         files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota} 100000"}
-        assert host.look(write(files), {}).cores == cores
+        root = write(files)
+        assert host.look(root, {}).cores == host.cores(root) == cores
 
 
 def test_version_2_in_a_namespace_of_its_own(write: Write) -> None:

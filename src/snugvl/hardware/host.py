@@ -43,6 +43,11 @@ def memory(root: Path = Path("/")) -> Memory:
     return _within(container.limits(root), _memory(root))
 
 
+def cores(root: Path = Path("/")) -> int:
+    """Processors of this process: a container may have a share of them."""
+    return _cores(container.limits(root).cores)
+
+
 def look(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Host:
     """This machine. `root` stands for / and `environ` for the environment in tests."""
     limits, whole = container.limits(root), _memory(root)

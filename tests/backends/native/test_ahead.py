@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -46,8 +45,7 @@ def job_of(made: Engine) -> CompileJob:
 
 def with_cores(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of this machine, or that a container is given of it."""
-    seen = replace(host.look(), cores=count)
-    monkeypatch.setattr(host, "look", lambda: seen)
+    monkeypatch.setattr(host, "cores", lambda: count)
 
 
 @pytest.fixture(autouse=True)

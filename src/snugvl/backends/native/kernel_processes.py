@@ -99,7 +99,7 @@ class KernelProcesses:
 def room() -> int:
     """Processes that this machine has room for now."""
     left = host.memory().free_bytes - LEAST_MEMORY_BYTES
-    return 0 if left < 0 else max(1, min(MOST, host.look().cores // 2, 1 + left // MORE_MEMORY_BYTES))
+    return 0 if left < 0 else max(1, min(MOST, host.cores() // 2, 1 + left // MORE_MEMORY_BYTES))
 
 
 def _told(process: "subprocess.Popen[bytes]", order: bytes) -> tuple[int, list[str]]:
