@@ -217,6 +217,20 @@ def test_a_machine_where_nothing_was_compiled(
     assert not nothing_compiled()
 
 
+def test_a_process_without_a_home_looks_where_triton_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what it gives where nobody has a home
+    monkeypatch.chdir(tmp_path)
+    assert nothing_compiled()
+    folder = tmp_path / "~" / ".triton" / "cache"
+    folder.mkdir(parents=True)
+    (folder / "snugvl-0.done").touch()
+    assert not nothing_compiled()
+
+
 @pytest.mark.parametrize(("new", "said", "early"), [(True, "", 1), (True, "none", 0), (False, "", 0)])
 def test_a_first_start_has_the_processes_ready(
     new: bool, said: str, early: int, monkeypatch: pytest.MonkeyPatch

@@ -49,8 +49,9 @@ def ahead_of(value: str | None) -> Ahead:
 
 def nothing_compiled() -> bool:
     """Whether no kernels were compiled ahead on this machine yet; said without reading Triton."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111 (as Triton: it needs none)
     named = os.environ.get("TRITON_CACHE_DIR")
-    folder = Path(named) if named else Path(os.environ.get("TRITON_HOME", Path.home())) / ".triton" / "cache"
+    folder = Path(named) if named else Path(home) / ".triton" / "cache"
     return not any(folder.glob("*.done"))
 
 
