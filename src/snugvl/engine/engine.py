@@ -335,8 +335,7 @@ class Engine:
         if pending.masked:
             settle((s.grammar for s in pending.sequences if s.state is State.RUNNING), self._masks)
             for row, sequence in enumerate(pending.sequences if self.config.skip_forced else ()):
-                mask = sequence.grammar
-                if mask is not None and mask.forced and (forced := self._teller.skip_forced(sequence)):
+                if forced := self._teller.skip_forced(sequence):
                     outputs += forced
                     pending.void.add(row)
             choose(pending, self._runner)

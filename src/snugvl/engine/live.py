@@ -63,8 +63,7 @@ class LiveRequests(dict[str, list[Sequence]]):
     def expire(self) -> list[TokenOutput]:
         """End the requests whose deadline has passed."""
         now = time.monotonic()
-        limited = [(id_, each) for id_, each in self.items() if each[0].request.deadline is not None]
-        late = [(request_id, past_deadline(choices, now)) for request_id, choices in limited]
+        late = [(request_id, past_deadline(choices, now)) for request_id, choices in self.items()]
         return [output for request_id, error in late if error for output in self.fail(request_id, error)]
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Compiling all kernels that an engine will need, ahead of time, in a process of its own.
+"""Compiling all kernels that an engine will need, ahead of time, in processes of their own.
 
     who loads the engine    its network's outline, its sizes and its hardware: a `CompileJob`
     native/kernel_processes  the network of that outline, without memory ─► a step, an image, a filter of each
@@ -11,7 +11,6 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 
 import itertools
 from collections.abc import Iterable, Mapping
-from concurrent.futures import wait
 from dataclasses import dataclass, replace
 
 import torch
@@ -152,7 +151,7 @@ def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> Compile
         if at % count == number:
             compiling = compiler.add(launch)
             if at == number:
-                wait([compiling])
+                compiling.result()
 
     with torch.inference_mode(), dry_run(job.hardware, noted):
         rehearse(network_from(job.outline), job.engine)

@@ -23,7 +23,7 @@ from snugvl.inputs.spelling import ByteLevel, Spelling, spelling_of
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
 COUNTED_TEXT = 1 << 18  # characters; tokens of what is longer are counted piece by piece before
 SHORT_TEXT = 1 << 11  # characters that are tokenised with Python's lock held: letting go of it takes longer
-UTF8_BYTES = 4  # of a character, at most: a spelling makes no more of it
+_WIDEST = 4  # bytes of a character, at most: a spelling makes no more of it
 _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
 SPELLED = 1 << 14  # tokens whose bytes are kept: those that came lately
 _IDS = 1 << 32  # ids that the Rust side can be asked for
@@ -108,7 +108,7 @@ class Tokenizer:
         longest = max(map(len, added), default=1)
         # Of the strings those that could still be longer, as to look at all takes a tenth of a whole start.
         for token in sorted(self._backend.get_vocab(with_added_tokens=True), key=len, reverse=True):
-            if len(token) * UTF8_BYTES <= longest:
+            if len(token) * _WIDEST <= longest:
                 break
             longest = max(longest, len(self._spelling.inside(token)))
         return longest

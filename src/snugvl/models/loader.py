@@ -86,12 +86,12 @@ class OpenCheckpoint:
     @property
     def rounds(self) -> torch.dtype | None:
         """Type of the values that are rounded to few bits; None: none are."""
-        linears = [each for each in self.model.decoder.layers.modules() if isinstance(each, Linear)]
-        ready = isinstance(self.stored.form, PackedInt4) or any(each.parts for each in linears)
-        few = {id(each) for each in linears if each.format in FEW_BITS}
+        few = sensitivity.rounded_matrices(self.model.decoder.layers).values()
+        ready = isinstance(self.stored.form, PackedInt4) or any(each.parts for each in few)
         if ready or not few:  # what has few bits in the files stays as it is
             return None
-        name = next(name for name, target in targets_of(self.model) if id(target.linear) in few)
+        ids = set(map(id, few))
+        name = next(name for name, target in targets_of(self.model) if id(target.linear) in ids)
         stored = self.stored.entry(name).dtype
         return torch.float32 if stored == "F8_E4M3" else DTYPES[stored]  # as `dequantise` makes them
 
@@ -100,12 +100,12 @@ class OpenCheckpoint:
 
         What goes wrong comes up again where weights are rounded.
         """
-        linears = [each for each in self.model.decoder.layers.modules() if isinstance(each, Linear)]
-        few = {(each.format, each.group) for each in linears if each.format in FEW_BITS}
+        matrices = sensitivity.rounded_matrices(self.model.decoder.layers).values()
         stored = None if device.type == "cpu" else self.rounds
+        few = {(each.format, each.group) for each in matrices} if stored is not None else ()
 
         def round_some() -> None:
-            for kind, group in few if stored is not None else ():
+            for kind, group in few:
                 with suppress(Exception):
                     to_few_bits(torch.zeros(8, group, dtype=stored, device=device), kind, group)
 

@@ -69,7 +69,7 @@ def weigh_inputs(
     x: torch.Tensor = embedded.as_subclass(_Plain)
     for layer, rounded in zip(wide.decoder.layers, model.decoder.layers, strict=True):
         layer_ready(layer)
-        for name, linear in _rounded(rounded).items():
+        for name, linear in rounded_matrices(rounded).items():
             layer.get_submodule(name).register_forward_pre_hook(_squares_to(linear), with_kwargs=True)
         x = layer(x, rotation, cache, metadata)
         layer.to("meta")
@@ -80,7 +80,7 @@ def squares_file(folder: Path, model: LoadableNetwork, tensors: Iterable[TensorE
 
     Files are known by their path, size and time, as hashing gigabytes would take longer than to weigh anew.
     """
-    wanted = sorted(_rounded(model.decoder.layers))
+    wanted = sorted(rounded_matrices(model.decoder.layers))
     text = replace(model.config, vision=None)
     named = f"{sources_digest('layers', 'models')} {torch.__version__} {model.dtype} {text} {wanted}"
     digest = sha256(named.encode())
@@ -97,7 +97,7 @@ def squares_file(folder: Path, model: LoadableNetwork, tensors: Iterable[TensorE
 
 def recall(model: LoadableNetwork, file: Path, device: torch.device) -> bool:
     """Set the squares that an earlier start has kept; whether there are any, whole and of these matrices."""
-    linears = _rounded(model.decoder.layers)
+    linears = rounded_matrices(model.decoder.layers)
     try:
         raw = file.read_bytes()
         digest, raw = raw[:HASH_BYTES], raw[HASH_BYTES:]
@@ -119,7 +119,7 @@ def recall(model: LoadableNetwork, file: Path, device: torch.device) -> bool:
 
 def remember(model: LoadableNetwork, file: Path) -> None:
     """Keep the squares for later starts, where the folder can be written; those used last longest."""
-    linears = _rounded(model.decoder.layers)
+    linears = rounded_matrices(model.decoder.layers)
     squares = {name: each.squares.cpu() for name, each in linears.items() if each.squares is not None}
     if len(squares) < len(linears):
         return
@@ -132,7 +132,7 @@ def remember(model: LoadableNetwork, file: Path) -> None:
             each.unlink(missing_ok=True)
 
 
-def _rounded(layers: nn.Module) -> dict[str, Linear]:
+def rounded_matrices(layers: nn.Module) -> dict[str, Linear]:
     """The matrices that are rounded to few bits, by name."""
     named = layers.named_modules()
     return {name: each for name, each in named if isinstance(each, Linear) and each.format in FEW_BITS}

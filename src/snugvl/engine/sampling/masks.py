@@ -177,8 +177,8 @@ class Mask:
     """
 
     def __init__(
-        self, state: GrammarState, threads: MaskThreads, pace: MaskPace, ends: Collection[int] = (),
-    ) -> None:  # fmt: skip
+        self, state: GrammarState, threads: MaskThreads, pace: MaskPace, ends: Collection[int] = ()
+    ) -> None:
         """
         Args:
             pace: one for all choices of a request.

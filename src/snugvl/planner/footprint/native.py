@@ -59,7 +59,7 @@ SMALL_TENSORS_BYTES: Final = 16 << 20
 
 PIECE_BYTES: Final = 8 << 20
 READERS: Final = (4, 2, 1)  # threads that fill a GPU, a piece each
-# They with larger pieces, the quickest first: a piece costs Python as much whatever its size.
+# Threads and bytes of their pieces, the quickest first: a piece costs Python as much whatever its size.
 LOADING: Final = ((4, 32 << 20), (4, 16 << 20), *((threads, PIECE_BYTES) for threads in READERS))
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
 PUT_BYTES: Final[dict[WeightFormat, int]] = {

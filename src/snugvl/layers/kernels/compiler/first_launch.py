@@ -14,7 +14,10 @@ KERNELS: Final = "snugvl.layers.kernels."
 
 
 def read_triton(compute_capability: tuple[int, int] | None) -> bool:
-    """What kernels for such a GPU have in common; whether that worked. Imports no torch."""
+    """What kernels for such a GPU have in common; whether that worked. Imports no torch.
+
+    None: for a process that launches none, so that Triton's part in C isn't compiled for it.
+    """
     with suppress(Exception):
         from triton.backends.nvidia.compiler import get_ptxas_version
         from triton.runtime.build import platform_key
