@@ -28,8 +28,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5DecoderLayer,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5RMSNorm,
+)
 
 WORDS, FOLLOWERS = 40, 3
 FIRST, LAST = 8, 200  # token ids that words are made of
@@ -97,8 +101,9 @@ class Predictor(nn.Module):
         full = config.layer_types.index("full_attention")
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([Qwen3_5DecoderLayer(config, full)])
-        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
-            setattr(self, name, Qwen3_5RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+        self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
+            Qwen3_5RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)
+        )
         self._rotation = [model.model.language_model.rotary_emb]  # in a list: not a module of its own
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -235,7 +240,7 @@ def measure(
             answers = said[mode] = {}
             waiting = list(enumerate(asked))
             while waiting or engine.has_work:
-                while waiting and engine.stats.requests < clients:
+                while waiting and engine.stats.running + engine.stats.waiting < clients:
                     number, ids = waiting.pop(0)
                     sampling = SamplingParams(max_tokens=tokens, temperature=temperature, seed=number)
                     engine.add(EngineRequest(str(number), tuple(ids), sampling))
