@@ -175,42 +175,21 @@ def skinny_tiles(cell: Cell) -> tuple[Tile, ...]:
 
 
 def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
-    """Rows, warps, slices at once, programs of a unit or 0."""
+    """Rows, warps, slices at once."""
     columns = SHAPES[cell.size][cell.shape][1]
     tiles: tuple[Tile, ...] = (
-        (8, 4, 4, 0),
-        (16, 4, 4, 0),
-        (8, 8, 8, 0),
-        (16, 8, 8, 0),
-        (4, 8, 8, 0),
-        (4, 4, 4, 0),
-    )
-    tiles += (
-        (16, 2, 2, 0),
-        (8, 2, 2, 0),
-        (8, 1, 1, 0),
-        (16, 1, 1, 0),
-        (8, 4, 8, 0),
-        (4, 4, 8, 0),
-        (2, 8, 8, 0),
-    )
+        (8, 4, 4), (16, 4, 4), (8, 8, 8), (16, 8, 8), (4, 8, 8), (4, 4, 4), (16, 2, 2), (8, 2, 2), (8, 1, 1),
+        (16, 1, 1), (8, 4, 8), (4, 4, 8), (2, 8, 8),
+    )  # fmt: skip
     if columns > 4096:
-        tiles += (8, 8, 16, 0), (4, 8, 16, 0), (8, 16, 16, 0), (4, 16, 16, 0), (4, 8, 32, 2), (4, 16, 32, 2)
-    elif columns > 2048:
-        tiles += (
-            (8, 4, 8, 3),
-            (8, 4, 8, 2),
-            (8, 8, 8, 2),
-            (8, 8, 8, 3),
-            (4, 4, 8, 4),
-            (4, 4, 8, 6),
-            (4, 8, 8, 4),
-        )
-    else:
-        tiles += (8, 4, 4, 3), (8, 4, 4, 6), (16, 4, 4, 3), (4, 4, 4, 6), (8, 2, 4, 6)
-    if cell.format in UPPER:  # none of them in rounds
-        return tuple(tile for tile in tiles if not tile[3])
+        tiles += (8, 8, 16), (4, 8, 16), (8, 16, 16), (4, 16, 16)
     return tiles
+
+
+def int4_tiles(cell: Cell) -> tuple[Tile, ...]:
+    """Rows, warps, programs of a unit or 0, whether the next kernel starts soon."""
+    rounds = (0, 2, 4, 8) if SHAPES[cell.size][cell.shape][2] else (0,)
+    return tuple(combinations((4, 8, 16), (1, 2, 4, 8), rounds, (0, 1)))
 
 
 def variants(args: argparse.Namespace, cell: Cell) -> Iterator[tuple[str, Tile]]:
@@ -227,7 +206,9 @@ def possible(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
         yield "library", ()
     if cell.tokens <= 32:
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
-    if cell.tokens == 1 and cell.format != "bf16":
+    if cell.tokens == 1 and cell.format == "int4":
+        yield from (("int4", tile) for tile in int4_tiles(cell))
+    elif cell.tokens == 1 and cell.format != "bf16":
         yield from (("lone", tile) for tile in lone_tiles(cell))
     if not thorough:
         return
@@ -253,8 +234,8 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
-        mock.patch.object(linear, "LONE", linear.LONE if kernel == "lone" else frozenset()),
-        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else HEAD_OUTPUTS),
+        mock.patch.object(linear, "LONE", linear.LONE if kernel in ("lone", "int4") else frozenset()),
+        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel in ("lone", "int4") else HEAD_OUTPUTS),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
         mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
         mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),

@@ -1,4 +1,4 @@
-"""The kernel for one row of input against torch on the wide form, and what goes to it."""
+"""The kernels for one row of input against torch on the wide form, and what goes to them."""
 
 from dataclasses import replace
 from itertools import product as product_of
@@ -16,19 +16,21 @@ from snugvl.layers.weights import Format, Weights
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 
 
-def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...]) -> None:
+def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...] = (8, 2, 2)) -> None:
+    """Of three numbers for FP8 and int8, of four for int4."""
     patch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
     patch.setattr(kernels, "LONE_OUTPUTS", tile[0])
     patch.setattr(kernels, "HEAD_OUTPUTS", 0)  # whatever the width is
-    patch.setattr(kernels, "lone_tile", lambda *_, **__: tile)
+    patch.setattr(kernels, "lone_tile", lambda *_, **__: tile[:3])
+    patch.setattr(kernels, "int4_tile", lambda *_, **__: tile if len(tile) == 4 else (8, 2, 0, False))
 
 
 @settings(max_examples=5, deadline=None)
 @given(
-    kind=st.sampled_from(["fp8", "int8", "int4"]),
+    kind=st.sampled_from(["fp8", "int8"]),
     rows=st.integers(16, 40),
     groups=st.integers(1, 10),
-    tile=st.sampled_from([(16, 2, 2, 0), (8, 1, 1, 0), (4, 2, 4, 0), (4, 2, 4, 1), (8, 4, 4, 2)]),
+    tile=st.sampled_from([(16, 2, 2), (8, 1, 1), (4, 2, 4), (8, 4, 4)]),
 )
 def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tuple[int, ...]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -41,8 +43,31 @@ def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tu
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int4"])
-@pytest.mark.parametrize("tile", [(8, 2, 2, 0), (8, 2, 2, 1)])
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=st.integers(16, 40),
+    groups=st.integers(1, 18),  # one, two and three slices of a warp
+    group=st.sampled_from([64, 128]),
+    tile=st.sampled_from([(4, 1, 0), (8, 2, 0), (16, 4, 0), (4, 2, 1), (8, 1, 1), (16, 2, 1)]),
+    soon=st.booleans(),
+)
+def test_int4_by_fragments_is_torchs(
+    rows: int, groups: int, group: int, tile: tuple[int, int, int], soon: bool
+) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    weights = stored("int4", rows, group * groups, device, group=group)
+    x = torch.randn(1, group * groups).to(device, for_skinny(device))
+    bias = torch.randn(rows, device=device)
+    with pytest.MonkeyPatch.context() as patch:
+        lone_tiles(patch, (*tile, soon))
+        y = product(x, weights, bias=bias, dtype=torch.float32)
+    close(y, linear(x.float(), weights.wide(torch.float32), bias))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tile"),
+    [("fp8", (8, 2, 2)), ("int4", (8, 2, 0, False)), ("int4", (4, 1, 1, True)), ("int4", (16, 4, 1, False))],
+)
 def test_lone_norm_bias_swiglu_and_residual(
     kind: Format, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,20 +78,20 @@ def test_lone_norm_bias_swiglu_and_residual(
         as_torchs(weights, for_skinny(device), 1, parts)
 
 
-def test_a_lone_product_of_small_groups(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    lone_tiles(monkeypatch, (8, 2, 2, 0))
-    weights = stored("int4", 24, 640, device, group=64)
-    x = torch.randn(1, 640).to(device, for_skinny(device))
-    close(product(x, weights, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
-
-
 @pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "tile"), [("fp8", (8, 2, 2)), ("int4", (8, 2, 0, False)), ("int4", (4, 2, 1, True))]
+)
 def test_few_wide_rows_go_along_with_a_lone_product(
-    normed: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: Format,
+    tile: tuple[int, ...],
+    normed: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    lone_tiles(monkeypatch, tile)
     dtype = for_skinny(device)
-    weights = stored("int4", 28, 640, device)
+    weights = stored(kind, 28, 640, device)
     tail, norm = torch.randn(6, 640).to(device, dtype), torch.randn(640).to(device, dtype)
     x = torch.randn(1, 640).to(device, dtype)
     beside = {"norm": norm, "eps": 1e-6} if normed else {}
@@ -77,7 +102,7 @@ def test_few_wide_rows_go_along_with_a_lone_product(
 
 
 def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    lone_tiles(monkeypatch)
     dtype = for_skinny(device)
     weights = stored("int4", 28, 640, device)
     tail = torch.randn(6, 640).to(device, dtype)
@@ -114,8 +139,8 @@ def test_which_products_are_lone(
 def test_int4_at_odd_addresses_is_left_to_other_kernels(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the compiler lays words out in another way, and the lone kernel would be wrong."""
-    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    """There the compiler lays words out in another way, and the kernel would be wrong."""
+    lone_tiles(monkeypatch)
     weights = stored("int4", 16, 512, device)
     room = torch.empty(weights.data.numel() + 1, dtype=torch.int32, device=device)
     room[1:] = weights.data.flatten()
@@ -125,13 +150,23 @@ def test_int4_at_odd_addresses_is_left_to_other_kernels(
     close(product(x, odd, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int4"])
-def test_a_lone_tile_is_one_the_kernel_takes(kind: Format) -> None:
-    widths = (512, 2048, 2560, 3584, 4096, 9728, 12288, 18944)
-    sizes = product_of((1024, 2560, 4096, 6144, 151936), widths, (20, 132), (False, True))
-    for outputs, columns, units, swiglu in sizes:
-        weights = Weights(kind, outputs, columns, torch.empty(0))
-        rows, warps, batch, rounds = tiles.lone_tile(outputs, weights, units, swiglu=swiglu)
+WIDTHS = (512, 2048, 2560, 3584, 4096, 9728, 12288, 18944)
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_a_lone_tile_is_one_the_kernel_takes(swiglu: bool) -> None:
+    for outputs, columns, units in product_of((1024, 2560, 4096, 6144, 151936), WIDTHS, (20, 132)):
+        weights = Weights("fp8", outputs, columns, torch.empty(0))
+        rows, warps, batch = tiles.lone_tile(outputs, weights, units, swiglu=swiglu)
         assert rows <= kernels.LONE_OUTPUTS
         assert batch >= warps
-        assert not rounds or batch * 512 >= columns
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_an_int4_tile_is_one_the_kernel_takes(swiglu: bool) -> None:
+    for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288), WIDTHS):
+        weights = Weights("int4", outputs, columns, torch.empty(0))
+        rows, warps, _, _ = tiles.int4_tile(outputs, weights, swiglu=swiglu)
+        assert rows in (4, 8, 16)
+        assert rows <= kernels.LONE_OUTPUTS
+        assert warps in (1, 2, 4, 8)

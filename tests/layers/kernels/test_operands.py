@@ -22,14 +22,15 @@ H200 = Hardware((9, 0), 132)
 found = {}
 for name, (kind, tile) in json.loads(sys.argv[1]).items():
     linear.LONE = frozenset({kind} if name.startswith("lone") else ())
-    linear.lone_tile = lambda *_, **__: tile
+    linear.lone_tile = linear.int4_tile = lambda *_, **__: tile
     linear.SKINNY_BYTES = 0
     with dry_run(H200) as launches:
-        scale = torch.empty(256, 1024 // 64, dtype=torch.bfloat16, device="meta")
+        group = 64 if kind != "int4" or tile is None else 128 if tile[1] == 2 else 64
+        scale = torch.empty(256, 1024 // group, dtype=torch.bfloat16, device="meta")
         words = torch.empty(256, 1024 // 8, dtype=torch.int32, device="meta")
         upper = None if kind not in UPPER else torch.empty(256, 1024 // 8, dtype=UPPER[kind], device="meta")
         x = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta")
-        linear.product(x, Weights(kind, 256, 1024, words, scale, scale, 64, upper=upper))
+        linear.product(x, Weights(kind, 256, 1024, words, scale, scale, group, upper=upper))
     driver.set_active(_DescribedDriver(H200))
     made = launches[-1].kernel.kernel.warmup(*launches[-1].values, grid=(1,), **launches[-1].constants)
     found[name] = launches[-1].name, made.metadata.shared, made.asm["ttgir"]
@@ -37,14 +38,14 @@ print(json.dumps(found))
 """
 TILES = {
     "skinny": ("int4", None),
-    "lone": ("int4", (8, 4, 4, 0)),
-    "lone, in rounds": ("int4", (8, 2, 2, 3)),
+    "lone_int4": ("int4", (8, 4, 0, False)),
+    "lone_int4, in rounds": ("int4", (4, 2, 1, True)),
+    "lone_int4, many rows": ("int4", (16, 1, 1, False)),
     "skinny_planes, five bits": ("int5", None),
     "skinny_planes, six bits": ("int6", None),
-    "lone_planes, five bits": ("int5", (8, 4, 4, 0)),
-    "lone_planes, six bits": ("int6", (8, 4, 4, 0)),
+    "lone_planes, five bits": ("int5", (8, 4, 4)),
+    "lone_planes, six bits": ("int6", (8, 4, 4)),
 }
-REGISTERS = r"{name} = #ttg\.(blocked<{{sizePerThread = \[[1, ]*, 2\]|linear<{{register = \[\[[0, ]*, 1\])"
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +62,32 @@ def test_operands_of_small_groups_stay_in_registers(
     compiled: dict[str, tuple[str, int, str]], name: str
 ) -> None:
     kernel, shared, _ = compiled[name]
-    assert kernel == name.split(",")[0] + ("_rounds" if name.endswith("rounds") else "")
+    assert kernel == name.split(",")[0]
     assert shared <= 4096  # the sums of warps, scales
 
 
-@pytest.mark.parametrize("name", [name for name, (kind, tile) in TILES.items() if kind == "int4" and tile])
-def test_a_thread_holds_two_neighbouring_words_one_after_the_other(
-    compiled: dict[str, tuple[str, int, str]], name: str
-) -> None:
-    """Which `swapped_codes` stands on: its assembly is given two words and mixes them."""
+BASES = r"(\w+) = \[((?:\[[\d, ]*\](?:, )?)*)\]"
+
+
+def threads_of(layout: str) -> list[tuple[int, ...]]:
+    """Which place of a tensor each bit of a thread's number, the lane's bits first, moves it by."""
+    if "blocked" in layout:
+        sizes = {name: json.loads(f"[{rest}]") for name, rest in re.findall(r"(\w+) = \[([\d, ]+)\]", layout)}
+        assert sizes["sizePerThread"][0] == sizes["threadsPerWarp"][1] == sizes["warpsPerCTA"][1] == 1, layout
+        count = sizes["threadsPerWarp"][0] * sizes["warpsPerCTA"][0]
+        return [(1 << bit, 0) for bit in range(count.bit_length() - 1)]
+    bases = {name: json.loads(f"[{rest}]") for name, rest in re.findall(BASES, layout)}
+    return [tuple(base) for base in bases["lane"] + bases["warp"]]
+
+
+@pytest.mark.parametrize("name", [name for name in TILES if name.startswith("lone_int4")])
+def test_the_first_axis_is_the_threads(compiled: dict[str, tuple[str, int, str]], name: str) -> None:
+    """Which the assembly of `fragments.py` stands on: an instruction of a warp, and what lanes exchange."""
     text = compiled[name][2]
-    layouts = set(re.findall(r"elementwise_inline_asm.*-> tensor<[\dx]+xbf16, (#\w+)>", text))
-    layouts |= set(re.findall(r"elementwise_inline_asm.*xi32, (#\w+)> -> \(?tensor<[\dx]+xbf16", text))
-    assert layouts
-    for layout in layouts:
-        assert re.search(REGISTERS.format(name=layout), text), re.search(f"{layout} = .*", text)
+    named = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+    instructions = [line for line in text.splitlines() if "mma.sync" in line or "shfl.sync" in line]
+    assert len(instructions) > 5
+    for line in instructions:
+        for layout in re.findall(r"tensor<\d+x\d+x[if]32, (#\w+)>", line):
+            threads = threads_of(named[layout])
+            assert threads == [(1 << bit, 0) for bit in range(len(threads))], named[layout]

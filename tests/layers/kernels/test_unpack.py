@@ -72,19 +72,6 @@ def test_int4_of_two_words(seed: int) -> None:
     assert found == [(word >> 4 * position & 15) - 8 for position in range(8) for word in words]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_int4_swapped(seed: int) -> None:
-    words = torch.randint(0, 2**32, (2,), generator=torch.Generator().manual_seed(seed)).tolist()
-    found = halves(run(unpack._INT4_SWAPPED.value, 8, *words))
-    swapped = [
-        (words[half] >> 4 * (4 * word + place) & 15) + 128
-        for half in range(2)
-        for place in range(4)
-        for word in range(2)
-    ]
-    assert found == swapped
-
-
 def words_of(codes: list[int]) -> tuple[int, int]:
     """Bytes as two words."""
     low, high = (

@@ -20,15 +20,17 @@ from snugvl.layers.kernels.device import (
 from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products import weights as kinds
 from snugvl.layers.kernels.products.epilogue import Epilogue
+from snugvl.layers.kernels.products.fragments import lone_int4
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
-from snugvl.layers.kernels.products.lone import TAIL_ROWS, lone, lone_rounds
+from snugvl.layers.kernels.products.lone import TAIL_ROWS, lone
 from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes, widen_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
     HEAD_OUTPUTS,
     SMALL,
     fill_slices,
+    int4_tile,
     lone_tile,
     matrix_tile,
     skinny_tile,
@@ -38,7 +40,7 @@ from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.products.widen import widen
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
-from snugvl.layers.weights import FEW_BITS, FORMATS, Format, Weights
+from snugvl.layers.weights import FEW_BITS, FORMATS, GROUP, Format, Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -150,9 +152,11 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
     """One row of bf16 from Ampere on (in the interpreter anything), where it is the fastest."""
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
-    # Elsewhere a thread would not get two neighbouring words, which `swapped_codes` needs.
     aligned = weights.data.data_ptr() % 16 == 0
-    fast = weights.format == "int4" or outputs >= HEAD_OUTPUTS or fill_slices(weights)
+    fast = outputs >= HEAD_OUTPUTS or fill_slices(weights)
+    if weights.format == "int4":
+        # Elsewhere threads would not get what `fragments.py` says that each has.
+        aligned, fast = aligned and x.data_ptr() % 16 == 0, weights.group <= GROUP
     return fast and aligned and (_unpacks(x) or not x.is_cuda)
 
 
@@ -165,22 +169,29 @@ def _lone(
 ) -> None:
     """`tail`: weights in the type of `x`, and where what they give goes."""
     outputs, units = out.shape[1], hardware_of(x.device).units
-    rows, warps, batch, rounds = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
-    programs = -(-outputs // beside.outputs(rows))
-    norm, bias, residual = beside.tensors(x)
-    constants = _constants(x, weights, beside, words=True) | {
-        "BN": rows, "BATCH": batch, "WARPS": min(warps, batch), "num_warps": warps, **pdl(x.device),
-    }  # fmt: skip
-    operands = (x, norm, *_words(weights), bias, residual, out)
-    if rounds:
-        assert tail is None, "a head or a SwiGLU has none"
-        lone_rounds[(min(programs, rounds * units),)](*operands, outputs, beside.eps, **constants)
-        return
     wide, last = tail or (x, x)
     more = 0 if tail is None else len(wide)
+    norm, bias, residual = beside.tensors(x)
+    data, scale, zero = _words(weights)
+    constants = _constants(x, weights, beside, words=True) | {"TAIL": more, "EACH_TAIL": TAIL_ROWS}
+    behind = (bias, residual, out, wide, last, outputs, beside.eps)
+    if weights.format == "int4":
+        rows, warps, rounds, soon = int4_tile(outputs, weights, swiglu=beside.swiglu)
+        tiles = -(-outputs // beside.outputs(rows))
+        programs = min(tiles, rounds * units or tiles)
+        unneeded = ("FORMAT", "GROUP", "NATIVE", "PAIR")
+        constants = {name: value for name, value in constants.items() if name not in unneeded}
+        lone_int4[(programs + more // TAIL_ROWS,)](
+            x, norm, data, scale, zero, *behind, **constants, UNIT=weights.group, R=rows, W=warps,
+            ROUNDS=programs < tiles, SOON=soon, num_warps=warps, **pdl(x.device),
+        )  # fmt: skip
+        return
+    rows, warps, batch = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
+    programs = -(-outputs // beside.outputs(rows))
     lone[(programs + more // TAIL_ROWS,)](
-        *operands, wide, last, outputs, beside.eps, **constants, TAIL=more, EACH_TAIL=TAIL_ROWS
-    )
+        x, norm, data, scale, *behind, **constants, BN=rows, BATCH=batch, WARPS=min(warps, batch),
+        num_warps=warps, **pdl(x.device),
+    )  # fmt: skip
 
 
 def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
@@ -207,7 +218,7 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     norm, bias, residual = beside.tensors(x)
     stored = _of_planes(weights)
     if tokens == 1 and weights.format in LONE and weights.group % 64 == 0 and outputs >= LONE_OUTPUTS:
-        rows, warps, batch, _ = lone_tile(outputs, weights, hardware_of(x.device).units, swiglu=beside.swiglu)
+        rows, warps, batch = lone_tile(outputs, weights, hardware_of(x.device).units, swiglu=beside.swiglu)
         lone_planes[(-(-outputs // beside.outputs(rows)),)](
             x, norm, *stored, bias, residual, out, outputs, beside.eps,
             **_plane_constants(x, weights, beside), BN=rows, BATCH=batch, WARPS=min(warps, batch),

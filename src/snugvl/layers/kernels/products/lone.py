@@ -1,5 +1,7 @@
 """Products of stored weights with one row of input: decode of one sequence, bound by reading the weights.
 
+Of fp8 and int8; int4 has a kernel of its own (`fragments.py`).
+
 As in `skinny.py` the matrix unit does the sums and operands are loaded as the instruction wants them. It has
 room for 16 rows of weights and 8 of the input, and there is one. So columns take the room: eight units of 64
 columns stand as eight rows of weights, and the same eight units of the input as its 8 columns. The product of
@@ -14,7 +16,7 @@ So a load of a warp takes neighbouring bytes of one row, and a thread needs each
 all rows of a program, normalised once.
 
     a program     BN rows, all columns: BATCH times 512 at once, side by side in its warps
-    loads         of weights, scales and zero points of the next ones are under way while one is multiplied
+    loads         of weights and scales of the next ones are under way while one is multiplied
     in the end    the diagonals are added up, in their order; then what comes after (`epilogue.py`)
 """
 
@@ -26,8 +28,8 @@ from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products.epilogue import add_residual, normalised, rms_factor, swiglu
 from snugvl.layers.kernels.products.gemv import wide_rows
 from snugvl.layers.kernels.products.skinny import _loaded, _operand
-from snugvl.layers.kernels.products.unpack import swapped_codes, unpacked, unpacked_factor
-from snugvl.layers.kernels.products.weights import FP8, INT4
+from snugvl.layers.kernels.products.unpack import unpacked, unpacked_factor
+from snugvl.layers.kernels.products.weights import FP8
 
 UNIT = tl.constexpr(64)  # columns
 EACH = tl.constexpr(16)  # of them a thread's
@@ -57,7 +59,7 @@ def _factors(
     start, rows, first, GROUP: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
     FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """Scales or zero points of the same weights, `[BATCH, 8 BN]`, as stored."""
+    """Scales, or zero points, of the same weights, `[BATCH, 8 BN]`, as stored."""
     unit = tl.permute(_units(first, BATCH), [1, 0])[:, None, :]
     if FORMAT == FP8:
         rows = rows // 128
@@ -71,14 +73,12 @@ def _factors(
 
 @triton.jit
 def _stored(
-    w, scale, zero, rows, first, K: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
+    w, scale, rows, first, K: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
     FORMAT: tl.constexpr, PER: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Words, scales and zero points (without any, scales) of `BATCH` slices of rows, as stored."""
+    """Words and scales of `BATCH` slices of rows, as stored."""
     words = _weights(w, rows, first, K, BATCH, PER, FLIP)
-    s = _factors(scale, rows, first, GROUP, K, BATCH, BN, FORMAT)
-    z = _factors(zero, rows, first, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
-    return words, s, z
+    return words, _factors(scale, rows, first, GROUP, K, BATCH, BN, FORMAT)
 
 
 @triton.jit
@@ -94,23 +94,14 @@ def _numbers(start, first, K: tl.constexpr, BATCH: tl.constexpr, FLIP: tl.conste
 @triton.jit
 def _input(
     v, gain, rstd, BATCH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr, HAS_NORM: tl.constexpr,
-    OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):  # fmt: skip
     """`_numbers` as an operand, normalised: `[BATCH, UNIT, 8]`."""
     if HAS_NORM:
         v = normalised(v, gain, rstd, OFFSET)
     v = tl.reshape(v, [8, BATCH, 1, 1, EACH // 8, 4, 8])
     v = tl.reshape(tl.permute(v, [0, 1, 2, 3, 5, 4, 6]), [8, BATCH, 1, 1, 4, EACH])
-    if FORMAT == INT4:  # as `swapped_codes` has them
-        v = _swapped(v)
     return tl.permute(_operand(v, BATCH, 8, UNIT, EACH, PAIR, PER), [0, 2, 1])
-
-
-@triton.jit
-def _swapped(v):
-    """`[8, A, B, 1, 4, EACH]` in the order of `swapped_codes`, or back from it."""
-    shape: tl.constexpr = [v.shape[0], v.shape[1], v.shape[2], 1, 4, 2, 2, EACH // 4]
-    return tl.reshape(tl.permute(tl.reshape(v, shape), [0, 1, 2, 3, 4, 6, 5, 7]), v.shape)
 
 
 @triton.jit
@@ -125,23 +116,13 @@ def _diagonal(y, BATCH: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _multiplied(
-    acc, words, s, z, v, kind: tl.constexpr, FORMAT: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
+    acc, words, s, v, kind: tl.constexpr, FORMAT: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
     WARPS: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """`acc` and the product, `[WARPS, 8 BN, 4]`: see `_diagonal`."""
-    if FORMAT == INT4 and ASSEMBLY:
-        value = tl.reshape(swapped_codes(words), [8, BATCH, BN, 1, 4, EACH])
-    else:
-        value = unpacked(words, kind, FORMAT, ASSEMBLY, NATIVE)
-        value = tl.reshape(value, [8, BATCH, BN, 1, 4, EACH])
-        if FORMAT == INT4:
-            value = _swapped(value)
+    value = tl.reshape(unpacked(words, kind, FORMAT, ASSEMBLY, NATIVE), [8, BATCH, BN, 1, 4, EACH])
     value = _operand(value, BATCH, 8 * BN, UNIT, EACH, PAIR, PER)
     part = _diagonal(tl.dot(value, v), BATCH, BN)
-    if FORMAT == INT4:
-        # The sums of the units, in every row: computed once for all.
-        total = _diagonal(tl.dot(tl.full([BATCH, 8 * BN, UNIT], 1.0, kind), v), BATCH, BN)
-        part += ((-128.0 if ASSEMBLY else 8.0) - z.to(tl.float32))[:, :, None] * total
     part *= (s.to(tl.float32) * unpacked_factor(FORMAT, ASSEMBLY, NATIVE))[:, :, None]
     if BATCH > WARPS:
         part = tl.sum(tl.reshape(part, [BATCH // WARPS, WARPS, 8 * BN, 4]), 0)  # a thread's own
@@ -172,7 +153,7 @@ def _store(
 @launched
 @triton.jit
 def lone(
-    x, norm, w, scale, zero, bias, residual, out, tail, tail_out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
+    x, norm, w, scale, bias, residual, out, tail, tail_out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
     HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr, TAIL: tl.constexpr, EACH_TAIL: tl.constexpr,
@@ -181,7 +162,7 @@ def lone(
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
 
     Args:
-        w: int32 words, four weights each, of int4 eight.
+        w: int32 words, four weights each.
         tail: `[TAIL, K]`, weights in the type of `x`, whose outputs go to `tail_out`: EACH_TAIL of them by
             each of the first programs.
         BN: rows of the weights a program reads; of a SWIGLU, half are gate's and half up's.
@@ -194,7 +175,7 @@ def lone(
     last: tl.constexpr = (slices - 1) // BATCH * BATCH
     outputs: tl.constexpr = BN // 2 if SWIGLU else BN
     kind: tl.constexpr = x.dtype.element_ty
-    per: tl.constexpr = 8 if FORMAT == INT4 else 4  # weights of a word
+    per: tl.constexpr = 4  # weights of a word
     program = tl.program_id(0)
     if TAIL > 0:
         program -= TAIL // EACH_TAIL
@@ -207,7 +188,7 @@ def lone(
     r = tl.arange(0, BN).to(tl.int64)
     rows = first + r % outputs + r // outputs * N
 
-    words, s, z = _stored(w, scale, zero, rows, 0, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
+    words, s = _stored(w, scale, rows, 0, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
     gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
     shift = tl.load(bias + rows) if HAS_BIAS else 0.0
     if PDL:
@@ -219,61 +200,14 @@ def lone(
         rstd = rms_factor(x, eps, K, WIDE)
     acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
     for at in tl.range(BATCH, last + BATCH, BATCH, num_stages=1):
-        next_words, next_s, next_z = _stored(w, scale, zero, rows, at, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
+        next_words, next_s = _stored(w, scale, rows, at, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
         next_v = _numbers(x, at, K, BATCH, FLIP)
         next_gain = _numbers(norm, at, K, BATCH, FLIP) if HAS_NORM else gain
-        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET, FORMAT)
-        acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-        words, s, z, v, gain = next_words, next_s, next_z, next_v, next_gain
+        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET)
+        acc = _multiplied(acc, words, s, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
+        words, s, v, gain = next_words, next_s, next_v, next_gain
     if PDL:
         gdc_launch_dependents()
-    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET, FORMAT)
-    acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
+    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET)
+    acc = _multiplied(acc, words, s, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
     _store(acc, shift, added, out, first, kind, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
-
-
-@launched
-@triton.jit
-def lone_rounds(
-    x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
-    FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
-    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The same by fewer programs, each of which computes several tiles: it prepares the input once.
-
-    Args:
-        BATCH: slices of 512 columns, all of them.
-    """
-    tl.static_assert(BATCH * 8 * UNIT >= K)
-    outputs: tl.constexpr = BN // 2 if SWIGLU else BN
-    kind: tl.constexpr = x.dtype.element_ty
-    per: tl.constexpr = 8 if FORMAT == INT4 else 4
-    r = tl.arange(0, BN).to(tl.int64)
-    r = r % outputs + r // outputs * N
-    step = tl.num_programs(0) * outputs
-    begin = tl.program_id(0) * outputs
-    rows = tl.minimum(begin, N - outputs) + r
-    words, s, z = _stored(w, scale, zero, rows, 0, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
-    gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
-    if PDL:
-        gdc_wait()
-    v = _numbers(x, 0, K, BATCH, FLIP)
-    rstd = 1.0
-    if HAS_NORM:
-        rstd = rms_factor(x, eps, K, WIDE)
-    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET, FORMAT)
-    if PDL:
-        gdc_launch_dependents()
-    for at in tl.range(begin, N, step, num_stages=1):
-        n = tl.minimum(at, N - outputs)
-        # Of the last one the next is itself.
-        rows = tl.minimum(tl.where(at + step < N, at + step, at), N - outputs) + r
-        next_words, next_s, next_z = _stored(w, scale, zero, rows, 0, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
-        shift = tl.load(bias + n + r) if HAS_BIAS else 0.0
-        added = tl.load(residual + n + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
-        acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
-        acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-        _store(acc, shift, added, out, n, kind, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
-        words, s, z = next_words, next_s, next_z

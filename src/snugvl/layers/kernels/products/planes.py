@@ -20,7 +20,7 @@ from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products import lone, skinny
 from snugvl.layers.kernels.products.epilogue import rms_factor
 from snugvl.layers.kernels.products.unpack import _assembly
-from snugvl.layers.kernels.products.weights import INT4, INT8
+from snugvl.layers.kernels.products.weights import INT8
 
 PER = tl.constexpr(8)  # weights of an element of either plane
 
@@ -85,7 +85,8 @@ def _lone_stored(
     BN: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """Both planes, scales and zero points of `BATCH` slices of rows."""
-    words, s, z = lone._stored(w, scale, zero, rows, first, K, GROUP, BATCH, BN, INT4, PER, FLIP)
+    words, s = lone._stored(w, scale, rows, first, K, GROUP, BATCH, BN, INT8, PER, FLIP)
+    z = lone._factors(zero, rows, first, GROUP, K, BATCH, BN, INT8)
     return words, lone._weights(upper, rows, first, K, BATCH, PER, FLIP), s, z
 
 
@@ -146,13 +147,12 @@ def lone_planes(
         )
         next_v = lone._numbers(x, at, K, BATCH, FLIP)
         next_gain = lone._numbers(norm, at, K, BATCH, FLIP) if HAS_NORM else gain
-        # INT8 says that the columns keep their order.
-        v = lone._input(v, gain, rstd, BATCH, PAIR, PER, HAS_NORM, OFFSET, INT8)
+        v = lone._input(v, gain, rstd, BATCH, PAIR, PER, HAS_NORM, OFFSET)
         acc = _lone_multiplied(acc, words, high, s, z, v, kind, BITS, BATCH, BN, WARPS, PAIR, ASSEMBLY)
         words, high, s, z, v, gain = next_words, next_high, next_s, next_z, next_v, next_gain
     if PDL:
         gdc_launch_dependents()
-    v = lone._input(v, gain, rstd, BATCH, PAIR, PER, HAS_NORM, OFFSET, INT8)
+    v = lone._input(v, gain, rstd, BATCH, PAIR, PER, HAS_NORM, OFFSET)
     acc = _lone_multiplied(acc, words, high, s, z, v, kind, BITS, BATCH, BN, WARPS, PAIR, ASSEMBLY)
     lone._store(acc, shift, added, out, first, kind, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
 

@@ -1,8 +1,8 @@
 """Tiles of the products with stored weights, as `benchmarks/kernel_tiles.py` measured them on an H200.
 
 The three fastest of each shape are in `benchmarks/results/h200/kernel_tiles_*.json`. Those of the lone kernel
-have two numbers more, for what was slower and is gone: stages of weights in shared memory, and a norm by a
-kernel of its own.
+have up to three numbers more, for what was slower and is gone: programs that take several tiles, stages of
+weights in shared memory, and a norm by a kernel of its own.
 """
 
 import triton
@@ -40,21 +40,30 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
     return 16, 8, 16, True
 
 
-def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int, int]:
-    """Rows of a tile, warps, slices at once, programs of a unit or 0."""
-    slices = -(-weights.columns // 512)
-    int4 = weights.format == "int4"
+def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
+    """Rows of a tile, warps, programs of a unit (0: one a tile), whether the next kernel starts soon.
+
+    As `benchmarks/layer_tiles.py` measured them within layers.
+    """
+    columns = weights.columns
+    if swiglu:
+        if columns > 4096 or columns % 4096 == 0:
+            return 8, 4, 4, False
+        return (16, 2, 6, False) if columns % 2048 == 0 else (4, 1, 8, False)
+    if columns <= 2048:
+        return 8, 2, 0, True
+    if outputs >= 6144:
+        return 16, 4, 0, False
+    return (8 if columns <= 6144 else 4), 4, 0, True
+
+
+def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int]:
+    """Rows of a tile, warps, slices at once."""
     if swiglu or outputs >= HEAD_OUTPUTS:
-        if int4 and slices in (4, 8):
-            return (8, 2, 4, 6) if slices == 4 else (8, 4, 8, 3)
-        return 8, 1, 1, 0
-    if int4 and slices > 8 and _busy(outputs, 8, 2 * units) > 0.8:
-        return 8, 8, 8, 0
+        return 8, 1, 1
     if not fill_slices(weights):
-        return 8, 2, 2, 0
-    if int4 and slices == 8 and outputs <= 4096:
-        return 8, 4, 8, 0
-    return (16 if _busy(outputs, 16, units) > 0.8 else 8), 4, 4, 0
+        return 8, 2, 2
+    return (16 if _busy(outputs, 16, units) > 0.8 else 8), 4, 4
 
 
 def _busy(outputs: int, rows: int, places: int) -> float:

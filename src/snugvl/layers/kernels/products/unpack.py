@@ -34,16 +34,6 @@ def _int4_bf16() -> Iterator[str]:
             yield f"fma.rn.bf16x2 ${out}, t, one, bias;"
 
 
-def _int4_swapped() -> Iterator[str]:
-    """The same in half as many: 128 is not subtracted, and a pair is places j and j + 4 of one word, which
-    stand so already."""
-    for out in range(8):
-        word, place = f"${8 + out // 4}", out % 4
-        if place:
-            yield f"shr.u32 t, {word}, {4 * place};"
-        yield f"lop3.b32 ${out}, {'t' if place else word}, 0x000f000f, 0x43004300, 0xea;"
-
-
 def _e4m3_bf16() -> Iterator[str]:
     """Times 2⁻¹²⁰: the same exponent bits under a bias of 127, not 7."""
     for out in range(4):
@@ -64,7 +54,6 @@ def _int8_bf16() -> Iterator[str]:
 
 
 _INT4_BF16 = _assembly("a, b, t, one, bias", *_int4_bf16())
-_INT4_SWAPPED = _assembly("t", *_int4_swapped())
 _E4M3_BF16 = _assembly("a, s", *_e4m3_bf16())
 _INT8_BF16 = _assembly("a, s, one", *_int8_bf16())
 
@@ -129,26 +118,6 @@ def _eight(words, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
         c, d = _nibble(words, 2, kind), _nibble(words, 3, kind)
         e, f = _nibble(words, 4, kind), _nibble(words, 5, kind)
         g, h = _nibble(words, 6, kind), _nibble(words, 7, kind)
-    even = tl.join(tl.join(a, e), tl.join(c, g))
-    odd = tl.join(tl.join(b, f), tl.join(d, h))
-    return tl.join(even, odd)
-
-
-@triton.jit
-def swapped_codes(words):
-    """int4 codes + 128 of `words` `[…, n]`, by assembly, in another order: `[…, n, 2, 2, 2]`.
-
-    Of two neighbours, which a thread must hold one after the other, it changes places which of the two words
-    it is and which half of a word: word i's place 4 h + j has word h's code 4 i + j.
-    """
-    a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-        _INT4_SWAPPED,
-        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=r,r,r",
-        [words],
-        dtype=(tl.bfloat16,) * 8,
-        is_pure=True,
-        pack=2,
-    )
     even = tl.join(tl.join(a, e), tl.join(c, g))
     odd = tl.join(tl.join(b, f), tl.join(d, h))
     return tl.join(even, odd)

@@ -1,0 +1,103 @@
+"""The assembly of `fragments.py`, lane by lane as the PTX ISA has it: without a GPU nothing else runs it."""
+
+import re
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from snugvl.layers.kernels.products import fragments
+from tests.layers.kernels.test_unpack import execute
+
+Floats = NDArray[np.float64]
+LANES = 32
+
+
+def bf16(bits: int) -> tuple[float, float]:
+    low, high = (
+        struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in (bits & 0xFFFF, bits >> 16)
+    )
+    return low, high
+
+
+def packed(low: float, high: float) -> int:
+    """Two numbers that bfloat16 has."""
+    halves = [struct.unpack("<I", struct.pack("<f", value))[0] for value in (low, high)]
+    assert not any(half & 0xFFFF for half in halves), "rounded"
+    return halves[0] >> 16 | halves[1]
+
+
+def multiplied(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]], c: Floats) -> Floats:
+    """`mma.m16n8k16`: registers of every lane; PTX ISA, "Matrix fragments for mma.m16n8k16"."""
+    left, right, out = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
+    for lane in range(LANES):
+        row, column = lane // 4, 2 * (lane % 4)
+        for register in range(4):
+            down, across = 8 * (register % 2), 8 * (register // 2)
+            left[row + down, column + across : column + across + 2] = bf16(a[lane][register])
+        for register in range(2):
+            out[row + 8 * register, column : column + 2] = c[lane, 2 * register : 2 * register + 2]
+            right[column + 8 * register : column + 8 * register + 2, row] = bf16(b[lane][register])
+    out += left @ right
+    found = np.zeros((LANES, 4))
+    for lane in range(LANES):
+        row, column = lane // 4, 2 * (lane % 4)
+        found[lane] = [*out[row, column : column + 2], *out[row + 8, column : column + 2]]
+    return found
+
+
+def run(assembly: str, inputs: list[list[int]]) -> Floats:
+    """What every lane has in `$0 … $3`, given `$4 …`."""
+    lanes: list[dict[str, int]] = [{f"${4 + i}": value for i, value in enumerate(given)} for given in inputs]
+    results = np.zeros((LANES, 4))
+    for line in filter(None, (line.strip() for line in assembly.splitlines())):
+        if line[0] in "{}." or line.startswith("mov.f32 z"):
+            continue
+        if line.startswith("mma"):
+            sets = [group.split(", ") for group in re.findall(r"\{([^}]*)\}", line)]
+            assert sets[0] == ["$0", "$1", "$2", "$3"]
+            assert sets[3] in (sets[0], ["z"] * 4)
+            before = np.zeros((LANES, 4)) if sets[3][0] == "z" else results
+            a = [[lane[name] for name in sets[1]] for lane in lanes]
+            b = [[lane[name] for name in sets[2]] for lane in lanes]
+            results = multiplied(a, b, before)
+            continue
+        operation, rest = line.rstrip(";").split(" ", 1)
+        target, *arguments = rest.split(", ")
+        for lane in lanes:
+            values = [lane[name] if name in lane else int(name, 0) for name in arguments]
+            lane[target] = execute(operation, *values)
+    return results
+
+
+@pytest.mark.parametrize("words", [2, 4])
+def test_two_rows_times_eight_units(words: int) -> None:
+    random = np.random.default_rng(words)
+    unit = 32 * words
+    codes = random.integers(0, 16, (2, 8, unit))
+    x = random.integers(-8, 9, (8, unit)).astype(float)
+    inputs, ones = [], []
+    for lane in range(LANES):
+        a, b = lane // 4, lane % 4
+        mine = slice(8 * words * b, 8 * words * (b + 1))
+        stored = [
+            sum(int(code) << 4 * place for place, code in enumerate(word))
+            for row in codes
+            for word in row[a, mine].reshape(-1, 8)
+        ]
+        share = x[a, mine].reshape(-1, 8)
+        pairs = [packed(word[place], word[place + 4]) for word in share for place in range(4)]
+        inputs.append(stored + pairs)
+        ones.append(pairs)
+    product = {2: fragments._PRODUCT_2, 4: fragments._PRODUCT_4}[words]
+    total = {2: fragments._SUM_2, 4: fragments._SUM_4}[words]
+    found, sums = run(product.value, inputs), run(total.value, ones)
+    for lane in range(LANES):
+        a, b = lane // 4, lane % 4
+        if b != a // 2:
+            continue
+        own = [found[lane, a % 2], found[lane, 2 + a % 2]]
+        assert own == [float((codes[row, a] + 128) @ x[a]) for row in range(2)]
+        assert sums[lane, a % 2] == x[a].sum()
