@@ -186,7 +186,7 @@ def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
     return tiles
 
 
-def int4_tiles(cell: Cell) -> tuple[Tile, ...]:
+def fragment_tiles(cell: Cell) -> tuple[Tile, ...]:
     """Rows, warps, programs of a unit or 0, whether the next kernel starts soon."""
     rounds = (0, 2, 4, 8) if SHAPES[cell.size][cell.shape][2] else (0,)
     return tuple(combinations((4, 8, 16), (1, 2, 4, 8), rounds, (0, 1)))
@@ -206,8 +206,8 @@ def possible(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
         yield "library", ()
     if cell.tokens <= 32:
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
-    if cell.tokens == 1 and cell.format == "int4":
-        yield from (("int4", tile) for tile in int4_tiles(cell))
+    if cell.tokens == 1 and cell.format in ("int4", "bf16"):
+        yield from ((cell.format, tile) for tile in fragment_tiles(cell))
     elif cell.tokens == 1 and cell.format != "bf16":
         yield from (("lone", tile) for tile in lone_tiles(cell))
     if not thorough:
@@ -234,6 +234,7 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
+        mock.patch.object(linear, "LONE_BF16", kernel == "bf16"),
         mock.patch.object(linear, "LONE", linear.LONE if kernel in ("lone", "int4") else frozenset()),
         mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel in ("lone", "int4") else HEAD_OUTPUTS),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),

@@ -35,13 +35,13 @@ from snugvl.layers.weights import Format, Weights
 
 CONTEXT = 320  # tokens
 PRODUCTS = ("gate_up", "down", "qkv", "o")
-HEADS = {  # heads, KV heads, dim, layers; all of Qwen3.5's as if they had attention, as wide as the linear ones
+HEADS = {  # heads, KV heads, dim, layers; of Qwen3.5 as if all had attention, as wide as the linear ones
     "2b": (16, 8, 128, 28),
     "4b": (32, 8, 128, 36),
     "8b": (32, 8, 128, 36),
     "qwen3.5-4b": (16, 8, 256, 32),
 }
-Tile = tuple[Any, ...]  # as `int4_tile`; of bf16 as `vector_tile`
+Tile = tuple[int, int, int, bool]  # as `int4_tile`
 NARROW: tuple[Tile, ...] = (
     (8, 4, 0, False), (8, 4, 0, True), (4, 4, 0, False), (4, 4, 0, True), (8, 2, 0, False), (8, 2, 0, True),
     (4, 2, 0, True), (16, 4, 0, False), (16, 4, 0, True), (16, 2, 0, True), (4, 8, 0, True), (8, 8, 0, True),
@@ -57,7 +57,8 @@ INT4: dict[str, tuple[Tile, ...]] = {
     "o": NARROW,
     "down": NARROW,
 }  # fmt: skip
-BF16: tuple[Tile, ...] = tuple(combinations((1, 2, 4, 8, 16), (2, 4, 8, 16, 32), (1, 2, 4, 8)))
+BF16: tuple[Tile, ...] = tuple(combinations((2, 4, 8), (2, 4, 8, 16), (0,), (False, True)))
+BF16_ROUNDS: tuple[Tile, ...] = tuple(combinations((2, 4, 8), (2, 4, 8), (2, 4, 8), (False,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,12 @@ class Candidate:
 
 
 def tiles_of(kind: Format, size: str, name: str) -> tuple[Tile, ...]:
-    """What is tried; of bf16 what a program's registers have room for."""
+    """What is tried; of bf16 what a thread's registers have room for."""
     if kind == "int4":
         return INT4[name]
-    _, columns, swiglu = SHAPES[size][name]
-    most = 8 if swiglu else 16  # a SwiGLU's programs have two rows for an output
-    fits = (tile for tile in BF16 if tile[1] <= columns // 128 and 1 <= tile[0] * tile[1] / tile[2] <= most)
-    return tuple(fits)
+    rows, columns, _ = SHAPES[size][name]
+    tried = BF16 + BF16_ROUNDS if rows >= 6144 else BF16
+    return tuple(tile for tile in tried if tile[0] * -(-columns // (256 * tile[1])) <= 32)
 
 
 def candidates(sizes: list[str], kind: Format) -> list[Candidate]:
@@ -97,19 +97,18 @@ def key(size: str, name: str) -> tuple[int, int, bool]:
 @contextmanager
 def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
     """The package takes these tiles."""
-    int4, vector = tiles.int4_tile, tiles.vector_tile
+    int4, bf16 = tiles.int4_tile, tiles.bf16_tile
     by_shape = {key(size, name): tile for name, tile in wanted.items() if tile is not None}
 
     def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Tile:
         return by_shape.get((outputs, weights.columns, swiglu)) or int4(outputs, weights, swiglu=swiglu)
 
-    def vector_tile(weights: Weights, outputs: int) -> Tile:
-        shape = (outputs, weights.columns, weights.rows > outputs)
-        return by_shape.get(shape) or vector(weights, outputs)
+    def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Tile:
+        return by_shape.get((outputs, weights.columns, swiglu)) or bf16(outputs, weights, swiglu=swiglu)
 
     with (
         mock.patch.object(linear, "int4_tile", int4_tile),
-        mock.patch.object(linear, "vector_tile", vector_tile),
+        mock.patch.object(linear, "bf16_tile", bf16_tile),
     ):
         yield
 

@@ -1,4 +1,4 @@
-"""The assembly of `fragments.py`, lane by lane as the PTX ISA has it: without a GPU nothing else runs it."""
+"""The kernels' assembly, lane by lane as the PTX ISA has it: without a GPU nothing else runs it."""
 
 import re
 import struct
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from snugvl.layers.kernels.products import fragments
+from snugvl.layers.kernels.products import lone_bf16, lone_int4
 from tests.layers.kernels.test_unpack import execute
 
 Floats = NDArray[np.float64]
@@ -48,8 +48,8 @@ def multiplied(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]], c: Floats
     return found
 
 
-def run(assembly: str, inputs: list[list[int]]) -> Floats:
-    """What every lane has in `$0 … $3`, given `$4 …`."""
+def run(assembly: str, inputs: list[list[int]], sums: Floats | None = None) -> Floats:
+    """What every lane has in `$0 … $3`, given `$4 …`, and `sums` after them."""
     lanes: list[dict[str, int]] = [{f"${4 + i}": value for i, value in enumerate(given)} for given in inputs]
     results = np.zeros((LANES, 4))
     for line in filter(None, (line.strip() for line in assembly.splitlines())):
@@ -58,8 +58,15 @@ def run(assembly: str, inputs: list[list[int]]) -> Floats:
         if line.startswith("mma"):
             sets = [group.split(", ") for group in re.findall(r"\{([^}]*)\}", line)]
             assert sets[0] == ["$0", "$1", "$2", "$3"]
-            assert sets[3] in (sets[0], ["z"] * 4)
-            before = np.zeros((LANES, 4)) if sets[3][0] == "z" else results
+            if sets[3] == sets[0]:
+                before = results
+            elif sets[3] == ["z"] * 4:
+                before = np.zeros((LANES, 4))
+            else:
+                given = 4 + len(inputs[0])
+                assert sets[3] == [f"${given + i}" for i in range(4)]
+                assert sums is not None
+                before = sums
             a = [[lane[name] for name in sets[1]] for lane in lanes]
             b = [[lane[name] for name in sets[2]] for lane in lanes]
             results = multiplied(a, b, before)
@@ -91,8 +98,8 @@ def test_two_rows_times_eight_units(words: int) -> None:
         pairs = [packed(word[place], word[place + 4]) for word in share for place in range(4)]
         inputs.append(stored + pairs)
         ones.append(pairs)
-    product = {2: fragments._PRODUCT_2, 4: fragments._PRODUCT_4}[words]
-    total = {2: fragments._SUM_2, 4: fragments._SUM_4}[words]
+    product = {2: lone_int4._PRODUCT_2, 4: lone_int4._PRODUCT_4}[words]
+    total = {2: lone_int4._SUM_2, 4: lone_int4._SUM_4}[words]
     found, sums = run(product.value, inputs), run(total.value, ones)
     for lane in range(LANES):
         a, b = lane // 4, lane % 4
@@ -101,3 +108,19 @@ def test_two_rows_times_eight_units(words: int) -> None:
         own = [found[lane, a % 2], found[lane, 2 + a % 2]]
         assert own == [float((codes[row, a] + 128) @ x[a]) for row in range(2)]
         assert sums[lane, a % 2] == x[a].sum()
+
+
+def test_two_rows_of_bf16_on_top_of_other_sums() -> None:
+    random = np.random.default_rng(3)
+    rows, x = (random.integers(-8, 9, shape).astype(float) for shape in ((2, 8, 32), (8, 32)))
+    inputs = []
+    for lane in range(LANES):
+        mine = slice(8 * (lane % 4), 8 * (lane % 4) + 8)
+        shares = (rows[0, lane // 4, mine], rows[1, lane // 4, mine], x[lane // 4, mine])
+        inputs.append([packed(*pair) for share in shares for pair in share.reshape(4, 2)])
+    found = run(lone_bf16._PRODUCT.value, inputs, np.full((LANES, 4), 7.0))
+    for lane in range(LANES):
+        a, b = lane // 4, lane % 4
+        if b == a // 2:
+            own = [found[lane, a % 2], found[lane, 2 + a % 2]]
+            assert own == [7 + float(row[a] @ x[a]) for row in rows]

@@ -17,12 +17,13 @@ from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny
 
 
 def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...] = (8, 2, 2)) -> None:
-    """Of three numbers for FP8 and int8, of four for int4."""
+    """Of three numbers for FP8 and int8, of four for int4 and bf16."""
     patch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
     patch.setattr(kernels, "LONE_OUTPUTS", tile[0])
     patch.setattr(kernels, "HEAD_OUTPUTS", 0)  # whatever the width is
     patch.setattr(kernels, "lone_tile", lambda *_, **__: tile[:3])
-    patch.setattr(kernels, "int4_tile", lambda *_, **__: tile if len(tile) == 4 else (8, 2, 0, False))
+    for name in ("int4_tile", "bf16_tile"):
+        patch.setattr(kernels, name, lambda *_, **__: tile if len(tile) == 4 else (8, 2, 0, False))
 
 
 @settings(max_examples=5, deadline=None)
@@ -64,9 +65,35 @@ def test_int4_by_fragments_is_torchs(
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
 
 
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=st.integers(16, 40),
+    columns=st.integers(1, 90).map(lambda count: 8 * count),  # up to three slices of a warp
+    tile=st.sampled_from([(2, 1, 0), (4, 1, 0), (8, 2, 0), (16, 4, 0), (4, 2, 1), (2, 1, 1), (16, 2, 1)]),
+    soon=st.booleans(),
+)
+def test_bf16_by_fragments_is_torchs(rows: int, columns: int, tile: tuple[int, int, int], soon: bool) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = for_skinny(device)
+    weights = torch.randn(rows, columns).to(device, dtype)
+    x, bias = torch.randn(1, columns).to(device, dtype), torch.randn(rows, device=device)
+    with pytest.MonkeyPatch.context() as patch:
+        lone_tiles(patch, (*tile, soon))
+        patch.setattr(kernels, "_vector", None)
+        y = product(x, Weights("bf16", rows, columns, weights), bias=bias, dtype=torch.float32)
+    close(y, linear(x.float(), weights.float(), bias))
+
+
 @pytest.mark.parametrize(
     ("kind", "tile"),
-    [("fp8", (8, 2, 2)), ("int4", (8, 2, 0, False)), ("int4", (4, 1, 1, True)), ("int4", (16, 4, 1, False))],
+    [
+        ("fp8", (8, 2, 2)),
+        ("int4", (8, 2, 0, False)),
+        ("int4", (4, 1, 1, True)),
+        ("int4", (16, 4, 1, False)),
+        ("bf16", (8, 2, 0, True)),
+        ("bf16", (2, 1, 1, False)),
+    ],
 )
 def test_lone_norm_bias_swiglu_and_residual(
     kind: Format, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +156,7 @@ def test_which_products_are_lone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     taken: list[str] = []
-    for name in ("_lone", "_skinny", "_vector", "_matrix"):
+    for name in ("_lone", "_lone_bf16", "_skinny", "_vector", "_matrix"):
         monkeypatch.setattr(kernels, name, lambda *_, name=name, **__: taken.append(name))
     monkeypatch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
     product(torch.randn(tokens, columns).to(device, for_skinny(device)), stored(kind, rows, columns, device))
@@ -163,10 +190,25 @@ def test_a_lone_tile_is_one_the_kernel_takes(swiglu: bool) -> None:
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
-def test_an_int4_tile_is_one_the_kernel_takes(swiglu: bool) -> None:
-    for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288), WIDTHS):
-        weights = Weights("int4", outputs, columns, torch.empty(0))
-        rows, warps, _, _ = tiles.int4_tile(outputs, weights, swiglu=swiglu)
-        assert rows in (4, 8, 16)
-        assert rows <= kernels.LONE_OUTPUTS
+@pytest.mark.parametrize(("kind", "fewest"), [("int4", 4), ("bf16", 2)])
+def test_a_tile_of_fragments_is_one_the_kernels_take(kind: Format, fewest: int, swiglu: bool) -> None:
+    for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288, 151936), WIDTHS):
+        weights = Weights(kind, outputs, columns, torch.empty(0))
+        tile = {"int4": tiles.int4_tile, "bf16": tiles.bf16_tile}[kind]
+        rows, warps, rounds, _ = tile(outputs, weights, swiglu=swiglu)
+        assert rows in (fewest, 4, 8, 16)
         assert warps in (1, 2, 4, 8)
+        slices = -(-columns // (256 * warps)) if kind == "bf16" else 1
+        assert 4 * rows * slices * (2 if rounds else 1) <= 160, "registers of a thread for weights"
+
+
+def test_bf16_at_odd_addresses_is_left_to_other_kernels(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone_tiles(monkeypatch)
+    dtype = for_skinny(device)
+    room = torch.randn(16 * 512 + 1).to(device, dtype)
+    odd = Weights("bf16", 16, 512, room[1:].view(16, 512))
+    monkeypatch.setattr(kernels, "_lone_bf16", None)
+    x = torch.randn(1, 512).to(device, dtype)
+    close(product(x, odd, dtype=torch.float32), linear(x.float(), odd.data.float()))

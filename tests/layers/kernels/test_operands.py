@@ -22,12 +22,14 @@ H200 = Hardware((9, 0), 132)
 found = {}
 for name, (kind, tile) in json.loads(sys.argv[1]).items():
     linear.LONE = frozenset({kind} if name.startswith("lone") else ())
-    linear.lone_tile = linear.int4_tile = lambda *_, **__: tile
+    linear.lone_tile = linear.int4_tile = linear.bf16_tile = lambda *_, **__: tile
     linear.SKINNY_BYTES = 0
     with dry_run(H200) as launches:
         group = 64 if kind != "int4" or tile is None else 128 if tile[1] == 2 else 64
         scale = torch.empty(256, 1024 // group, dtype=torch.bfloat16, device="meta")
         words = torch.empty(256, 1024 // 8, dtype=torch.int32, device="meta")
+        if kind == "bf16":
+            words = torch.empty(256, 1024, dtype=torch.bfloat16, device="meta")
         upper = None if kind not in UPPER else torch.empty(256, 1024 // 8, dtype=UPPER[kind], device="meta")
         x = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta")
         linear.product(x, Weights(kind, 256, 1024, words, scale, scale, group, upper=upper))
@@ -41,6 +43,8 @@ TILES = {
     "lone_int4": ("int4", (8, 4, 0, False)),
     "lone_int4, in rounds": ("int4", (4, 2, 1, True)),
     "lone_int4, many rows": ("int4", (16, 1, 1, False)),
+    "lone_bf16": ("bf16", (8, 4, 0, False)),
+    "lone_bf16, in rounds": ("bf16", (2, 2, 1, True)),
     "skinny_planes, five bits": ("int5", None),
     "skinny_planes, six bits": ("int6", None),
     "lone_planes, five bits": ("int5", (8, 4, 4)),
@@ -80,7 +84,7 @@ def threads_of(layout: str) -> list[tuple[int, ...]]:
     return [tuple(base) for base in bases["lane"] + bases["warp"]]
 
 
-@pytest.mark.parametrize("name", [name for name in TILES if name.startswith("lone_int4")])
+@pytest.mark.parametrize("name", [name for name in TILES if name.startswith(("lone_int4", "lone_bf16"))])
 def test_the_first_axis_is_the_threads(compiled: dict[str, tuple[str, int, str]], name: str) -> None:
     """Which the assembly of `fragments.py` stands on: an instruction of a warp, and what lanes exchange."""
     text = compiled[name][2]

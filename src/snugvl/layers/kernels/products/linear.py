@@ -20,15 +20,17 @@ from snugvl.layers.kernels.device import (
 from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products import weights as kinds
 from snugvl.layers.kernels.products.epilogue import Epilogue
-from snugvl.layers.kernels.products.fragments import lone_int4
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
 from snugvl.layers.kernels.products.lone import TAIL_ROWS, lone
+from snugvl.layers.kernels.products.lone_bf16 import lone_bf16
+from snugvl.layers.kernels.products.lone_int4 import lone_int4
 from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes, widen_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
     HEAD_OUTPUTS,
     SMALL,
+    bf16_tile,
     fill_slices,
     int4_tile,
     lone_tile,
@@ -57,6 +59,7 @@ PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied b
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
 LONE = frozenset(FORMATS) - {"bf16"}  # formats of which one row of input has a kernel of its own
+LONE_BF16 = True  # whether it has one, too
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -100,6 +103,9 @@ def product(
         return out
     if _fits_lone(x, weights, outputs):
         _lone(x, weights, beside, out)
+        return out
+    if _fits_bf16(x, weights, outputs):
+        _lone_bf16(x, weights, beside, out)
         return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
         if norm is not None and (NORM_APART or x.shape[0] > 1):
@@ -191,6 +197,29 @@ def _lone(
     lone[(programs + more // TAIL_ROWS,)](
         x, norm, data, scale, *behind, **constants, BN=rows, BATCH=batch, WARPS=min(warps, batch),
         num_warps=warps, **pdl(x.device),
+    )  # fmt: skip
+
+
+def _fits_bf16(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
+    """One row, of bf16 from Ampere on (in the interpreter of anything)."""
+    if x.shape[0] > 1 or weights.format != "bf16" or outputs < LONE_OUTPUTS or not LONE_BF16:
+        return False
+    aligned = not (weights.data.data_ptr() | x.data_ptr()) % 16 and weights.columns % 8 == 0
+    return aligned and (_unpacks(x) or not x.is_cuda)
+
+
+def _lone_bf16(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
+    outputs = out.shape[1]
+    rows, warps, rounds, soon = bf16_tile(outputs, weights, swiglu=beside.swiglu)
+    tiles = -(-outputs // beside.outputs(rows))
+    programs = min(tiles, rounds * hardware_of(x.device).units or tiles)
+    norm, bias, residual = beside.tensors(x)
+    every = _constants(x, weights, beside, words=True)
+    kept = ("K", "HAS_NORM", "OFFSET", "HAS_BIAS", "HAS_RESIDUAL", "SWIGLU", "ASSEMBLY", "FLIP")
+    lone_bf16[(programs,)](
+        x, norm, weights.data.view(torch.int32) if every["ASSEMBLY"] else weights.data, bias, residual, out,
+        outputs, beside.eps, **{name: every[name] for name in kept}, R=rows, W=warps,
+        ROUNDS=programs < tiles, SOON=soon, num_warps=warps, **pdl(x.device),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Products of stored weights with one row of input: decode of one sequence, bound by reading the weights.
 
-Of fp8 and int8; int4 has a kernel of its own (`fragments.py`).
+Of fp8 and int8; int4 has a kernel of its own (`lone_int4.py`).
 
 As in `skinny.py` the matrix unit does the sums and operands are loaded as the instruction wants them. It has
 room for 16 rows of weights and 8 of the input, and there is one. So columns take the room: eight units of 64

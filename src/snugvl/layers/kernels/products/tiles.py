@@ -57,6 +57,17 @@ def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int
     return (8 if columns <= 6144 else 4), 4, 0, True
 
 
+def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
+    """The same of bf16. A thread has 16 bytes of each row in each of a warp's slices of 256 columns."""
+    columns = weights.columns
+    warps = 8 if columns > 4096 and not swiglu and outputs < 6144 else 4
+    slices = -(-columns // (256 * warps))
+    if not swiglu and 6144 <= outputs < HEAD_OUTPUTS and slices <= 4:
+        return 4, 4, 4, False
+    rows = 8 if slices <= 4 and warps == 4 else 4 if slices <= 8 else 2
+    return rows, warps, 0, True
+
+
 def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int]:
     """Rows of a tile, warps, slices at once."""
     if swiglu or outputs >= HEAD_OUTPUTS:

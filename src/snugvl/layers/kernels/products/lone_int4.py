@@ -1,0 +1,283 @@
+"""int4 times one row of input, by fragments (`fragments.py`).
+
+A unit is a group of columns: scales and zero points are a thread's own, and of neighbouring bytes, too. Codes
+are put under an exponent and read as 128 more; what that is too much, and the zero point, is multiplied with
+the unit's sum, which the matrix unit computes once.
+"""
+
+from collections.abc import Iterator
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.epilogue import normalised
+from snugvl.layers.kernels.products.fragments import (
+    PAIRS,
+    beside,
+    finish,
+    four,
+    in_fours,
+    loaded,
+    mma,
+    own_of,
+    summed,
+    takes,
+)
+from snugvl.layers.kernels.products.gemv import wide_rows
+from snugvl.layers.kernels.products.unpack import _assembly
+
+
+def _steps(words: int, inputs: int) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
+    """Of each instruction: number, pair of words, place in them, the input's two registers."""
+    for step in range(2 * words):
+        pair, place = step // 4 * 2, step % 4
+        first = inputs + 4 * pair + place
+        yield step, pair, place, (first, first + 4)
+
+
+def _product(words: int) -> Iterator[str]:
+    """Two rows, `words` of each: codes + 128, of places j and j + 4 of a word, which stand so already."""
+    yield "mov.f32 z, 0f00000000;"
+    for step, pair, place, inputs in _steps(words, 4 + 2 * words):
+        one, two = 4 + pair, 4 + words + pair
+        for register, word in enumerate((one, two, one + 1, two + 1)):
+            if place:
+                yield f"shr.u32 t, ${word}, {4 * place};"
+            source = "t" if place else f"${word}"
+            yield f"lop3.b32 a{register}, {source}, 0x000f000f, 0x43004300, 0xea;"
+        yield mma("a0, a1, a2, a3", inputs, "$0, $1, $2, $3" if step else "z, z, z, z")
+
+
+def _sum(words: int) -> Iterator[str]:
+    """Ones times the input."""
+    yield "mov.f32 z, 0f00000000;"
+    yield from (f"mov.b32 a{register}, 0x3f803f80;" for register in range(4))
+    for step, _, _, inputs in _steps(words, 4):
+        yield mma("a0, a1, a2, a3", inputs, "$0, $1, $2, $3" if step else "z, z, z, z")
+
+
+_PRODUCT_2 = _assembly("a0, a1, a2, a3, t", ".reg .f32 z;", *_product(2))
+_PRODUCT_4 = _assembly("a0, a1, a2, a3, t", ".reg .f32 z;", *_product(4))
+_SUM_2 = _assembly("a0, a1, a2, a3", ".reg .f32 z;", *_sum(2))
+_SUM_4 = _assembly("a0, a1, a2, a3", ".reg .f32 z;", *_sum(4))
+_TAKES_8, _TAKES_12, _TAKES_16, _TAKES_24 = takes(8), takes(12), takes(16), takes(24)
+
+
+@triton.jit
+def _words(v, T: tl.constexpr, R: tl.constexpr, WORDS: tl.constexpr):
+    """`[T, R, WORDS]` as so many `[T, R]`."""
+    if WORDS == 4:  # noqa: SIM108 (both sides of a ternary would need one type)
+        found = four(v, T, R)
+    else:
+        found = tl.split(v)
+    return found
+
+
+@triton.jit
+def _operand(v, T: tl.constexpr, WORDS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """A thread's values `[T, WORDS, 8]` by word: places j and j + 4 as a register, four `[T, 1]` each."""
+    if not ASSEMBLY:
+        return v, v
+    low, high = tl.split(tl.permute(tl.reshape(v, [T, WORDS, 2, 4]), [0, 1, 3, 2]))
+    both = tl.inline_asm_elementwise(PAIRS, "=&r,=r,r,r", [low, high], dtype=tl.int32, is_pure=True, pack=2)
+    by_word = _words(tl.permute(both, [0, 2, 1]), T, 4, WORDS)  # [T, 4] each
+    found = ()
+    for word in tl.static_range(WORDS):
+        a, b, c, d = four(tl.reshape(by_word[word], [T, 1, 4]), T, 1)
+        found = found + (a, b, c, d)
+    return found
+
+
+@triton.jit
+def _times(words, x, odd, T: tl.constexpr, R: tl.constexpr, WORDS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Codes (with assembly plus 128) times the input, `[T, R]`; right where b is a / 2."""
+    if not ASSEMBLY:
+        codes = (words[:, :, :, None] >> (4 * tl.arange(0, 8))[None, None, None, :]) & 15
+        product = codes.to(tl.float32) * x[0].to(tl.float32)[:, None, :, :]
+        return in_fours(tl.sum(tl.sum(product, 3), 2), T, R)
+    one, two = tl.split(tl.permute(tl.reshape(words, [T, R // 2, 2, WORDS]), [0, 1, 3, 2]))
+    given = _words(one, T, R // 2, WORDS) + _words(two, T, R // 2, WORDS) + x
+    if WORDS == 4:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _PRODUCT_4, _TAKES_24, given, dtype=(tl.float32,) * 4, is_pure=True, pack=1
+        )
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _PRODUCT_2, _TAKES_12, given, dtype=(tl.float32,) * 4, is_pure=True, pack=1
+        )
+    return own_of(a, b, c, d, odd, T, R // 2)
+
+
+@triton.jit
+def _total(x, odd, T: tl.constexpr, WORDS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """The unit's sum, `[T, 1]`."""
+    if not ASSEMBLY:
+        return in_fours(tl.sum(tl.sum(x[0].to(tl.float32), 2), 1)[:, None], T, 1)
+    if WORDS == 4:
+        a, b, _, _ = tl.inline_asm_elementwise(
+            _SUM_4, _TAKES_16, x, dtype=(tl.float32,) * 4, is_pure=True, pack=1
+        )
+    else:
+        a, b, _, _ = tl.inline_asm_elementwise(
+            _SUM_2, _TAKES_8, x, dtype=(tl.float32,) * 4, is_pure=True, pack=1
+        )
+    return tl.where(odd, b, a)
+
+
+@triton.jit
+def _columns(
+    start, thread, s: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr, FLIP: tl.constexpr
+):
+    """A thread's values of the input or of the norm's weight in a warp's slice, `[T, UNIT / 32, 8]`."""
+    place = s * (32 * W) + thread
+    at = (place * (UNIT // 4))[:, None, None] + tl.arange(0, UNIT // 32)[None, :, None] * 8
+    masked: tl.constexpr = (s + 1) * 8 * W * UNIT > K
+    return loaded(start, at + tl.arange(0, 8)[None, None, :], place // 4 < K // UNIT, masked, "", FLIP)
+
+
+@triton.jit
+def _slice(
+    w, scale, zero, row, thread, s: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr,
+    FLIP: tl.constexpr,
+):  # fmt: skip
+    """Words `[T, R, UNIT / 32]`, scales and zero points `[T, R]` of rows `row` `[1, R]` in a warp's slice."""
+    groups: tl.constexpr = K // UNIT
+    masked: tl.constexpr = (s + 1) * 8 * W > groups
+    place = s * (32 * W) + thread
+    here = place // 4 < groups
+    word = (place * (UNIT // 32))[:, None, None] + tl.arange(0, UNIT // 32)[None, None, :]
+    words = loaded(w, row[:, :, None] * (K // 8) + word, here, masked, "evict_first", FLIP)
+    at = row * groups + (place // 4)[:, None]
+    if masked:
+        both = tl.broadcast_to(here[:, None], at.shape)
+        scales, zeros = tl.load(scale + at, mask=both, other=0), tl.load(zero + at, mask=both, other=0)
+    else:
+        scales, zeros = tl.load(scale + at), tl.load(zero + at)
+    return words, scales, zeros
+
+
+@triton.jit
+def _rows(
+    w, scale, zero, first, N, thread, K: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    SWIGLU: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
+    """Words, scales and zero points of `R` rows, of each of a warp's slices."""
+    groups: tl.constexpr = K // UNIT
+    slices: tl.constexpr = (groups + 8 * W - 1) // (8 * W)
+    outputs: tl.constexpr = R // 2 if SWIGLU else R
+    r = tl.arange(0, R)[None, :]
+    row = r % outputs + r // outputs * N
+    w += first.to(tl.int64) * (K // 8)
+    scale += first.to(tl.int64) * groups
+    zero += first.to(tl.int64) * groups
+    found = ()
+    for s in tl.static_range(slices):
+        found = found + (_slice(w, scale, zero, row, thread, s, K, UNIT, W, FLIP),)
+    return found
+
+
+@triton.jit
+def _store(
+    stored, inputs, odd, thread, bias, residual, out, first, N, kind: tl.constexpr, SLICES: tl.constexpr,
+    UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr, ASSEMBLY: tl.constexpr,
+):  # fmt: skip
+    """The product of `R` rows, and what comes after it, to `out` from `first` on."""
+    threads: tl.constexpr = 32 * W
+    shift, added = beside(bias, residual, first, N, R, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
+    acc = tl.zeros([threads, R], tl.float32)
+    for s in tl.static_range(SLICES):
+        words, scale, zero = stored[s]
+        x, total = inputs[s]
+        part = _times(words, x, odd, threads, R, UNIT // 32, ASSEMBLY)
+        zero = zero.to(tl.float32) + (128.0 if ASSEMBLY else 0.0)
+        acc += (part - zero * total) * scale.to(tl.float32)
+    y = summed(acc, thread, threads, R, ASSEMBLY)
+    finish(y, shift, added, out, first, kind, R, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
+
+
+@launched
+@triton.jit
+def lone_int4(
+    x, norm, w, scale, zero, bias, residual, out, tail, tail_out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, ROUNDS: tl.constexpr, HAS_NORM: tl.constexpr,
+    OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    TAIL: tl.constexpr, EACH_TAIL: tl.constexpr, ASSEMBLY: tl.constexpr, FLIP: tl.constexpr,
+    SOON: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
+
+    Args:
+        w: int32 words of eight weights; its address and those of `x` and `norm` are divided by 16, or the
+            compiler would not give a thread what it must have.
+        tail: `[TAIL, K]`, weights in the type of `x`, whose outputs go to `tail_out`: EACH_TAIL of them by
+            each of the first programs.
+        WIDE: a power of two that holds K.
+        UNIT: columns of a group, 64 or 128.
+        R: rows of the weights a program reads at a time, 4, 8 or 16; of a SWIGLU, half are gate's.
+        ROUNDS: there are fewer programs than R rows make, so each goes on.
+        FLIP: in which order the compiler gives the axes of a load to threads.
+        SOON: the next kernel may start before this one waits, not when it begins to end.
+        PDL: the kernel starts while the one before it ends: see `compiler/launch.py`.
+    """
+    slices: tl.constexpr = (K // UNIT + 8 * W - 1) // (8 * W)
+    each: tl.constexpr = UNIT // 4
+    outputs: tl.constexpr = R // 2 if SWIGLU else R
+    kind: tl.constexpr = x.dtype.element_ty
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    if TAIL > 0:
+        program -= TAIL // EACH_TAIL
+        programs -= TAIL // EACH_TAIL
+        if program < 0:
+            at = tl.program_id(0) * EACH_TAIL
+            wide_rows(x, norm, tail, tail_out, at, eps, K, WIDE, EACH_TAIL, HAS_NORM, OFFSET, PDL)
+            return
+    thread = tl.arange(0, 32 * W)
+    odd = (thread // 4 % 2 == 1)[:, None]
+    begin = program * outputs
+    # The last rows are a whole tile: it computes some outputs again, the same.
+    first = tl.minimum(begin, N - outputs)
+    stored = _rows(w, scale, zero, first, N, thread, K, UNIT, R, W, SWIGLU, FLIP)
+    gains = ()
+    for s in tl.static_range(slices if HAS_NORM else 0):
+        gains = gains + (_columns(norm, thread, s, K, UNIT, W, FLIP),)
+    if PDL:
+        if SOON:
+            gdc_launch_dependents()
+        gdc_wait()
+    values = ()
+    square = tl.zeros([32 * W, each // 8, 8], tl.float32)
+    for s in tl.static_range(slices):
+        values = values + (_columns(x, thread, s, K, UNIT, W, FLIP),)
+        if HAS_NORM:
+            wide = values[s].to(tl.float32)
+            square += wide * wide
+    rstd = 1.0
+    if HAS_NORM:
+        rstd = tl.rsqrt(tl.sum(tl.reshape(square, [32 * W * each]), 0) / K + eps)
+    inputs = ()
+    for s in tl.static_range(slices):
+        v = values[s]
+        if HAS_NORM:
+            v = normalised(v, gains[s], rstd, OFFSET)
+        v = _operand(v, 32 * W, each // 8, ASSEMBLY)
+        inputs = inputs + ((v, _total(v, odd, 32 * W, each // 8, ASSEMBLY)),)
+    if PDL and not SOON:
+        gdc_launch_dependents()
+    if ROUNDS:
+        for at in tl.range(begin, N, programs * outputs, num_stages=1):
+            following = at + programs * outputs
+            following = tl.minimum(tl.where(following < N, following, at), N - outputs)
+            next_stored = _rows(w, scale, zero, following, N, thread, K, UNIT, R, W, SWIGLU, FLIP)
+            _store(
+                stored, inputs, odd, thread, bias, residual, out, tl.minimum(at, N - outputs), N, kind,
+                slices, UNIT, R, W, HAS_BIAS, HAS_RESIDUAL, SWIGLU, ASSEMBLY,
+            )  # fmt: skip
+            stored = next_stored
+    else:
+        _store(
+            stored, inputs, odd, thread, bias, residual, out, first, N, kind, slices, UNIT, R, W, HAS_BIAS,
+            HAS_RESIDUAL, SWIGLU, ASSEMBLY,
+        )  # fmt: skip
