@@ -204,6 +204,8 @@ def _fits_bf16(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
     """One row, of bf16 from Ampere on (in the interpreter of anything)."""
     if x.shape[0] > 1 or weights.format != "bf16" or outputs < LONE_OUTPUTS or not LONE_BF16:
         return False
+    if weights.data.dtype != x.dtype:
+        return False
     aligned = not (weights.data.data_ptr() | x.data_ptr()) % 16 and weights.columns % 8 == 0
     return aligned and (_unpacks(x) or not x.is_cuda)
 
@@ -328,6 +330,8 @@ def _wide(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor
         shift = None if bias is None else bias.view(parts, -1)[:, first : first + count].flatten().to(x.dtype)
         if beside.swiglu:
             swiglu_into(linear(x, wide[: 2 * count], shift), out, first)
+        elif out.dtype != x.dtype:  # which the library does not write
+            out[:, first : first + count] = linear(x, wide[:count], shift)
         elif shift is None:
             torch.mm(x, wide[:count].T, out=out[:, first : first + count])
         else:
