@@ -25,7 +25,7 @@ import torch
 from torch.nn.functional import silu
 
 from snugvl.layers.kernels.products import linear
-from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
+from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS, Fragments
 from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import FEW_BITS, UPPER, Format, Weights
@@ -231,6 +231,9 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
         with mock.patch.object(linear, "product", by_library):
             yield
         return
+    taken: object = tile[:4] if kernel == "skinny" else tile
+    if kernel in ("int4", "bf16"):
+        taken = Fragments(tile[0], tile[1], tile[2], bool(tile[3]))
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
@@ -238,7 +241,7 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
         mock.patch.object(linear, "LONE", linear.LONE if kernel in ("lone", "int4") else frozenset()),
         mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel in ("lone", "int4") else HEAD_OUTPUTS),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
-        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=taken),
         mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),
     ):
         yield

@@ -41,7 +41,7 @@ HEADS = {  # heads, KV heads, dim, layers; of Qwen3.5 as if all had attention, a
     "8b": (32, 8, 128, 36),
     "qwen3.5-4b": (16, 8, 256, 32),
 }
-Tile = tuple[int, int, int, bool]  # as `int4_tile`
+Tile = tuple[int, int, int, bool]  # as `Fragments`
 NARROW: tuple[Tile, ...] = (
     (8, 4, 0, False), (8, 4, 0, True), (4, 4, 0, False), (4, 4, 0, True), (8, 2, 0, False), (8, 2, 0, True),
     (4, 2, 0, True), (16, 4, 0, False), (16, 4, 0, True), (16, 2, 0, True), (4, 8, 0, True), (8, 8, 0, True),
@@ -98,12 +98,12 @@ def key(size: str, name: str) -> tuple[int, int, bool]:
 def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
     """The package takes these tiles."""
     int4, bf16 = tiles.int4_tile, tiles.bf16_tile
-    by_shape = {key(size, name): tile for name, tile in wanted.items() if tile is not None}
+    by_shape = {key(size, name): tiles.Fragments(*tile) for name, tile in wanted.items() if tile is not None}
 
-    def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Tile:
+    def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tiles.Fragments:
         return by_shape.get((outputs, weights.columns, swiglu)) or int4(outputs, weights, swiglu=swiglu)
 
-    def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Tile:
+    def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tiles.Fragments:
         return by_shape.get((outputs, weights.columns, swiglu)) or bf16(outputs, weights, swiglu=swiglu)
 
     with (

@@ -10,6 +10,7 @@ from torch.nn.functional import linear, silu
 
 from snugvl.layers import linear as layers
 from snugvl.layers.kernels.products import linear as kernels
+from snugvl.layers.kernels.products import widened
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
@@ -167,7 +168,7 @@ def test_many_rows_widen_the_weights_slice_by_slice(
     kind: Format, swiglu: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "WIDE_TOKENS", 9)
-    monkeypatch.setattr(kernels, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
+    monkeypatch.setattr(widened, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
     weights = stored(kind, 320, 256, device)
     outputs = 160 if swiglu else 320
     x, residual = torch.randn(9, 256, device=device), torch.randn(9, outputs, device=device)

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products import tiles
 from snugvl.layers.kernels.products.linear import product, product_with_tail
+from snugvl.layers.kernels.products.tiles import Fragments
 from snugvl.layers.weights import Format, Weights
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 
@@ -23,7 +24,7 @@ def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...] = (8, 2, 2)) -> 
     patch.setattr(kernels, "HEAD_OUTPUTS", 0)  # whatever the width is
     patch.setattr(kernels, "lone_tile", lambda *_, **__: tile[:3])
     for name in ("int4_tile", "bf16_tile"):
-        patch.setattr(kernels, name, lambda *_, **__: tile if len(tile) == 4 else (8, 2, 0, False))
+        patch.setattr(kernels, name, lambda *_, **__: Fragments(*tile) if len(tile) == 4 else Fragments(8, 2))
 
 
 @settings(max_examples=5, deadline=None)
@@ -192,16 +193,18 @@ def test_a_lone_tile_is_one_the_kernel_takes(swiglu: bool) -> None:
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
-@pytest.mark.parametrize(("kind", "fewest"), [("int4", 4), ("bf16", 2)])
-def test_a_tile_of_fragments_is_one_the_kernels_take(kind: Format, fewest: int, swiglu: bool) -> None:
-    for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288, 151936), WIDTHS):
-        weights = Weights(kind, outputs, columns, torch.empty(0))
-        tile = {"int4": tiles.int4_tile, "bf16": tiles.bf16_tile}[kind]
-        rows, warps, rounds, _ = tile(outputs, weights, swiglu=swiglu)
-        assert rows in (fewest, 4, 8, 16)
-        assert warps in (1, 2, 4, 8)
-        slices = -(-columns // (256 * warps)) if kind == "bf16" else 1
-        assert 4 * rows * slices * (2 if rounds else 1) <= 160, "registers of a thread for weights"
+@pytest.mark.parametrize(("kind", "group"), [("int4", 64), ("int4", 128), ("bf16", 128)])
+def test_a_tile_of_fragments_fits_into_a_threads_registers(kind: Format, group: int, swiglu: bool) -> None:
+    widths = (*WIDTHS, 5120, 17408, 27648, 29568)
+    for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288, 151936), widths):
+        weights = Weights(kind, outputs, columns, torch.empty(0), group=group)
+        make = {"int4": tiles.int4_tile, "bf16": tiles.bf16_tile}[kind]
+        tile = make(outputs, weights, swiglu=swiglu)
+        assert tile.rows in ((2, 4, 8) if kind == "bf16" else (4, 8, 16))
+        assert tile.warps in (1, 2, 4, 8)
+        of_row, wide = (4, 256) if kind == "bf16" else (group // 32 + 2, 8 * group)
+        slices = -(-columns // (wide * tile.warps))
+        assert slices * of_row * tile.rows * (2 if tile.rounds else 1) <= 192
 
 
 def test_bf16_at_odd_addresses_is_left_to_other_kernels(

@@ -13,6 +13,7 @@ import json, sys
 import torch
 from triton.runtime import driver
 from snugvl.layers.kernels.products import linear
+from snugvl.layers.kernels.products.tiles import Fragments
 from snugvl.layers.kernels.compiler.ahead_of_time import _DescribedDriver
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
@@ -22,17 +23,22 @@ H200 = Hardware((9, 0), 132)
 found = {}
 for name, (kind, tile) in json.loads(sys.argv[1]).items():
     linear.LONE = frozenset({kind} if name.startswith("lone") else ())
-    linear.lone_tile = linear.int4_tile = linear.bf16_tile = lambda *_, **__: tile
+    linear.lone_tile = lambda *_, **__: tile
+    linear.int4_tile = linear.bf16_tile = lambda *_, **__: Fragments(*tile)
     linear.SKINNY_BYTES = 0
+    columns = 1280 if "rounds" in name else 1024  # of which some warps have less than others
     with dry_run(H200) as launches:
-        group = 64 if kind != "int4" or tile is None else 128 if tile[1] == 2 else 64
-        scale = torch.empty(256, 1024 // group, dtype=torch.bfloat16, device="meta")
-        words = torch.empty(256, 1024 // 8, dtype=torch.int32, device="meta")
+        group = 128 if "rounds" in name else 64
+        scale = torch.empty(256, columns // group, dtype=torch.bfloat16, device="meta")
+        words = torch.empty(256, columns // 8, dtype=torch.int32, device="meta")
         if kind == "bf16":
-            words = torch.empty(256, 1024, dtype=torch.bfloat16, device="meta")
-        upper = None if kind not in UPPER else torch.empty(256, 1024 // 8, dtype=UPPER[kind], device="meta")
-        x = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta")
-        linear.product(x, Weights(kind, 256, 1024, words, scale, scale, group, upper=upper))
+            words = torch.empty(256, columns, dtype=torch.bfloat16, device="meta")
+        upper = None
+        if kind in UPPER:
+            upper = torch.empty(256, columns // 8, dtype=UPPER[kind], device="meta")
+        x = torch.empty(1, columns, dtype=torch.bfloat16, device="meta")
+        more = {"norm": x[0], "eps": 1e-6, "swiglu": True} if "rounds" in name else {}
+        linear.product(x, Weights(kind, 256, columns, words, scale, scale, group, upper=upper), **more)
     driver.set_active(_DescribedDriver(H200))
     made = launches[-1].kernel.kernel.warmup(*launches[-1].values, grid=(1,), **launches[-1].constants)
     found[name] = launches[-1].name, made.metadata.shared, made.asm["ttgir"]

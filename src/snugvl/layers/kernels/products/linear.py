@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.nn.functional import linear
 
 from snugvl.layers.kernels.compiler.launch import pdl
 from snugvl.layers.kernels.device import (
@@ -18,14 +17,13 @@ from snugvl.layers.kernels.device import (
     tensor_cores,
 )
 from snugvl.layers.kernels.products import ggml
-from snugvl.layers.kernels.products import weights as kinds
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
 from snugvl.layers.kernels.products.lone import TAIL_ROWS, lone
 from snugvl.layers.kernels.products.lone_bf16 import lone_bf16
 from snugvl.layers.kernels.products.lone_int4 import lone_int4
-from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes, widen_planes
+from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
     HEAD_OUTPUTS,
@@ -38,13 +36,12 @@ from snugvl.layers.kernels.products.tiles import (
     skinny_tile,
     vector_tile,
 )
-from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
-from snugvl.layers.kernels.products.widen import widen
+from snugvl.layers.kernels.products.weights import KINDS, operands, planes_of
+from snugvl.layers.kernels.products.widened import WIDE_TILE, multiply_widened
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
 from snugvl.layers.weights import FEW_BITS, FORMATS, GROUP, Format, Weights
 
-_FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _NEIGHBOURS = {"bf16": 8, "fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
 _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
@@ -64,8 +61,6 @@ LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
 WIDE_TOKENS_LOOPS = SMALL + 1  # the same without tensor cores in Triton: the library has them on Turing
-WIDE_BYTES = 32 << 20  # of a widened slice
-WIDE_TILE = 32  # rows widened by one program
 _TILES = 8192  # arrival counters: more tiles than any split product has
 
 
@@ -101,10 +96,10 @@ def product(
     if weights.upper is not None:
         _planes(x, weights, beside, out)
         return out
-    if _fits_lone(x, weights, outputs):
+    if _fits_lone(x, weights, outputs, norm):
         _lone(x, weights, beside, out)
         return out
-    if _fits_bf16(x, weights, outputs):
+    if _fits_bf16(x, weights, outputs, norm):
         _lone_bf16(x, weights, beside, out)
         return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
@@ -120,7 +115,7 @@ def product(
     most = WIDE_TOKENS if tensor_cores(x.device) else WIDE_TOKENS_LOOPS
     wide = x.shape[0] >= most and weights.format != "bf16" and outputs % WIDE_TILE == 0
     if wide or weights.format == "ggml":
-        _wide(x, weights, beside, out)
+        multiply_widened(x, weights, beside, out)
     else:
         _matrix(x, weights, beside, out)
     return out
@@ -140,7 +135,12 @@ def product_with_tail(
     None where no kernel has room for both: that is two of `product`.
     """
     rows, columns = tail.shape
-    if not _fits_lone(x, weights, weights.rows) or rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype:
+    if (
+        not _fits_lone(x, weights, weights.rows, norm)
+        or rows % TAIL_ROWS
+        or columns % 128
+        or tail.dtype != x.dtype
+    ):
         return None
     out, last = (torch.empty(1, count, dtype=x.dtype, device=x.device) for count in (weights.rows, rows))
     _lone(x, weights, Epilogue(norm=norm, eps=eps, offset=offset), out, (tail, last))
@@ -154,16 +154,19 @@ def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
     return weights.group in _GROUPS and (_unpacks(x) or not x.is_cuda)
 
 
-def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
+def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tensor | None) -> bool:
     """One row of bf16 from Ampere on (in the interpreter anything), where it is the fastest."""
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
-    aligned = weights.data.data_ptr() % 16 == 0
     fast = outputs >= HEAD_OUTPUTS or fill_slices(weights)
     if weights.format == "int4":
-        # Elsewhere threads would not get what `fragments.py` says that each has.
-        aligned, fast = aligned and x.data_ptr() % 16 == 0, weights.group <= GROUP
-    return fast and aligned and (_unpacks(x) or not x.is_cuda)
+        fast = weights.group <= GROUP
+    return fast and _aligned(weights.data, x, norm) and (_unpacks(x) or not x.is_cuda)
+
+
+def _aligned(*tensors: torch.Tensor | None) -> bool:
+    """At other addresses threads would not get what `fragments.py` says that each has."""
+    return not any(tensor.data_ptr() % 16 for tensor in tensors if tensor is not None)
 
 
 def _lone(
@@ -182,14 +185,14 @@ def _lone(
     constants = _constants(x, weights, beside, words=True) | {"TAIL": more, "EACH_TAIL": TAIL_ROWS}
     behind = (bias, residual, out, wide, last, outputs, beside.eps)
     if weights.format == "int4":
-        rows, warps, rounds, soon = int4_tile(outputs, weights, swiglu=beside.swiglu)
-        tiles = -(-outputs // beside.outputs(rows))
-        programs = min(tiles, rounds * units or tiles)
+        tile = int4_tile(outputs, weights, swiglu=beside.swiglu)
+        tiles = -(-outputs // beside.outputs(tile.rows))
+        programs = min(tiles, tile.rounds * units or tiles)
         unneeded = ("FORMAT", "GROUP", "NATIVE", "PAIR")
         constants = {name: value for name, value in constants.items() if name not in unneeded}
         lone_int4[(programs + more // TAIL_ROWS,)](
-            x, norm, data, scale, zero, *behind, **constants, UNIT=weights.group, R=rows, W=warps,
-            ROUNDS=programs < tiles, SOON=soon, num_warps=warps, **pdl(x.device),
+            x, norm, data, scale, zero, *behind, **constants, UNIT=weights.group, R=tile.rows,
+            W=tile.warps, ROUNDS=programs < tiles, SOON=tile.soon, num_warps=tile.warps, **pdl(x.device),
         )  # fmt: skip
         return
     rows, warps, batch = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
@@ -200,28 +203,28 @@ def _lone(
     )  # fmt: skip
 
 
-def _fits_bf16(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
+def _fits_bf16(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tensor | None) -> bool:
     """One row, of bf16 from Ampere on (in the interpreter of anything)."""
     if x.shape[0] > 1 or weights.format != "bf16" or outputs < LONE_OUTPUTS or not LONE_BF16:
         return False
     if weights.data.dtype != x.dtype:
         return False
-    aligned = not (weights.data.data_ptr() | x.data_ptr()) % 16 and weights.columns % 8 == 0
-    return aligned and (_unpacks(x) or not x.is_cuda)
+    fits = weights.columns % 8 == 0 and _aligned(weights.data, x, norm)
+    return fits and (_unpacks(x) or not x.is_cuda)
 
 
 def _lone_bf16(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     outputs = out.shape[1]
-    rows, warps, rounds, soon = bf16_tile(outputs, weights, swiglu=beside.swiglu)
-    tiles = -(-outputs // beside.outputs(rows))
-    programs = min(tiles, rounds * hardware_of(x.device).units or tiles)
+    tile = bf16_tile(outputs, weights, swiglu=beside.swiglu)
+    tiles = -(-outputs // beside.outputs(tile.rows))
+    programs = min(tiles, tile.rounds * hardware_of(x.device).units or tiles)
     norm, bias, residual = beside.tensors(x)
     every = _constants(x, weights, beside, words=True)
     kept = ("K", "HAS_NORM", "OFFSET", "HAS_BIAS", "HAS_RESIDUAL", "SWIGLU", "ASSEMBLY", "FLIP")
     lone_bf16[(programs,)](
         x, norm, weights.data.view(torch.int32) if every["ASSEMBLY"] else weights.data, bias, residual, out,
-        outputs, beside.eps, **{name: every[name] for name in kept}, R=rows, W=warps,
-        ROUNDS=programs < tiles, SOON=soon, num_warps=warps, **pdl(x.device),
+        outputs, beside.eps, **{name: every[name] for name in kept}, R=tile.rows,
+        W=tile.warps, ROUNDS=programs < tiles, SOON=tile.soon, num_warps=tile.warps, **pdl(x.device),
     )  # fmt: skip
 
 
@@ -244,10 +247,10 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     if beside.norm is not None and (wide or tokens > 1):
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     if wide:
-        _wide(x, weights, beside, out)
+        multiply_widened(x, weights, beside, out)
         return
     norm, bias, residual = beside.tensors(x)
-    stored = _of_planes(weights)
+    stored = planes_of(weights)
     if tokens == 1 and weights.format in LONE and weights.group % 64 == 0 and outputs >= LONE_OUTPUTS:
         rows, warps, batch = lone_tile(outputs, weights, hardware_of(x.device).units, swiglu=beside.swiglu)
         lone_planes[(-(-outputs // beside.outputs(rows)),)](
@@ -265,14 +268,6 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     )  # fmt: skip
 
 
-def _of_planes(weights: Weights) -> tuple[torch.Tensor, ...]:
-    """Both planes, scales and zero points for a launch."""
-    assert weights.upper is not None
-    assert weights.scale is not None
-    assert weights.zero is not None
-    return weights.data, weights.upper, weights.scale, weights.zero
-
-
 def _plane_constants(x: torch.Tensor, weights: Weights, beside: Epilogue) -> dict[str, Any]:
     """Those of `_constants` that kernels of two planes have."""
     every = _constants(x, weights, beside, words=True)
@@ -284,7 +279,7 @@ def _vector(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     rows, groups, warps = vector_tile(weights, out.shape[1])
     norm, bias, residual = beside.tensors(x)
     gemv[(-(-out.shape[1] // rows),)](
-        x, norm, *_operands(weights), bias, residual, out, out.shape[1], beside.eps,
+        x, norm, *operands(weights), bias, residual, out, out.shape[1], beside.eps,
         **_constants(x, weights, beside), BN=rows, BG=groups, num_warps=warps,
         **pdl(x.device),
     )  # fmt: skip
@@ -307,8 +302,8 @@ def _matrix(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
         arrivals = _arrivals(x.device)
     _, bias, residual = beside.tensors(x)
     gemm[(tiles, split)](
-        x, *_operands(weights), bias, residual, out, parts, arrivals, tokens, outputs,
-        K=weights.columns, FORMAT=_FORMATS[weights.format], GROUP=weights.group,
+        x, *operands(weights), bias, residual, out, parts, arrivals, tokens, outputs,
+        K=weights.columns, FORMAT=KINDS[weights.format], GROUP=weights.group,
         BM=bm, BN=bn, SPLIT=split, BAND=8,
         HAS_BIAS=beside.bias is not None, HAS_RESIDUAL=beside.residual is not None, SWIGLU=swiglu,
         NATIVE=native_fp8(x.device), KIND=kind, num_warps=warps,
@@ -316,58 +311,9 @@ def _matrix(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     )  # fmt: skip
 
 
-def _wide(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
-    """Widen a slice of rows, multiply, go on: the workspace is that of one slice."""
-    outputs, parts = out.shape[1], 2 if beside.swiglu else 1
-    step = max(WIDE_TILE, WIDE_BYTES // (parts * weights.columns * x.element_size()) // WIDE_TILE * WIDE_TILE)
-    slices = -(-outputs // step)
-    step = -(-outputs // (slices * WIDE_TILE)) * WIDE_TILE  # of equal size
-    wide = torch.empty(parts * step, weights.columns, dtype=x.dtype, device=x.device)
-    for first in range(0, outputs, step):
-        count = min(step, outputs - first)
-        _widen(weights, first, wide[: parts * count], count, outputs - count)
-        bias = beside.bias
-        shift = None if bias is None else bias.view(parts, -1)[:, first : first + count].flatten().to(x.dtype)
-        if beside.swiglu:
-            swiglu_into(linear(x, wide[: 2 * count], shift), out, first)
-        elif out.dtype != x.dtype:  # which the library does not write
-            out[:, first : first + count] = linear(x, wide[:count], shift)
-        elif shift is None:
-            torch.mm(x, wide[:count].T, out=out[:, first : first + count])
-        else:
-            torch.addmm(shift, x, wide[:count].T, out=out[:, first : first + count])
-    if beside.residual is not None:
-        out += beside.residual
-
-
-def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: int) -> None:
-    """Rows `first …` to `out`; from its row `half` on those that stand `beyond` further on."""
-    if weights.format == "ggml":
-        for rows, start in ((out[:half], first), (out[half:], first + half + beyond)):
-            ggml.widen(weights, start, rows)
-        return
-    if weights.upper is not None:
-        widen_planes[(-(-out.shape[0] // WIDE_TILE), weights.columns // weights.group)](
-            *_of_planes(weights), out, len(out), first, half, beyond,
-            K=weights.columns, BITS=FEW_BITS[weights.format], GROUP=weights.group, BN=WIDE_TILE, num_warps=4,
-        )  # fmt: skip
-        return
-    widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
-        *_operands(weights), out, first, half, beyond, K=weights.columns, FORMAT=_FORMATS[weights.format],
-        GROUP=weights.group, BN=WIDE_TILE, NATIVE=native_fp8(out.device), num_warps=4,
-    )  # fmt: skip
-
-
-def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Data, scales and zero points for a launch; others in place of those that a format has not."""
-    data = weights.data.view(torch.uint8) if weights.format == "fp8" else weights.data
-    scale = weights.scale if weights.scale is not None else data
-    return data, scale, weights.zero if weights.zero is not None else scale
-
-
 def _words(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same with codes as int32 words."""
-    data, scale, zero = _operands(weights)
+    data, scale, zero = operands(weights)
     return (data if weights.format == "bf16" else data.view(torch.int32)), scale, zero
 
 
@@ -387,7 +333,7 @@ def _constants_of(
     operands: torch.dtype | None,
 ) -> dict[str, Any]:
     (form, columns, group), (norm, offset, bias, residual, swiglu) = stored, has
-    constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": _FORMATS.get(form)}
+    constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": KINDS.get(form)}
     constants |= {
         "GROUP": group,
         "HAS_NORM": norm,

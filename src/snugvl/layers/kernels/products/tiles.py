@@ -5,12 +5,32 @@ have up to three numbers more, for what was slower and is gone: programs that ta
 weights in shared memory, and a norm by a kernel of its own.
 """
 
+from dataclasses import dataclass, replace
+
 import triton
 
 from snugvl.layers.weights import Weights
 
+INT4_REGISTERS, BF16_REGISTERS = 200, 160  # of a thread, for weights and input
 SMALL = 64  # tokens; up to here a product is bound by its weights
 HEAD_OUTPUTS = 65536  # more than any layer has
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """Tile of a kernel of `fragments.py`.
+
+    Attributes:
+        rows: that a program reads at a time, a power of two; of a SwiGLU half are gate's.
+        warps: of a program.
+        rounds: programs of a unit, each of which goes on to other rows; 0: as many as there are tiles.
+        soon: whether the next kernel starts before this one waits.
+    """
+
+    rows: int
+    warps: int
+    rounds: int = 0
+    soon: bool = False
 
 
 def fill_slices(weights: Weights) -> bool:
@@ -40,32 +60,55 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
     return 16, 8, 16, True
 
 
-def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
-    """Rows of a tile, warps, programs of a unit (0: one a tile), whether the next kernel starts soon.
-
-    As `benchmarks/layer_tiles.py` measured them within layers.
-    """
+def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
+    """As `benchmarks/layer_tiles.py` measured them within layers of the Qwens, so far as registers go."""
     columns = weights.columns
     if swiglu:
-        if columns > 4096 or columns % 4096 == 0:
-            return 8, 4, 4, False
-        return (16, 2, 6, False) if columns % 2048 == 0 else (4, 1, 8, False)
-    if columns <= 2048:
-        return 8, 2, 0, True
-    if outputs >= 6144:
-        return 16, 4, 0, False
-    return (8 if columns <= 6144 else 4), 4, 0, True
+        tile = Fragments(8, 4, 4)
+        if columns <= 3072:
+            tile = Fragments(8, 2, 8) if columns == 2048 else Fragments(4, 1, 8)
+    elif columns <= 2048:
+        tile = Fragments(8, 2, soon=True)
+    elif outputs >= 6144:
+        tile = Fragments(16, 4)
+    else:
+        tile = Fragments(8 if columns <= 6144 else 4, 4, soon=True)
+    words = weights.group // 32
+    return _within(INT4_REGISTERS, tile, columns, 8 * weights.group, words + 2, 4 * words, fewest=4)
 
 
-def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
-    """The same of bf16. A thread has 16 bytes of each row in each of a warp's slices of 256 columns."""
+def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
+    """The same of bf16."""
     columns = weights.columns
-    warps = 8 if columns > 4096 and not swiglu and outputs < 6144 else 4
-    slices = -(-columns // (256 * warps))
-    if not swiglu and 6144 <= outputs < HEAD_OUTPUTS and slices <= 4:
-        return 4, 4, 4, False
-    rows = 8 if slices <= 4 and warps == 4 else 4 if slices <= 8 else 2
-    return rows, warps, 0, True
+    if not swiglu and 6144 <= outputs < HEAD_OUTPUTS:
+        tile = Fragments(4, 4, 4 if columns <= 4096 else 0)
+    else:
+        tile = Fragments(8, 4, soon=True)
+        if columns > 4096 and not swiglu:
+            tile = Fragments(4, 8, soon=True)
+    return _within(BF16_REGISTERS, tile, columns, 256, 4, 4, fewest=2)
+
+
+def _within(
+    most: int, tile: Fragments, columns: int, slice_: int, of_row: int, of_input: int, *, fewest: int
+) -> Fragments:
+    """The tile with fewer rows, then with more warps, then without rounds, until `most` registers are enough.
+
+    `slice_`: its columns; `of_row`, `of_input`: registers that a slice takes of each row, and of the input.
+    """
+    while True:
+        slices = -(-columns // (slice_ * tile.warps))
+        rows = tile.rows * of_row * (2 if tile.rounds else 1)  # in rounds the next ones are on their way, too
+        if slices * (rows + of_input) <= most:
+            return tile
+        if tile.rows > fewest:
+            tile = replace(tile, rows=tile.rows // 2)
+        elif tile.warps < 8:
+            tile = replace(tile, warps=2 * tile.warps)
+        elif tile.rounds:
+            tile = replace(tile, rounds=0)
+        else:
+            return tile
 
 
 def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int]:

@@ -9,13 +9,32 @@
 A word of int4 holds eight neighbours, the first in its lowest bits.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+from snugvl.layers.weights import Weights
 
 BF16 = tl.constexpr(0)
 FP8 = tl.constexpr(1)
 INT8 = tl.constexpr(2)
 INT4 = tl.constexpr(3)
+KINDS = {"bf16": BF16, "fp8": FP8, "int8": INT8, "int4": INT4}
+
+
+def operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Data, scales and zero points for a launch; others in place of those that a format has not."""
+    data = weights.data.view(torch.uint8) if weights.format == "fp8" else weights.data
+    scale = weights.scale if weights.scale is not None else data
+    return data, scale, weights.zero if weights.zero is not None else scale
+
+
+def planes_of(weights: Weights) -> tuple[torch.Tensor, ...]:
+    """Of 5 and 6 bits both planes, scales and zero points for a launch."""
+    assert weights.upper is not None
+    assert weights.scale is not None
+    assert weights.zero is not None
+    return weights.data, weights.upper, weights.scale, weights.zero
 
 
 @triton.jit
