@@ -352,6 +352,7 @@ def compare(
     for case in cases:
         mine = our_logits(ours, case.ours).cpu()
         reference = truth.setdefault(case.name, logits[case.name])
+        gc.collect()  # an engine's recordings hold memory, and it refers to itself
         our_ids, step_s = our_tokens(ours, case.ours)
         again = recorded_tokens(ours, case.ours) if device.type == "cuda" else our_ids
         guessed, tokens_a_step = guessed_tokens(ours, case.ours, our_ids)
