@@ -135,12 +135,9 @@ def product_with_tail(
     None where no kernel has room for both: that is two of `product`.
     """
     rows, columns = tail.shape
-    if (
-        not _fits_lone(x, weights, weights.rows, norm)
-        or rows % TAIL_ROWS
-        or columns % 128
-        or tail.dtype != x.dtype
-    ):
+    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype:
+        return None
+    if not _fits_lone(x, weights, weights.rows, norm):
         return None
     out, last = (torch.empty(1, count, dtype=x.dtype, device=x.device) for count in (weights.rows, rows))
     _lone(x, weights, Epilogue(norm=norm, eps=eps, offset=offset), out, (tail, last))
@@ -207,10 +204,9 @@ def _fits_bf16(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
     """One row, of bf16 from Ampere on (in the interpreter of anything)."""
     if x.shape[0] > 1 or weights.format != "bf16" or outputs < LONE_OUTPUTS or not LONE_BF16:
         return False
-    if weights.data.dtype != x.dtype:
+    if weights.data.dtype != x.dtype or weights.columns % 8:
         return False
-    fits = weights.columns % 8 == 0 and _aligned(weights.data, x, norm)
-    return fits and (_unpacks(x) or not x.is_cuda)
+    return _aligned(weights.data, x, norm) and (_unpacks(x) or not x.is_cuda)
 
 
 def _lone_bf16(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:

@@ -25,7 +25,6 @@ from snugvl.layers.kernels.products.fragments import (
     summed,
     takes,
 )
-from snugvl.layers.kernels.products.unpack import _assembly
 
 EACH = tl.constexpr(8)  # columns of a unit that are a thread's
 
@@ -38,7 +37,7 @@ def _product() -> Iterator[str]:
         yield mma(rows, (12 + 2 * step, 13 + 2 * step), before)
 
 
-_PRODUCT = _assembly("unused", *_product())
+_PRODUCT = tl.constexpr("\n".join(_product()))
 _TAKES = takes(12, 4)
 
 
