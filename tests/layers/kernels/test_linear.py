@@ -11,6 +11,7 @@ from torch.nn.functional import linear, silu
 from snugvl.layers import linear as layers
 from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products import widened
+from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
@@ -119,6 +120,14 @@ def test_norm_bias_swiglu_and_residual(
     weights = stored(kind, 64, 256, device)
     for parts in PARTS:
         as_torchs(weights, torch.float32, tokens, parts)
+
+
+def test_what_is_widened_may_have_another_type_of_result(device: torch.device) -> None:
+    """As logits have, of a head that many tokens ask at once."""
+    weights, x = stored("int4", 64, 256, device), torch.randn(20, 256, device=device)
+    out = torch.empty(20, 64, dtype=torch.float64, device=device)
+    widened.multiply_widened(x, weights, Epilogue(), out)
+    close(out, linear(x, weights.wide(torch.float32)))
 
 
 @pytest.mark.parametrize("group", [32, 64])

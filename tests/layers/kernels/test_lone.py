@@ -207,6 +207,13 @@ def test_a_tile_of_fragments_fits_into_a_threads_registers(kind: Format, group: 
         assert slices * of_row * tile.rows * (2 if tile.rounds else 1) <= 192
 
 
+def test_weights_of_another_type_than_the_input_are_left_to_other_kernels() -> None:
+    """They are read as pairs of the input's type."""
+    x, weights = torch.zeros(1, 512, dtype=torch.bfloat16), torch.zeros(64, 512)
+    assert not kernels._fits_bf16(x, Weights("bf16", 64, 512, weights), 64, None)
+    assert kernels._fits_bf16(x, Weights("bf16", 64, 512, weights.bfloat16()), 64, None)
+
+
 def test_bf16_at_odd_addresses_is_left_to_other_kernels(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
