@@ -25,7 +25,7 @@ import torch
 from torch.nn.functional import silu
 
 from snugvl.layers.kernels.products import linear
-from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS, Fragments
+from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
 from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import FEW_BITS, UPPER, Format, Weights
@@ -186,12 +186,6 @@ def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
     return tiles
 
 
-def fragment_tiles(cell: Cell) -> tuple[Tile, ...]:
-    """Rows, warps, programs of a unit or 0, whether the next kernel starts soon."""
-    rounds = (0, 2, 4, 8) if SHAPES[cell.size][cell.shape][2] else (0,)
-    return tuple(combinations((4, 8, 16), (1, 2, 4, 8), rounds, (0, 1)))
-
-
 def variants(args: argparse.Namespace, cell: Cell) -> Iterator[tuple[str, Tile]]:
     """What the package takes, then what is tried."""
     yield "default", ()
@@ -206,9 +200,7 @@ def possible(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
         yield "library", ()
     if cell.tokens <= 32:
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
-    if cell.tokens == 1 and cell.format in ("int4", "bf16"):
-        yield from ((cell.format, tile) for tile in fragment_tiles(cell))
-    elif cell.tokens == 1 and cell.format != "bf16":
+    if cell.tokens == 1 and cell.format not in ("int4", "bf16"):
         yield from (("lone", tile) for tile in lone_tiles(cell))
     if not thorough:
         return
@@ -231,17 +223,13 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
         with mock.patch.object(linear, "product", by_library):
             yield
         return
-    taken: object = tile[:4] if kernel == "skinny" else tile
-    if kernel in ("int4", "bf16"):
-        taken = Fragments(tile[0], tile[1], tile[2], bool(tile[3]))
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
-        mock.patch.object(linear, "LONE_BF16", kernel == "bf16"),
-        mock.patch.object(linear, "LONE", linear.LONE if kernel in ("lone", "int4") else frozenset()),
-        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel in ("lone", "int4") else HEAD_OUTPUTS),
+        mock.patch.object(linear, "LONE", linear.LONE if kernel == "lone" else frozenset()),
+        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else HEAD_OUTPUTS),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
-        mock.patch.object(linear, f"{kernel}_tile", return_value=taken),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
         mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),
     ):
         yield

@@ -15,7 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product as combinations
@@ -89,7 +89,7 @@ def candidates(sizes: list[str], kind: Format) -> list[Candidate]:
 
 
 def key(size: str, name: str) -> tuple[int, int, bool]:
-    """What `int4_tile` is asked with."""
+    """What the package's choice of a tile is asked with."""
     rows, columns, swiglu = SHAPES[size][name]
     return (rows // 2 if swiglu else rows), columns, swiglu
 
@@ -97,18 +97,17 @@ def key(size: str, name: str) -> tuple[int, int, bool]:
 @contextmanager
 def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
     """The package takes these tiles."""
-    int4, bf16 = tiles.int4_tile, tiles.bf16_tile
     by_shape = {key(size, name): tiles.Fragments(*tile) for name, tile in wanted.items() if tile is not None}
 
-    def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tiles.Fragments:
-        return by_shape.get((outputs, weights.columns, swiglu)) or int4(outputs, weights, swiglu=swiglu)
+    def taking(own: Callable[..., tiles.Fragments]) -> Callable[..., tiles.Fragments]:
+        def tile_of(outputs: int, weights: Weights, *, swiglu: bool) -> tiles.Fragments:
+            return by_shape.get((outputs, weights.columns, swiglu)) or own(outputs, weights, swiglu=swiglu)
 
-    def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tiles.Fragments:
-        return by_shape.get((outputs, weights.columns, swiglu)) or bf16(outputs, weights, swiglu=swiglu)
+        return tile_of
 
     with (
-        mock.patch.object(linear, "int4_tile", int4_tile),
-        mock.patch.object(linear, "bf16_tile", bf16_tile),
+        mock.patch.object(linear, "int4_tile", taking(tiles.int4_tile)),
+        mock.patch.object(linear, "bf16_tile", taking(tiles.bf16_tile)),
     ):
         yield
 

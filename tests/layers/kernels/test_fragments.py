@@ -9,17 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from snugvl.layers.kernels.products import lone_bf16, lone_int4
-from tests.layers.kernels.test_unpack import execute
+from tests.layers.kernels.test_unpack import execute, halves
 
 Floats = NDArray[np.float64]
 LANES = 32
-
-
-def bf16(bits: int) -> tuple[float, float]:
-    low, high = (
-        struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in (bits & 0xFFFF, bits >> 16)
-    )
-    return low, high
 
 
 def packed(low: float, high: float) -> int:
@@ -36,10 +29,10 @@ def multiplied(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]], c: Floats
         row, column = lane // 4, 2 * (lane % 4)
         for register in range(4):
             down, across = 8 * (register % 2), 8 * (register // 2)
-            left[row + down, column + across : column + across + 2] = bf16(a[lane][register])
+            left[row + down, column + across : column + across + 2] = halves([a[lane][register]])
         for register in range(2):
             out[row + 8 * register, column : column + 2] = c[lane, 2 * register : 2 * register + 2]
-            right[column + 8 * register : column + 8 * register + 2, row] = bf16(b[lane][register])
+            right[column + 8 * register : column + 8 * register + 2, row] = halves([b[lane][register]])
     out += left @ right
     found = np.zeros((LANES, 4))
     for lane in range(LANES):

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, silu
 
 from snugvl.layers import linear as layers
 from snugvl.layers.kernels.products import linear as kernels
-from snugvl.layers.kernels.products import widened
+from snugvl.layers.kernels.products import widen
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.widen import widen_int8
@@ -126,7 +126,7 @@ def test_what_is_widened_may_have_another_type_of_result(device: torch.device) -
     """As logits have, of a head that many tokens ask at once."""
     weights, x = stored("int4", 64, 256, device), torch.randn(20, 256, device=device)
     out = torch.empty(20, 64, dtype=torch.float64, device=device)
-    widened.multiply_widened(x, weights, Epilogue(), out)
+    widen.multiply_widened(x, weights, Epilogue(), out)
     close(out, linear(x, weights.wide(torch.float32)))
 
 
@@ -177,7 +177,7 @@ def test_many_rows_widen_the_weights_slice_by_slice(
     kind: Format, swiglu: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "WIDE_TOKENS", 9)
-    monkeypatch.setattr(widened, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
+    monkeypatch.setattr(widen, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
     weights = stored(kind, 320, 256, device)
     outputs = 160 if swiglu else 320
     x, residual = torch.randn(9, 256, device=device), torch.randn(9, outputs, device=device)

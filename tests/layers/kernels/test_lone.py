@@ -19,7 +19,7 @@ from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny
 
 def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...] = (8, 2, 2)) -> None:
     """Of three numbers for FP8 and int8, of four for int4 and bf16."""
-    patch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
+    patch.setattr(kernels, "LONE", frozenset({"bf16", "fp8", "int8", "int4"}))
     patch.setattr(kernels, "LONE_OUTPUTS", tile[0])
     patch.setattr(kernels, "HEAD_OUTPUTS", 0)  # whatever the width is
     patch.setattr(kernels, "lone_tile", lambda *_, **__: tile[:3])
@@ -148,7 +148,8 @@ def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch:
         ("int4", 64, 256, 1, True),
         ("int4", 64, 256, 2, False),
         ("int4", 63, 256, 1, False),
-        ("bf16", 64, 2048, 1, False),
+        ("bf16", 64, 2048, 1, True),
+        ("bf16", 64, 2048, 2, False),
         ("fp8", 64, 2048, 1, True),
         ("fp8", 64, 2560, 1, False),  # five slices for warps that take four at once
         ("int8", 64, 9728, 1, True),  # nineteen
@@ -159,9 +160,9 @@ def test_which_products_are_lone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     taken: list[str] = []
-    for name in ("_lone", "_lone_bf16", "_skinny", "_vector", "_matrix"):
+    for name in ("_lone", "_skinny", "_vector", "_matrix"):
         monkeypatch.setattr(kernels, name, lambda *_, name=name, **__: taken.append(name))
-    monkeypatch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
+    monkeypatch.setattr(kernels, "LONE", frozenset({"bf16", "fp8", "int8", "int4"}))
     product(torch.randn(tokens, columns).to(device, for_skinny(device)), stored(kind, rows, columns, device))
     assert (taken == ["_lone"]) is lone
 
@@ -207,11 +208,14 @@ def test_a_tile_of_fragments_fits_into_a_threads_registers(kind: Format, group: 
         assert slices * of_row * tile.rows * (2 if tile.rounds else 1) <= 192
 
 
-def test_weights_of_another_type_than_the_input_are_left_to_other_kernels() -> None:
+def test_weights_of_another_type_than_the_input_are_left_to_other_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They are read as pairs of the input's type."""
+    monkeypatch.setattr(kernels, "LONE", frozenset({"bf16"}))
     x, weights = torch.zeros(1, 512, dtype=torch.bfloat16), torch.zeros(64, 512)
-    assert not kernels._fits_bf16(x, Weights("bf16", 64, 512, weights), 64, None)
-    assert kernels._fits_bf16(x, Weights("bf16", 64, 512, weights.bfloat16()), 64, None)
+    assert not kernels._fits_lone(x, Weights("bf16", 64, 512, weights), 64, None)
+    assert kernels._fits_lone(x, Weights("bf16", 64, 512, weights.bfloat16()), 64, None)
 
 
 def test_bf16_at_odd_addresses_is_left_to_other_kernels(
@@ -221,6 +225,6 @@ def test_bf16_at_odd_addresses_is_left_to_other_kernels(
     dtype = for_skinny(device)
     room = torch.randn(16 * 512 + 1).to(device, dtype)
     odd = Weights("bf16", 16, 512, room[1:].view(16, 512))
-    monkeypatch.setattr(kernels, "_lone_bf16", None)
+    monkeypatch.setattr(kernels, "_lone", None)
     x = torch.randn(1, 512).to(device, dtype)
     close(product(x, odd, dtype=torch.float32), linear(x.float(), odd.data.float()))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
 from snugvl.layers.kernels.products import linear as kernels
-from snugvl.layers.kernels.products import planes, widened
+from snugvl.layers.kernels.products import planes, widen
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.weights import FEW_BITS, Format, to_few_bits
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
@@ -73,7 +73,7 @@ def test_many_rows_widen_the_weights_slice_by_slice(
     kind: Format, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "PLANES_ROWS", 4)
-    monkeypatch.setattr(widened, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
+    monkeypatch.setattr(widen, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
     weights = stored(kind, 300, 256, device, 64)
     x, residual = torch.randn(9, 256, device=device), torch.randn(9, 150, device=device)
     gate, up = linear(x, weights.wide(torch.float32)).chunk(2, -1)

@@ -97,7 +97,7 @@ def _at_once(w: Widths, itemsize: int) -> int:
 
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
-    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/linear.py`)."""
+    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/widen.py`)."""
     most = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
     return -(-rows // most)
 

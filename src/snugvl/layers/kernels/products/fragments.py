@@ -23,7 +23,7 @@ The instruction's layout: PTX ISA, "Matrix fragments for mma.m16n8k16".
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.products.epilogue import add_residual, swiglu
+from snugvl.layers.kernels.products.epilogue import add_residual, normalised, swiglu
 
 _OTHER = tl.constexpr("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;")
 # Of two registers with two values each the first of both, and the second.
@@ -74,6 +74,52 @@ def loaded(start, at, here, MASKED: tl.constexpr, EVICTION: tl.constexpr, FLIP: 
     if FLIP:
         v = tl.permute(v, [1, 0, 2])
     return v
+
+
+@triton.jit
+def columns(
+    start, thread, s: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr, FLIP: tl.constexpr
+):
+    """A thread's values of the input or of the norm's weight in a warp's slice, `[T, UNIT / 32, 8]`."""
+    first = (s * (32 * W) + thread) * (UNIT // 4)
+    at = first[:, None, None] + tl.arange(0, UNIT // 32)[None, :, None] * 8
+    masked: tl.constexpr = (s + 1) * 8 * W * UNIT > K
+    return loaded(start, at + tl.arange(0, 8)[None, None, :], first < K, masked, "", FLIP)
+
+
+@triton.jit
+def gains_of(
+    norm, thread, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr, HAS_NORM: tl.constexpr,
+    FLIP: tl.constexpr,
+):  # fmt: skip
+    """A thread's weights of the norm, slice by slice, if there is one; nobody writes them."""
+    gains = ()
+    for s in tl.static_range((K + 8 * W * UNIT - 1) // (8 * W * UNIT) if HAS_NORM else 0):
+        gains = gains + (columns(norm, thread, s, K, UNIT, W, FLIP),)
+    return gains
+
+
+@triton.jit
+def inputs_of(
+    x, gains, thread, eps, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr, HAS_NORM: tl.constexpr,
+    OFFSET: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
+    """A thread's values of the input, slice by slice, normalised."""
+    slices: tl.constexpr = (K + 8 * W * UNIT - 1) // (8 * W * UNIT)
+    values = ()
+    square = tl.zeros([32 * W, UNIT // 32, 8], tl.float32)
+    for s in tl.static_range(slices):
+        values = values + (columns(x, thread, s, K, UNIT, W, FLIP),)
+        if HAS_NORM:
+            wide = values[s].to(tl.float32)
+            square += wide * wide
+    if HAS_NORM:
+        rstd = tl.rsqrt(tl.sum(tl.reshape(square, [8 * W * UNIT]), 0) / K + eps)
+        every = ()
+        for s in tl.static_range(slices):
+            every = every + (normalised(values[s], gains[s], rstd, OFFSET),)
+        values = every
+    return values
 
 
 @triton.jit

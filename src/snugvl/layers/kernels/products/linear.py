@@ -28,6 +28,7 @@ from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
     HEAD_OUTPUTS,
     SMALL,
+    Fragments,
     bf16_tile,
     fill_slices,
     int4_tile,
@@ -36,8 +37,8 @@ from snugvl.layers.kernels.products.tiles import (
     skinny_tile,
     vector_tile,
 )
-from snugvl.layers.kernels.products.weights import KINDS, operands, planes_of
-from snugvl.layers.kernels.products.widened import WIDE_TILE, multiply_widened
+from snugvl.layers.kernels.products.weights import STORED_AS, operands, planes_of
+from snugvl.layers.kernels.products.widen import WIDE_TILE, multiply_widened
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
 from snugvl.layers.weights import FEW_BITS, FORMATS, GROUP, Format, Weights
@@ -55,8 +56,7 @@ SKINNY_ROWS = FEW_ROWS  # of input up to which the skinny kernel is used
 PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied by the library
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
-LONE = frozenset(FORMATS) - {"bf16"}  # formats of which one row of input has a kernel of its own
-LONE_BF16 = True  # whether it has one, too
+LONE = frozenset(FORMATS)  # formats of which one row of input has a kernel of its own
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -99,9 +99,6 @@ def product(
     if _fits_lone(x, weights, outputs, norm):
         _lone(x, weights, beside, out)
         return out
-    if _fits_bf16(x, weights, outputs, norm):
-        _lone_bf16(x, weights, beside, out)
-        return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
         if norm is not None and (NORM_APART or x.shape[0] > 1):
             x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
@@ -135,7 +132,7 @@ def product_with_tail(
     None where no kernel has room for both: that is two of `product`.
     """
     rows, columns = tail.shape
-    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype:
+    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype or weights.format == "bf16":
         return None
     if not _fits_lone(x, weights, weights.rows, norm):
         return None
@@ -155,9 +152,12 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
     """One row of bf16 from Ampere on (in the interpreter anything), where it is the fastest."""
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
-    fast = outputs >= HEAD_OUTPUTS or fill_slices(weights)
-    if weights.format == "int4":
+    if weights.format == "bf16":
+        fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0
+    elif weights.format == "int4":
         fast = weights.group <= GROUP
+    else:
+        fast = outputs >= HEAD_OUTPUTS or fill_slices(weights)
     return fast and _aligned(weights.data, x, norm) and (_unpacks(x) or not x.is_cuda)
 
 
@@ -174,54 +174,55 @@ def _lone(
     tail: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """`tail`: weights in the type of `x`, and where what they give goes."""
-    outputs, units = out.shape[1], hardware_of(x.device).units
+    if weights.format == "bf16":
+        assert tail is None, "its kernel has none"
+        _lone_bf16(x, weights, beside, out)
+        return
+    outputs = out.shape[1]
     wide, last = tail or (x, x)
     more = 0 if tail is None else len(wide)
     norm, bias, residual = beside.tensors(x)
     data, scale, zero = _words(weights)
-    constants = _constants(x, weights, beside, words=True) | {"TAIL": more, "EACH_TAIL": TAIL_ROWS}
     behind = (bias, residual, out, wide, last, outputs, beside.eps)
+    tails = {"TAIL": more, "EACH_TAIL": TAIL_ROWS}
     if weights.format == "int4":
         tile = int4_tile(outputs, weights, swiglu=beside.swiglu)
-        tiles = -(-outputs // beside.outputs(tile.rows))
-        programs = min(tiles, tile.rounds * units or tiles)
-        unneeded = ("FORMAT", "GROUP", "NATIVE", "PAIR")
-        constants = {name: value for name, value in constants.items() if name not in unneeded}
+        programs, constants = _by_fragments(x, weights, beside, tile, outputs)
+        wide_columns = triton.next_power_of_2(weights.columns)
         lone_int4[(programs + more // TAIL_ROWS,)](
-            x, norm, data, scale, zero, *behind, **constants, UNIT=weights.group, R=tile.rows,
-            W=tile.warps, ROUNDS=programs < tiles, SOON=tile.soon, num_warps=tile.warps, **pdl(x.device),
-        )  # fmt: skip
+            x, norm, data, scale, zero, *behind, **constants, **tails, UNIT=weights.group, WIDE=wide_columns
+        )
         return
+    units = hardware_of(x.device).units
     rows, warps, batch = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
     programs = -(-outputs // beside.outputs(rows))
     lone[(programs + more // TAIL_ROWS,)](
-        x, norm, data, scale, *behind, **constants, BN=rows, BATCH=batch, WARPS=min(warps, batch),
-        num_warps=warps, **pdl(x.device),
+        x, norm, data, scale, *behind, **_constants(x, weights, beside, words=True), **tails, BN=rows,
+        BATCH=batch, WARPS=min(warps, batch), num_warps=warps, **pdl(x.device),
     )  # fmt: skip
-
-
-def _fits_bf16(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tensor | None) -> bool:
-    """One row, of bf16 from Ampere on (in the interpreter of anything)."""
-    if x.shape[0] > 1 or weights.format != "bf16" or outputs < LONE_OUTPUTS or not LONE_BF16:
-        return False
-    if weights.data.dtype != x.dtype or weights.columns % 8:
-        return False
-    return _aligned(weights.data, x, norm) and (_unpacks(x) or not x.is_cuda)
 
 
 def _lone_bf16(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     outputs = out.shape[1]
     tile = bf16_tile(outputs, weights, swiglu=beside.swiglu)
+    programs, constants = _by_fragments(x, weights, beside, tile, outputs)
+    norm, bias, residual = beside.tensors(x)
+    data = weights.data.view(torch.int32) if constants["ASSEMBLY"] else weights.data
+    lone_bf16[(programs,)](x, norm, data, bias, residual, out, outputs, beside.eps, **constants)
+
+
+def _by_fragments(
+    x: torch.Tensor, weights: Weights, beside: Epilogue, tile: Fragments, outputs: int
+) -> tuple[int, dict[str, Any]]:
+    """Programs, and what kernels of `fragments.py` are compiled for."""
     tiles = -(-outputs // beside.outputs(tile.rows))
     programs = min(tiles, tile.rounds * hardware_of(x.device).units or tiles)
-    norm, bias, residual = beside.tensors(x)
     every = _constants(x, weights, beside, words=True)
     kept = ("K", "HAS_NORM", "OFFSET", "HAS_BIAS", "HAS_RESIDUAL", "SWIGLU", "ASSEMBLY", "FLIP")
-    lone_bf16[(programs,)](
-        x, norm, weights.data.view(torch.int32) if every["ASSEMBLY"] else weights.data, bias, residual, out,
-        outputs, beside.eps, **{name: every[name] for name in kept}, R=tile.rows,
-        W=tile.warps, ROUNDS=programs < tiles, SOON=tile.soon, num_warps=tile.warps, **pdl(x.device),
-    )  # fmt: skip
+    return programs, {name: every[name] for name in kept} | {
+        "R": tile.rows, "W": tile.warps, "ROUNDS": programs < tiles, "SOON": tile.soon,
+        "num_warps": tile.warps, **pdl(x.device),
+    }  # fmt: skip
 
 
 def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
@@ -299,7 +300,7 @@ def _matrix(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     _, bias, residual = beside.tensors(x)
     gemm[(tiles, split)](
         x, *operands(weights), bias, residual, out, parts, arrivals, tokens, outputs,
-        K=weights.columns, FORMAT=KINDS[weights.format], GROUP=weights.group,
+        K=weights.columns, FORMAT=STORED_AS[weights.format], GROUP=weights.group,
         BM=bm, BN=bn, SPLIT=split, BAND=8,
         HAS_BIAS=beside.bias is not None, HAS_RESIDUAL=beside.residual is not None, SWIGLU=swiglu,
         NATIVE=native_fp8(x.device), KIND=kind, num_warps=warps,
@@ -329,7 +330,7 @@ def _constants_of(
     operands: torch.dtype | None,
 ) -> dict[str, Any]:
     (form, columns, group), (norm, offset, bias, residual, swiglu) = stored, has
-    constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": KINDS.get(form)}
+    constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": STORED_AS.get(form)}
     constants |= {
         "GROUP": group,
         "HAS_NORM": norm,

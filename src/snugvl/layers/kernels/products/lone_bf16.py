@@ -12,13 +12,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.products.epilogue import normalised
 from snugvl.layers.kernels.products.fragments import (
     PAIRS,
     beside,
     finish,
     four,
+    gains_of,
     in_fours,
+    inputs_of,
     loaded,
     mma,
     own_of,
@@ -49,15 +50,6 @@ def _operand(v, T: tl.constexpr, ASSEMBLY: tl.constexpr):
     even, odd = tl.split(tl.reshape(v, [T, 4, 2]))
     both = tl.inline_asm_elementwise(PAIRS, "=&r,=r,r,r", [even, odd], dtype=tl.int32, is_pure=True, pack=2)
     return four(tl.reshape(both, [T, 1, 4]), T, 1)
-
-
-@triton.jit
-def _columns(start, thread, s: tl.constexpr, K: tl.constexpr, W: tl.constexpr, FLIP: tl.constexpr):
-    """A thread's values of the input or of the norm's weight in a warp's slice, `[T, 1, 8]`."""
-    column = (s * (32 * W) + thread) * EACH
-    masked: tl.constexpr = (s + 1) * 32 * W * EACH > K
-    at = column[:, None, None] + tl.arange(0, EACH)[None, None, :]
-    return loaded(start, at, column < K, masked, "", FLIP)
 
 
 @triton.jit
@@ -128,29 +120,15 @@ def lone_bf16(
     begin = tl.program_id(0) * outputs
     first = tl.minimum(begin, N - outputs)
     stored = _rows(w, first, N, thread, K, R, W, SWIGLU, ASSEMBLY, FLIP)
-    gains = ()
-    for s in tl.static_range(slices if HAS_NORM else 0):
-        gains = gains + (_columns(norm, thread, s, K, W, FLIP),)
+    gains = gains_of(norm, thread, K, 4 * EACH, W, HAS_NORM, FLIP)
     if PDL:
         if SOON:
             gdc_launch_dependents()
         gdc_wait()
-    values = ()
-    square = tl.zeros([threads, 1, EACH], tl.float32)
-    for s in tl.static_range(slices):
-        values = values + (_columns(x, thread, s, K, W, FLIP),)
-        if HAS_NORM:
-            wide = values[s].to(tl.float32)
-            square += wide * wide
-    rstd = 1.0
-    if HAS_NORM:
-        rstd = tl.rsqrt(tl.sum(tl.reshape(square, [threads * EACH]), 0) / K + eps)
+    values = inputs_of(x, gains, thread, eps, K, 4 * EACH, W, HAS_NORM, OFFSET, FLIP)
     inputs = ()
     for s in tl.static_range(slices):
-        v = values[s]
-        if HAS_NORM:
-            v = normalised(v, gains[s], rstd, OFFSET)
-        inputs = inputs + (_operand(v, threads, ASSEMBLY),)
+        inputs = inputs + (_operand(values[s], threads, ASSEMBLY),)
     if PDL and not SOON:
         gdc_launch_dependents()
     if ROUNDS:

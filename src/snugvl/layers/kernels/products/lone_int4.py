@@ -12,13 +12,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.products.epilogue import normalised
 from snugvl.layers.kernels.products.fragments import (
     PAIRS,
     beside,
     finish,
     four,
+    gains_of,
     in_fours,
+    inputs_of,
     loaded,
     mma,
     own_of,
@@ -99,14 +100,9 @@ def _times(words, x, odd, T: tl.constexpr, R: tl.constexpr, WORDS: tl.constexpr,
         return in_fours(tl.sum(tl.sum(product, 3), 2), T, R)
     one, two = tl.split(tl.permute(tl.reshape(words, [T, R // 2, 2, WORDS]), [0, 1, 3, 2]))
     given = _words(one, T, R // 2, WORDS) + _words(two, T, R // 2, WORDS) + x
-    if WORDS == 4:
-        a, b, c, d = tl.inline_asm_elementwise(
-            _PRODUCT_4, _TAKES_24, given, dtype=(tl.float32,) * 4, is_pure=True, pack=1
-        )
-    else:
-        a, b, c, d = tl.inline_asm_elementwise(
-            _PRODUCT_2, _TAKES_12, given, dtype=(tl.float32,) * 4, is_pure=True, pack=1
-        )
+    text: tl.constexpr = _PRODUCT_4 if WORDS == 4 else _PRODUCT_2
+    taken: tl.constexpr = _TAKES_24 if WORDS == 4 else _TAKES_12
+    a, b, c, d = tl.inline_asm_elementwise(text, taken, given, dtype=(tl.float32,) * 4, is_pure=True, pack=1)
     return own_of(a, b, c, d, odd, T, R // 2)
 
 
@@ -115,26 +111,10 @@ def _total(x, odd, T: tl.constexpr, WORDS: tl.constexpr, ASSEMBLY: tl.constexpr)
     """The unit's sum, `[T, 1]`."""
     if not ASSEMBLY:
         return in_fours(tl.sum(tl.sum(x[0].to(tl.float32), 2), 1)[:, None], T, 1)
-    if WORDS == 4:
-        a, b, _, _ = tl.inline_asm_elementwise(
-            _SUM_4, _TAKES_16, x, dtype=(tl.float32,) * 4, is_pure=True, pack=1
-        )
-    else:
-        a, b, _, _ = tl.inline_asm_elementwise(
-            _SUM_2, _TAKES_8, x, dtype=(tl.float32,) * 4, is_pure=True, pack=1
-        )
+    text: tl.constexpr = _SUM_4 if WORDS == 4 else _SUM_2
+    taken: tl.constexpr = _TAKES_16 if WORDS == 4 else _TAKES_8
+    a, b, _, _ = tl.inline_asm_elementwise(text, taken, x, dtype=(tl.float32,) * 4, is_pure=True, pack=1)
     return tl.where(odd, b, a)
-
-
-@triton.jit
-def _columns(
-    start, thread, s: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr, FLIP: tl.constexpr
-):
-    """A thread's values of the input or of the norm's weight in a warp's slice, `[T, UNIT / 32, 8]`."""
-    place = s * (32 * W) + thread
-    at = (place * (UNIT // 4))[:, None, None] + tl.arange(0, UNIT // 32)[None, :, None] * 8
-    masked: tl.constexpr = (s + 1) * 8 * W * UNIT > K
-    return loaded(start, at + tl.arange(0, 8)[None, None, :], place // 4 < K // UNIT, masked, "", FLIP)
 
 
 @triton.jit
@@ -223,7 +203,6 @@ def lone_int4(
         PDL: the kernel starts while the one before it ends: see `compiler/launch.py`.
     """
     slices: tl.constexpr = (K // UNIT + 8 * W - 1) // (8 * W)
-    each: tl.constexpr = UNIT // 4
     outputs: tl.constexpr = R // 2 if SWIGLU else R
     kind: tl.constexpr = x.dtype.element_ty
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -240,30 +219,16 @@ def lone_int4(
     # The last rows are a whole tile: it computes some outputs again, the same.
     first = tl.minimum(begin, N - outputs)
     stored = _rows(w, scale, zero, first, N, thread, K, UNIT, R, W, SWIGLU, FLIP)
-    gains = ()
-    for s in tl.static_range(slices if HAS_NORM else 0):
-        gains = gains + (_columns(norm, thread, s, K, UNIT, W, FLIP),)
+    gains = gains_of(norm, thread, K, UNIT, W, HAS_NORM, FLIP)
     if PDL:
         if SOON:
             gdc_launch_dependents()
         gdc_wait()
-    values = ()
-    square = tl.zeros([32 * W, each // 8, 8], tl.float32)
-    for s in tl.static_range(slices):
-        values = values + (_columns(x, thread, s, K, UNIT, W, FLIP),)
-        if HAS_NORM:
-            wide = values[s].to(tl.float32)
-            square += wide * wide
-    rstd = 1.0
-    if HAS_NORM:
-        rstd = tl.rsqrt(tl.sum(tl.reshape(square, [32 * W * each]), 0) / K + eps)
+    values = inputs_of(x, gains, thread, eps, K, UNIT, W, HAS_NORM, OFFSET, FLIP)
     inputs = ()
     for s in tl.static_range(slices):
-        v = values[s]
-        if HAS_NORM:
-            v = normalised(v, gains[s], rstd, OFFSET)
-        v = _operand(v, 32 * W, each // 8, ASSEMBLY)
-        inputs = inputs + ((v, _total(v, odd, 32 * W, each // 8, ASSEMBLY)),)
+        v = _operand(values[s], 32 * W, UNIT // 32, ASSEMBLY)
+        inputs = inputs + ((v, _total(v, odd, 32 * W, UNIT // 32, ASSEMBLY)),)
     if PDL and not SOON:
         gdc_launch_dependents()
     if ROUNDS:

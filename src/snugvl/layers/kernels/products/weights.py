@@ -19,7 +19,7 @@ BF16 = tl.constexpr(0)
 FP8 = tl.constexpr(1)
 INT8 = tl.constexpr(2)
 INT4 = tl.constexpr(3)
-KINDS = {"bf16": BF16, "fp8": FP8, "int8": INT8, "int4": INT4}
+STORED_AS = {"bf16": BF16, "fp8": FP8, "int8": INT8, "int4": INT4}
 
 
 def operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
