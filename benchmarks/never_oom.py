@@ -1,10 +1,14 @@
 """Thousands of requests of hostile sizes on a small card, while another process grows by 500 MiB.
 
     python benchmarks/never_oom.py NAME=FOLDER:WEIGHTS … [--runs 3] [--requests 2000] [--out FILE]
+    python benchmarks/never_oom.py NAME=FOLDER:WEIGHTS --unseen 150
     python benchmarks/never_oom.py pocket=pocket:auto --device cpu --free-mib 900 --requests 60
 
-A ballast leaves the card `--free-mib`, beside a neighbour's empty context; `snugvl serve` plans for that. One
-server a model takes all of its runs. Sixteen clients send what `hostile.py` draws, other requests in each
+A ballast leaves the card `--free-mib`, beside a neighbour's empty context; `snugvl serve` plans for that.
+Each model is served twice: "cold", as on a machine's first start, with cache folders that are new and empty,
+and then "warm", with what that start left in them. One server takes all runs of its life. With `--unseen MIB`
+both lives are on a card whose driver takes so much more than any that we know, and a little more while it
+runs (`unseen_card/`). Sixteen clients send what `hostile.py` draws, other requests in each
 run. After 40 % of them the neighbour takes 500 MiB more, as far as they can be had within five seconds, and
 after 80 % it gives them back. A run has passed when all of it was asked in time, every answer is a complete
 one or a clean refusal (4xx, or 503 with Retry-After), the neighbour got its 500 MiB, the engine never
@@ -16,16 +20,20 @@ The first lines say what the driver takes in the engine's process beside torch's
 
 import argparse
 import asyncio
+import os
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
 import machine
 from ballast import MIB, Ballast, Device, Neighbour
-from driver_bytes import DriverTrace, ProcessPeak
+from driver_bytes import DRIVER, DriverTrace, ProcessPeak
 from hostile import Load
 from serving import Served, gpu_peak_bytes, serve
 from snugvl.bench.memory import GpuWatch, LedgerWatch
@@ -33,6 +41,8 @@ from snugvl.errors import SnugvlError
 
 GROWTH_MIB = 500
 GROWS, LEAVES = 0.4, 0.8  # of all requests
+LIVES: Final = ("cold", "warm")
+UNSEEN: Final = Path(__file__).with_name("unseen_card")
 COMES_BACK_S = 25.0  # the engine waits for ten seconds whether the room lasts
 
 
@@ -156,8 +166,32 @@ def show(result: dict[str, Any]) -> None:
     print(*(f"      {line}" for line in result["wrong"][:5]), sep="\n")
 
 
-def measure(argument: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    """All runs of one model."""
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """These variables are set for processes that are started in here."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def caches(folder: str, unseen_mib: int) -> dict[str, str]:
+    """Variables of a life whose caches are in `folder`, on a card whose driver takes `unseen_mib` more."""
+    here = {"XDG_CACHE_HOME": f"{folder}/cache", "TRITON_CACHE_DIR": f"{folder}/triton"}
+    if not unseen_mib:
+        return here
+    path = os.pathsep.join(filter(None, (str(UNSEEN), os.environ.get("PYTHONPATH"))))
+    return here | {"PYTHONPATH": path, "SNUGVL_UNSEEN_MIB": str(unseen_mib)}
+
+
+def measure(argument: str, life: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """All runs of one life of a model's server."""
     name, _, rest = argument.partition("=")
     model, _, weights = rest.rpartition(":")
     device: Device = chosen.device
@@ -174,31 +208,41 @@ def measure(argument: str, chosen: argparse.Namespace) -> dict[str, Any]:
         told = server.memory()
         rows = {row["name"]: row for row in told["ledger"]["rows"]}
         plan = ", ".join(f"{row} {(each['planned_bytes'] or 0) / MIB:,.1f}" for row, each in rows.items())
-        print(f"\n{name}: ready in {server.ready_s:.1f} s; planned MiB: {plan}", flush=True)
+        print(f"\n{name}, {life}: ready in {server.ready_s:.1f} s; planned MiB: {plan}", flush=True)
+        if changed := (told["plan"] or {}).get("changed"):
+            print(f"  {changed}", flush=True)
         for run in range(chosen.runs):
             result = soak(server, neighbour, peak, chosen.requests, chosen.limit_s, chosen.seed + run)
             result |= {"free_bytes": ballast.free_bytes, "card_peak_bytes": gpu_peak_bytes(watch)}
             runs.append(result)
             show(result)
         print(f"  asking NVML once took {peak.look_ms:.2f} ms", flush=True)
-    return {"name": name, "weights": weights, "at_start": told, "runs": runs}
+    return {"name": name, "life": life, "weights": weights, "at_start": told, "runs": runs}
 
 
 def table(results: list[dict[str, Any]]) -> None:
     """A line a run."""
-    print(f"\n{'':<14}{'run':>4}{'requests':>9}{'s':>5}{'answered':>9}{'below its cap':>15}", end="")
-    print(f"{'neighbour':>11}{'in s':>6}  ")
+    print(f"\n{'':<18}{'run':>4}{'requests':>9}{'s':>5}{'answered':>9}{'below its cap':>15}", end="")
+    print(f"{'driver, planned':>17}{'taken':>7}{'neighbour':>11}{'in s':>6}  ")
     for result in results:
+        title = f"{result['name']}, {result['life']}"
         for number, run in enumerate(result["runs"], 1):
             below = "–" if run["cap_bytes"] is None else run["cap_bytes"] - run["process_peak_bytes"]
             room = below if isinstance(below, str) else f"{below / 1024:,.0f} KiB"
-            print(f"{result['name']:<14}{number:>4}{run['requests']:>9,}{run['seconds']:>5.0f}", end="")
-            print(
-                f"{run['outcomes'].get('answered', 0):>9,}{room:>15}{run['neighbour_grew_mib']:>11}", end=""
-            )
+            print(f"{title:<18}{number:>4}{run['requests']:>9,}{run['seconds']:>5.0f}", end="")
+            print(f"{run['outcomes'].get('answered', 0):>9,}{room:>15}{driver_of(result, run)}", end="")
+            print(f"{run['neighbour_grew_mib']:>11}", end="")
             print(f"{run['neighbour_took_s']:>6.1f}  {'; '.join(failures(run)) or 'passed'}")
         if "said" in result:
-            print(f"{result['name']:<14}  not measured: {result['said'][:300]}")
+            print(f"{title:<18}  not measured: {result['said'][:300]}")
+
+
+def driver_of(result: dict[str, Any], run: dict[str, Any]) -> str:
+    """MiB that the driver was planned to take in the engine's process, late kernels included, and took."""
+    rows = {row["name"]: row["planned_bytes"] or 0 for row in result["at_start"]["ledger"]["rows"]}
+    planned = sum(rows.get(name, 0) for name in DRIVER) / MIB
+    taken = max((each for each in run["driver"].values() if each), default=None)
+    return f"{planned:>17,.0f}{'–' if taken is None else f'{taken / MIB:,.0f}':>7}"
 
 
 def main() -> None:
@@ -213,17 +257,22 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--limit-s", type=float, default=150.0, help="Nothing new is asked after so long.")
     parser.add_argument("--seed", type=int, default=7, help="Of the first run; the next has the next.")
+    parser.add_argument("--unseen", type=int, default=0, metavar="MIB", help="That the driver takes more.")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     results: list[dict[str, Any]] = []
     for argument in chosen.models:
-        try:
-            results.append(measure(argument, chosen))
-        except SnugvlError as error:
-            print(f"\n{argument}: {error}", flush=True)
-            results.append({"name": argument.partition("=")[0], "said": str(error), "runs": []})
-        # After every model: the command may be ended before the last.
-        machine.save("never_oom", {"results": results}, chosen.out)
+        with tempfile.TemporaryDirectory() as folder:
+            for life in LIVES:
+                try:
+                    with environment(**caches(folder, chosen.unseen)):
+                        results.append(measure(argument, life, chosen))
+                except SnugvlError as error:
+                    print(f"\n{argument}, {life}: {error}", flush=True)
+                    name = argument.partition("=")[0]
+                    results.append({"name": name, "life": life, "said": str(error), "runs": []})
+                # After every life: the command may be ended before the last.
+                machine.save("never_oom", {"results": results, "unseen_mib": chosen.unseen}, chosen.out)
     table(results)
     bad = [run for result in results for run in result["runs"] if failures(run)]
     sys.exit(bool(bad or any("said" in result for result in results)))

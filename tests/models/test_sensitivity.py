@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
@@ -87,6 +88,20 @@ def test_inputs_are_weighed_without_kernels(
         assert (linear.squares is None) == (theirs is None) == (linear.format != "int4"), place
         assert linear.squares is None or torch.equal(linear.squares, theirs), place
         assert linear.squares is None or type(linear.squares) is torch.Tensor
+
+
+def test_inputs_are_weighed_in_a_thread_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies: on a GPU a thread that lives keeps the library's handle, and its memory."""
+    threads: list[threading.Thread] = []
+    weigh = sensitivity.weigh_inputs
+    monkeypatch.setattr(
+        sensitivity,
+        "weigh_inputs",
+        lambda *given: (threads.append(threading.current_thread()), weigh(*given)),
+    )
+    loaded(text_checkpoints.write(tmp_path / "model", MODELS["qwen3"]), "int4", monkeypatch)
+    assert [thread.is_alive() for thread in threads] == [False]
+    assert threading.current_thread() not in threads
 
 
 def test_layers_are_read_by_the_same_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,16 +300,18 @@ def test_a_gpu_compiles_what_rounds_while_inputs_are_weighed(
 
 def test_it_is_compiled_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    fill, begin = readers.Readers.fill, OpenCheckpoint.begin_rounding
+    fill, begin, weigh = readers.Readers.fill, OpenCheckpoint.begin_rounding, OpenCheckpoint.weigh_inputs
+    weighed = threading.Event()
 
     def compiling(opened: OpenCheckpoint, device: torch.device) -> Thread:
         said.append("begins")
         begin(opened, device).join()
-        late = Thread(target=lambda: (sleep(0.1), said.append("is there")))
+        late = Thread(target=lambda: (weighed.wait(), sleep(0.1), said.append("is there")))
         late.start()
         return late
 
     monkeypatch.setattr(OpenCheckpoint, "begin_rounding", compiling)
+    monkeypatch.setattr(OpenCheckpoint, "weigh_inputs", lambda *given: (weigh(*given), weighed.set()))
     monkeypatch.setattr(readers.Readers, "fill", lambda *given: (said.append("reads"), fill(*given)))
     folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])
     load_model(folder, dtype=torch.float32, device=CPU, storage=Storage("int4", group=32))

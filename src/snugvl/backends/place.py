@@ -4,16 +4,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from snugvl.backends.measure import process_reader
 from snugvl.core.options import DtypeName
 from snugvl.errors import RequestError
-from snugvl.hardware import host
+from snugvl.hardware import host, nvml
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
+from snugvl.layers.driver import CAPTURES, in_thread_that_ends, stream_on
 from snugvl.planner.budget import Budget, host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
+# What is no context with libraries: other programs took or gave memory while it was measured.
+LEAST_DRIVER_BYTES, MOST_DRIVER_BYTES = 64 << 20, 3 << 30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -177,6 +181,49 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
         machine.pinned_bytes,
         machine,
     )
+
+
+def with_driver(place: Place) -> Place:
+    """`place` with the driver's memory as this process has it: all that our engine needs of it is taken now,
+    before anything is planned, and measured.
+
+    The context, cuBLAS with its handle and the stream of captures cost what card, driver and torch make of
+    them. Nothing is done on a CPU, or where this process has a context already. A figure that an earlier
+    engine left stays where it is larger: kernels that came later are part of it.
+    """
+    if place.device.type == "cpu" or not place.context_bytes:
+        return place
+    before = _free_bytes(place)
+    in_thread_that_ends(lambda: _take_driver(place.device))
+    torch.cuda.empty_cache()
+    taken = process_reader(place.device)()
+    if taken is None and not place.context_measured and before is not None:  # WSL2, some containers
+        after = _free_bytes(place)
+        taken = None if after is None else before - after
+        if taken is not None and not LEAST_DRIVER_BYTES <= taken <= MOST_DRIVER_BYTES:
+            taken = None
+    if taken is None:
+        return place
+    known = place.context_bytes if place.context_measured else 0
+    return replace(place, context_bytes=max(taken, known), context_measured=True)
+
+
+def _take_driver(device: torch.device) -> None:
+    """A stream, a context, kernels, a product by cuBLAS: `hardware/context_child.py` measures the same."""
+    stream_on(device, CAPTURES)
+    ones = torch.ones(1024, 1024, device=device, dtype=torch.float16)
+    (ones @ ones).sum().item()
+
+
+def _free_bytes(place: Place) -> int | None:
+    """The card's free memory by NVML, which needs no context; None where it doesn't tell."""
+    module = nvml.started()
+    if module is None or place.gpu is None or place.gpu.uuid is None:
+        return None
+    try:
+        return int(module.nvmlDeviceGetMemoryInfo(module.nvmlDeviceGetHandleByUUID(place.gpu.uuid)).free)
+    except module.NVMLError:
+        return None
 
 
 def cap(place: Place, late_bytes: int = 0) -> int | None:

@@ -107,6 +107,7 @@ class MemoryReclaimer:
         self._encoder = encoder
         self._runner = runner
         self._late_bytes = 0  # that were told
+        self._loads = 0  # kernels and graphs at the last look
 
     @property
     def limit(self) -> int:
@@ -130,7 +131,8 @@ class MemoryReclaimer:
         now, graph_pool = self._scheduler.pool.num_blocks, self._runner.graph_pool
         if graph_pool is not None:
             self._monitor.given_bytes = 0 if graph_pool.on else self._config.step_graph_bytes
-        blocks = self._monitor.update(now, self._scheduler.needed_blocks, at_once=at_once)
+        new, self._loads = self._runner.loads != self._loads, self._runner.loads
+        blocks = self._monitor.update(now, self._scheduler.needed_blocks, at_once=at_once or new)
         if blocks is None:
             return None
         if graph_pool is None:

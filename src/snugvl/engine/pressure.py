@@ -20,6 +20,10 @@ comes down and the cache gives what is missing, so that there is always room for
     cap     ├─ driver ──────┤├─ torch ────────────────────┤├─ kept ─┤
             ├─ driver, late kernels ─┤├─ torch, less ─────┤├─ kept ─┤
 
+Kernels are loaded by steps of a kind that is new; so there is a look after each of those, and not only when
+it is time for one (`memory.py`). Where the driver doesn't say what a process holds, as under WSL2, what is
+lost between two looks is taken for the driver's if kernels were loaded there (`CountedDriver`).
+
 Only numbers live here, so that a test can stand in for a neighbour; `memory.py` acts on them.
 """
 
@@ -34,7 +38,8 @@ from snugvl.core.config import EngineConfig
 
 LOW_BYTES = 64 << 20  # half of the least margin that a plan leaves
 BACK_BYTES = LOW_BYTES * 3 // 2  # left when the cache grows: a plan may leave less than its margin
-KEPT_BYTES = 8 << 20  # half of what a plan leaves for late kernels (`footprint.native.LATE_BYTES`)
+KEPT_BYTES = 16 << 20  # half of what a plan leaves for late kernels (`footprint.native.LATE_BYTES`)
+MOST_LOADED_BYTES = 64 << 20  # that the driver takes between two looks; what is more, others took
 STEPS = 4  # in which the cache gives its all: each of them stops what runs for a moment
 LEAST_PARTS = 4  # of one whole conversation: what the cache keeps whoever needs memory
 POLL_S = 0.1  # between two looks
@@ -75,12 +80,45 @@ OnShrink = Callable[[], None]
 OnCap = Callable[[int], None]
 
 
-def memory_reader(device: torch.device, process_bytes: Callable[[], int | None] = lambda: None) -> Read:
-    """Reads a GPU's memory, which takes some microseconds and waits for nothing."""
+class CountedDriver:
+    """What the driver holds in this process where nobody tells: what it held at the start, and what the card
+    lost while kernels were loaded.
+
+    Others may have taken it, but only within a tenth of a second; then the cache is smaller by it, for good.
+    """
+
+    def __init__(self, driver_bytes: int, loads: Callable[[], int]) -> None:
+        """`driver_bytes`: at the start; `loads`: how many kernels and graphs were loaded until now."""
+        self.nbytes = driver_bytes
+        self._loads = loads
+        self._before = loads(), 0  # at the look before, and what torch and nobody held then
+
+    def process_bytes(self, free_bytes: int, held_bytes: int) -> int:
+        """Bytes that this process holds, as far as it can be told from a look at the card."""
+        loads, left = self._loads(), free_bytes + held_bytes
+        loads_before, left_before = self._before
+        self._before = loads, left
+        if loads != loads_before and left_before:
+            self.nbytes += min(max(left_before - left, 0), MOST_LOADED_BYTES)
+        return held_bytes + self.nbytes
+
+
+def memory_reader(
+    device: torch.device,
+    process_bytes: Callable[[], int | None] = lambda: None,
+    counted: CountedDriver | None = None,
+) -> Read:
+    """Reads a GPU's memory, which takes some microseconds and waits for nothing.
+
+    `counted`: in place of `process_bytes`, where that says nothing.
+    """
 
     def read() -> DeviceMemory:
-        free = torch.cuda.mem_get_info(device)[0]
-        return DeviceMemory(free, torch.cuda.memory_reserved(device), process_bytes())
+        free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
+        process = process_bytes()
+        if process is None and counted is not None:
+            process = counted.process_bytes(free, held)
+        return DeviceMemory(free, held, process)
 
     return read
 

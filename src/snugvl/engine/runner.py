@@ -93,6 +93,11 @@ class Runner:
         return self.graph_pool is not None and self.graph_pool.has_due
 
     @property
+    def loads(self) -> int:
+        """Kernels and CUDA graphs that went to the device until now: the driver takes memory for them."""
+        return self.compilations.loaded + self.captures
+
+    @property
     def captures(self) -> int:
         """CUDA graphs that were captured, each again after a `clear`."""
         return self.graphs.captures + (0 if self.graph_pool is None else self.graph_pool.captures)

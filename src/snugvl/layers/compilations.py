@@ -17,15 +17,17 @@ class Compilations:
 
     Attributes:
         count: kernels compiled.
+        loaded: kernels that were asked for the first time, compiled or found: each goes to the device then.
     """
 
     def __init__(self, other: Any = None) -> None:
         """`other`: a listener that was there before, who goes on hearing everything."""
-        self.count = 0
+        self.count = self.loaded = 0
         self._other = other
 
     def __call__(self, *, src: Any, times: Any, cache_hit: bool, **more: Any) -> None:
         """What Triton tells after every kernel that a process asks for the first time; times in µs."""
+        self.loaded += 1
         if not cache_hit:
             self.count += 1
             logger.info("compiled the kernel %s in %.2f s", src.name, times.total / 1e6)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Thread
@@ -30,6 +31,7 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_folder import read_weights
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.layers.driver import in_thread_that_ends
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format, to_few_bits
 from snugvl.models import ready_made, sensitivity
@@ -133,7 +135,8 @@ class OpenCheckpoint:
         if kept is not None:
             file = sensitivity.squares_file(kept, self.model, self.stored.tensors.values())
         if file is None or not sensitivity.recall(self.model, file, device):
-            _weigh_inputs(self.model, self.stored, device, readers, piece_bytes)
+            # It multiplies, and the engine's thread needs the library's handle afterwards.
+            in_thread_that_ends(partial(_weigh_inputs, self.model, self.stored, device, readers, piece_bytes))
             if file is not None:
                 sensitivity.remember(self.model, file)
 

@@ -37,10 +37,10 @@ from typing import Final
 import torch
 from torch import nn
 
+from snugvl.layers.driver import COPIES, LIBRARY, stream_on
 from snugvl.layers.linear import Linear
 
 ALIGNMENT: Final = 256  # bytes; that of the allocator is 512, cuBLAS wants 16
-DRIVER: Final = "libcuda.so.1"
 PORTABLE, MAPPED = 1, 2  # CU_MEMHOSTALLOC_PORTABLE, _DEVICEMAP: every context's, and in the GPU's addresses
 
 
@@ -49,7 +49,7 @@ class CopyStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream_on(device, COPIES)
 
     def mark(self) -> torch.cuda.Event:
         """The end of all work that was asked for so far."""
@@ -223,7 +223,7 @@ def page_locked(nbytes: int, device: torch.device) -> torch.Tensor:
         NoPageLockedMemory: it can't be had.
     """
     torch.cuda.synchronize(device)  # makes torch's context there, which the driver asks for
-    driver, address = ctypes.CDLL(DRIVER), ctypes.c_void_p()
+    driver, address = ctypes.CDLL(LIBRARY), ctypes.c_void_p()
     with torch.cuda.device(device):
         failed = driver.cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(nbytes), PORTABLE | MAPPED)
     if failed or address.value is None:

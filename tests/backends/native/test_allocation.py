@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import snugvl
 from snugvl.backends.native import loading
-from snugvl.backends.native.allocation import allocate, engine_config
+from snugvl.backends.native.allocation import allocate, as_planned, engine_config
 from snugvl.backends.native.planned import planned_rows
 from snugvl.backends.place import Place, place_on
 from snugvl.checkpoint.facts import ModelFacts
@@ -165,6 +165,30 @@ def test_less_than_planned_is_planned_again_and_said_in_numbers() -> None:
     assert again.changed.startswith("planned for 7.")
     assert "of which 5.8" in again.changed
     assert f"pool_tokens {planned.settings.pool_tokens} → {again.settings.pool_tokens}" in again.changed
+
+
+def test_a_driver_that_takes_more_than_planned_is_planned_again_and_said() -> None:
+    """A card that nobody has seen: the figure is measured when the engine's process has its context."""
+    assumed, measured = gpu(7 * GIB), gpu(7 * GIB, context_bytes=600 * MIB, context_measured=True)
+    planned = made(FP8, assumed)
+    again = made(FP8, measured, planned)
+    assert again.footprint.total_bytes <= measured.usable_bytes
+    assert again.settings != planned.settings
+    assert again.changed.startswith(
+        "the CUDA driver and its libraries take 600 MiB on this GPU, where 450 MiB"
+    )
+    assert made(FP8, gpu(7 * GIB, context_bytes=454 * MIB), planned) is planned, (
+        "late kernels have room for it"
+    )
+    assert made(FP8, gpu(7 * GIB, context_bytes=300 * MIB), planned) is planned
+
+
+def test_the_plan_that_runs_says_what_the_driver_may_take() -> None:
+    planned = made(FP8, gpu(7 * GIB))
+    measured = gpu(7 * GIB, context_bytes=440 * MIB)
+    assert as_planned(measured, planned).context_bytes == 450 * MIB
+    there = gpu(7 * GIB, context_bytes=0)
+    assert as_planned(there, planned) is there, "a context that was there is none of this engine's"
     with pytest.raises(DoesNotFit):
         allocate(FP8, LoadOptions(FP8.name), gpu(2 * GIB), planned)
 

@@ -16,6 +16,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import RequestError
+from snugvl.planner.footprint.native import LATE_BYTES
 from snugvl.planner.footprint.step_graphs import POOL
 from snugvl.planner.plan import Allocation, Choice, allocation_of
 from snugvl.planner.settings import Engine, Settings
@@ -36,12 +37,29 @@ def allocate(
         DoesNotFit: with every large component, and what would fit.
         RequestError: a wish that no plan can meet.
     """
-    if planned is not None and planned.footprint.total_bytes <= place.usable_bytes:
+    if (
+        planned is not None
+        and planned.footprint.total_bytes + _more_driver(place, planned) <= place.usable_bytes
+    ):
         return planned
     found = allocation_of(choose(facts, options, place, "native"))
     if planned is None:
         return found
     return replace(found, changed=_difference(planned, found))
+
+
+def _more_driver(place: Place, planned: Allocation) -> int:
+    """Bytes that the driver takes here beyond what was planned for it.
+
+    So little that it is a part of what a plan leaves for late kernels is nothing.
+    """
+    more = place.context_bytes - planned.device.context_bytes
+    return more if more > LATE_BYTES // 4 else 0
+
+
+def as_planned(place: Place, allocation: Allocation) -> Place:
+    """`place` with the driver's memory that the plan which runs has for it; a context that is there stays."""
+    return replace(place, context_bytes=allocation.device.context_bytes) if place.context_bytes else place
 
 
 def choose(facts: ModelFacts, options: LoadOptions, place: Place, backend: Engine) -> Choice:
@@ -63,11 +81,13 @@ def _difference(before: Allocation, now: Allocation) -> str:
         for each in fields(Settings)
         if (was := getattr(before.settings, each.name)) != (new := getattr(now.settings, each.name))
     ]
+    again = f"planned again: {', '.join(changed) or 'the same settings'}"
     was_free, is_free = format_size(before.usable_bytes), format_size(now.usable_bytes)
-    return (
-        f"planned for {was_free}, of which {is_free} are left to use now; "
-        f"planned again: {', '.join(changed) or 'the same settings'}"
-    )
+    if now.usable_bytes < before.usable_bytes:
+        return f"planned for {was_free}, of which {is_free} are left to use now; {again}"
+    was, is_now = (format_size(each.device.context_bytes) for each in (before, now))
+    driver = f"the CUDA driver and its libraries take {is_now} on this GPU"
+    return f"{driver}, where {was} were planned for them; {again}"
 
 
 def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:

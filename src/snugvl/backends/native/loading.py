@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 
 from snugvl.backends.native.ahead import KernelsAhead
-from snugvl.backends.native.allocation import allocate, engine_config
+from snugvl.backends.native.allocation import allocate, as_planned, engine_config
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.backends.native.planned import planned_rows, watch_on
-from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
+from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on, with_driver
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.families import read_config
@@ -112,7 +112,7 @@ def load_engine(
     if options.language_only:
         config = replace(config, vision=None)
     target = device_of(options.device)
-    place = place_on(target, options.memory_bytes, machine)
+    place = with_driver(place_on(target, options.memory_bytes, machine))
     mark("the device is there")
     facts = facts_of(str(folder) if files is None else options.model, offline=True)
     facts = replace(facts if files is None else ours(facts), name=options.model)
@@ -125,7 +125,7 @@ def load_engine(
     settings = allocation.settings
     if settings.predictor:
         counted = inventory(facts.with_predictor())
-    cap_bytes = cap(place, LATE_BYTES)
+    cap_bytes = cap(as_planned(place, allocation), LATE_BYTES)
     mark("memory is planned and capped")
     if allocation.changed:
         report(allocation.changed, WEIGHTS_FROM)

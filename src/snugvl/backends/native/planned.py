@@ -7,7 +7,8 @@ from functools import partial
 from snugvl.backends.measure import CONTEXT, GRAPHS, INTERPRETER, process_reader
 from snugvl.backends.native.neighbours import Neighbours
 from snugvl.backends.place import Place, hold
-from snugvl.engine.pressure import PlannedBytes, PressureMonitor, memory_reader
+from snugvl.engine.pressure import CountedDriver, PlannedBytes, PressureMonitor, memory_reader
+from snugvl.layers.compilations import compilations
 from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS, LATE
 from snugvl.planner.footprint.step_graphs import DRIVER, LIBRARY
@@ -59,5 +60,8 @@ def watch_on(
     held = sum(planned.values()) - planned[CONTEXT] - planned.get(LATE, 0)
     told = None if place.gpu is None else Neighbours(place.gpu, os.getpid())
     wanted = PlannedBytes(held, planned[GRAPHS], cap_bytes if place.context_bytes else None)
-    read = memory_reader(place.device, process_reader(place.device))
+    # Without what torch gives cuBLAS, which is torch's.
+    driver = max(place.context_bytes - place.planned().cublas_bytes, 0)
+    counted = CountedDriver(driver, lambda: compilations(place.device).loaded)
+    read = memory_reader(place.device, process_reader(place.device), counted)
     return PressureMonitor(read, wanted, told, on_cap=partial(hold, place.device))

@@ -91,7 +91,8 @@ def _measurements(
     ]
     if CONTEXT not in grown:
         return found, []
-    # As `doctor --measure-context` has it: with what torch gives cuBLAS, without our kernels.
+    # As `doctor --measure-context` has it: with what torch gives cuBLAS, without our kernels; and no less
+    # than the driver took before there were any.
     more = place.planned().cublas_bytes - KERNEL_BYTES
-    plan, whole = max(planned[CONTEXT] + more, 0), max(grown[CONTEXT] + more, 0)
+    plan, whole = max(planned[CONTEXT] + more, 0), max(grown[CONTEXT] + more, place.context_bytes)
     return found, [measurement(ANY_ENGINE, "", COMPONENT, "", plan, whole)]

@@ -10,7 +10,7 @@ import torch
 
 from snugvl.backends.measure import CONTEXT, Meter
 from snugvl.backends.native.allocation import choose
-from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
+from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on, with_driver
 from snugvl.backends.process.hosted import HostedModel
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers.requirements import check_installed, check_weights
@@ -116,7 +116,7 @@ def load_engine(
     checkpoint = open_checkpoint(model, locate(model), trusted=options.trust_remote_code)
     check_weights(options.weights, checkpoint.quantization)
     target = device_of(options.device)
-    place = place_on(target, options.memory_bytes, machine)
+    place = with_driver(place_on(target, options.memory_bytes, machine))
     parameters, estimate, kind = _estimate(checkpoint, options, place)
     placed = _device_map(checkpoint, placement, target, kind, language_only=blind)
     if not placement and estimate > place.usable_bytes - place.context_bytes:

@@ -31,6 +31,7 @@ from snugvl.engine.oom import out_of_memory, release
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.sampling.sampler import likeliest as likeliest_of
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.driver import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import upload
 from snugvl.models.batch import ForwardBatch, Network, PredictorBatch
@@ -102,7 +103,6 @@ class DecodeGraphs:
         self._unchosen: set[int] = set()  # of those whose graph of choosing memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
         self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
-        self._stream: Any = None  # of all captures: the library gets a workspace for each stream, for good
 
     def ensure(self, sequences: int) -> bool:
         """Capture the graph for so many unless there is one; whether there is one now.
@@ -206,10 +206,9 @@ class DecodeGraphs:
         """
         self._graph(len(tokens)).feed(tokens)
 
-    def stream(self) -> Any:
-        """The stream of all captures."""
-        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        return self._stream
+    def stream(self) -> torch.cuda.Stream:
+        """The stream of all captures: the library gets a workspace for each stream, for good."""
+        return stream_on(self._model.device, CAPTURES)
 
     def _graph(self, sequences: int) -> "_DecodeGraph":
         size = self._size(sequences)

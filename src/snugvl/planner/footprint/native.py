@@ -40,15 +40,15 @@ WIDENED: Final[tuple[WeightFormat, ...]] = ("int6", "int5")  # already for more 
 WIDENED_ROWS: Final = 32
 SAMPLING_BYTES: Final = 56
 GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
-# What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context as it
-# is measured: 73 to 79 MiB on an H200. A start of the engine measures both together.
-KERNEL_BYTES: Final = 80 << 20
+# What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context,
+# which each start measures (`backends/place.py`): 16 to 18 MiB on an H200, at most 8 of them at once. An
+# engine that took more is remembered.
+KERNEL_BYTES: Final = 32 << 20
 KERNELS: Final = "compiled kernels"
 # The driver takes memory when a kernel or a library first runs, for some of them long after the start, and
-# torch's cap knows nothing of it. What was seen to come after a measurement on an H200: 2 MiB, then 4.4
-# (8B-int4, `benchmarks/results/h200/never_oom_8b.json`). Half of this is kept free for the next ones as long
-# as the engine runs (`engine/pressure.py`).
-LATE_BYTES: Final = 16 << 20
+# torch's cap knows nothing of it. Half of this is kept free for the next ones as long as the engine runs
+# (`engine/pressure.py`).
+LATE_BYTES: Final = 32 << 20
 LATE: Final = "late kernels"
 GRAPHS_LIBRARY: Final = "cuBLAS workspace of the graphs"
 TABLE_BYTES: Final = 8  # a block number of a graph's table, as it arrives and in its place
