@@ -8,12 +8,13 @@ A ballast leaves the card `--free-mib`, beside a neighbour's empty context; `snu
 Each model is served twice: "cold", as on a machine's first start, with cache folders that are new and empty,
 and then "warm", with what that start left in them. One server takes all runs of its life. With `--unseen MIB`
 both lives are on a card whose driver takes so much more than any that we know, and a little more while it
-runs (`unseen_card/`). Sixteen clients send what `hostile.py` draws, other requests in each
-run. After 40 % of them the neighbour takes 500 MiB more, as far as they can be had within five seconds, and
-after 80 % it gives them back. A run has passed when all of it was asked in time, every answer is a complete
-one or a clean refusal (4xx, or 503 with Retry-After), the neighbour got its 500 MiB, the engine never
-restarted, its process stayed below its cap (NVML, every 10 ms), and its KV cache is whole again. With
-`--device cpu` all of it runs without a GPU; the server is then told `--memory`, and nobody is fed.
+runs; with `--untold` the engine isn't told what its process holds, as under WSL2 (`unseen_card/`). Sixteen
+clients send what `hostile.py` draws, other requests in each run. After 40 % of them the neighbour takes 500
+MiB more, as far as they can be had within five seconds, and after 80 % it gives them back. A run has passed
+when all of it was asked in time, every answer is a complete one or a clean refusal (4xx, or 503 with Retry-
+After), the neighbour got its 500 MiB, the engine never restarted, its process stayed below its cap (NVML,
+every 10 ms), and its KV cache is whole again. With `--device cpu` all of it runs without a GPU; the server is
+then told `--memory`, and nobody is fed.
 
 The first lines say what the driver takes in the engine's process beside torch's memory, and how that grows.
 """
@@ -181,13 +182,14 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def caches(folder: str, unseen_mib: int) -> dict[str, str]:
-    """Variables of a life whose caches are in `folder`, on a card whose driver takes `unseen_mib` more."""
-    here = {"XDG_CACHE_HOME": f"{folder}/cache", "TRITON_CACHE_DIR": f"{folder}/triton"}
-    if not unseen_mib:
-        return here
+def variables(folder: str, unseen_mib: int, *, untold: bool) -> dict[str, str]:
+    """Those of a life whose caches are in `folder`, on a card whose driver takes `unseen_mib` more.
+
+    `untold`: NVML doesn't say what a process holds.
+    """
     path = os.pathsep.join(filter(None, (str(UNSEEN), os.environ.get("PYTHONPATH"))))
-    return here | {"PYTHONPATH": path, "SNUGVL_UNSEEN_MIB": str(unseen_mib)}
+    found = {"XDG_CACHE_HOME": f"{folder}/cache", "TRITON_CACHE_DIR": f"{folder}/triton", "PYTHONPATH": path}
+    return found | {"SNUGVL_UNSEEN_MIB": str(unseen_mib), "SNUGVL_UNTOLD": "1" if untold else ""}
 
 
 def measure(argument: str, life: str, chosen: argparse.Namespace) -> dict[str, Any]:
@@ -258,6 +260,9 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=150.0, help="Nothing new is asked after so long.")
     parser.add_argument("--seed", type=int, default=7, help="Of the first run; the next has the next.")
     parser.add_argument("--unseen", type=int, default=0, metavar="MIB", help="That the driver takes more.")
+    parser.add_argument(
+        "--untold", action="store_true", help="NVML names no process's memory, as under WSL2."
+    )
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -265,7 +270,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for life in LIVES:
                 try:
-                    with environment(**caches(folder, chosen.unseen)):
+                    with environment(**variables(folder, chosen.unseen, untold=chosen.untold)):
                         results.append(measure(argument, life, chosen))
                 except SnugvlError as error:
                     print(f"\n{argument}, {life}: {error}", flush=True)

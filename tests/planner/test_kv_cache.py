@@ -19,13 +19,13 @@ def test_an_fp8_cache_only_where_it_brings_images_or_context_up_to_comfort() -> 
     def chosen(wishes: Wishes, held: int = 0) -> Choice:
         return require(one("4B", wishes=wishes, on=rtx_5060(held * MIB)))
 
-    narrow = chosen(Wishes(), 1900)
+    narrow = chosen(Wishes(), 1932)
     assert narrow.settings.kv == "fp8"
-    wide = chosen(Wishes(kv_cache="bf16"), 1900)
+    wide = chosen(Wishes(kv_cache="bf16"), 1932)
     assert narrow.score > wide.score
     reached = [(each.tokens, each.settings.context, each.settings.kv_tokens) for each in (wide, narrow)]
     assert reached[0] < reached[1]
-    cache = one("4B", on=rtx_5060(1900 * MIB)).rejections
+    cache = one("4B", on=rtx_5060(1932 * MIB)).rejections
     assert any("the KV cache in bf16, with the same images" in rejection.what for rejection in cache)
     assert require(one("4B", on=machine(48 * GIB))).settings.kv == "bf16"
     halves = [

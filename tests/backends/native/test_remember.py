@@ -1,5 +1,6 @@
 """What a running engine writes down for the next plan."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from snugvl.planner.footprint.step_graphs import MOST
 
 MIB = 1 << 20
 GPU = Gpu(0, "Test GPU", 8 << 30, 7 << 30, (12, 0), driver="580.1", uuid="GPU-1")
-PLACE = Place(torch.device("cuda", 0), "Test GPU", 7 << 30, (12, 0), context_bytes=450 * MIB, gpu=GPU)
+PLACE = Place(torch.device("cuda", 0), "Test GPU", 7 << 30, (12, 0), context_bytes=350 * MIB, gpu=GPU)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,13 @@ def test_the_next_plan_knows_the_context(cache: Path) -> None:
     assert graphs is not None
     assert (graphs.planned_bytes, graphs.measured_bytes) == (80 * MIB, 60 * MIB)
     assert known.measured("native", "CUDA graphs", place, subject="others") is None
+
+
+def test_what_a_start_measured_is_the_least_that_is_remembered() -> None:
+    """A plan that counts on less would be made again by each start."""
+    keeper(replace(PLACE, context_bytes=420 * MIB), "subject")(ledger(400 * MIB, 60 * MIB), Load())
+    assert 400 * MIB + 32 * MIB - KERNEL_BYTES < 420 * MIB
+    assert recall(GPU) == 420 * MIB
 
 
 def test_what_the_driver_took_late_is_planned_from_the_start_next_time() -> None:
