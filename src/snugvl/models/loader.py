@@ -177,7 +177,11 @@ def load_model(
     if outlined is not None:
         outlined(model)
     rounding = opened.begin_rounding(device)
-    opened.weigh_inputs(device, readers, piece_bytes, kept)
+    try:
+        opened.weigh_inputs(device, readers, piece_bytes, kept)
+    except BaseException:
+        rounding.join()  # it holds memory of the device, which whoever tries again may need
+        raise
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units

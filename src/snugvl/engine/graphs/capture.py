@@ -16,7 +16,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from functools import cache
+from threading import Lock
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
@@ -30,6 +32,7 @@ MOST = 24  # graphs; the least recently used goes
 LATELY = 64  # sizes without one that are remembered
 Work = Callable[[], None]
 T = TypeVar("T")
+_capturing: Final = Lock()  # engines of one process have one stream for it
 
 
 class GraphCapturer(Protocol):
@@ -52,7 +55,7 @@ class CudaCapturer:
     """CUDA graphs."""
 
     def __init__(self, device: torch.device, stream: Callable[[], Any]) -> None:
-        """`stream`: that of all captures of the process; the library gets a workspace for each, for good."""
+        """`stream`: see `capture_stream`."""
         self._device = device
         self._stream = stream
         self._pool: Any = None
@@ -73,6 +76,15 @@ class CudaCapturer:
         self._pool = None
 
 
+@cache
+def capture_stream(device: torch.device) -> Any:
+    """The `torch.cuda.Stream` of all captures of this process on a device.
+
+    The library gets a workspace for each stream; it stays until the last engine is closed (`engine/claims.py`).
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
     """A CUDA graph of `work`, and what that returned; its kernels are compiled, its handles made already.
 
@@ -80,12 +92,12 @@ def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
         pool: memory pool to capture in, or None for a new one.
         stream: a `torch.cuda.Stream` to capture on.
     """
-    graph = torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), _nothing_collected():
+    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    with _capturing, torch.cuda.stream(stream), _nothing_collected():
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
         # workspace that was claimed at the start (`engine/memory.py`). Other threads may use the GPU
         # meanwhile.
+        stream.wait_stream(before)
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             result = work()

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from snugvl.core.config import RECENT
-from snugvl.engine.graphs.capture import capture
+from snugvl.engine.graphs.capture import capture, capture_stream
 from snugvl.engine.oom import out_of_memory, release
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.sampling.sampler import likeliest as likeliest_of
@@ -102,7 +102,10 @@ class DecodeGraphs:
         self._unchosen: set[int] = set()  # of those whose graph of choosing memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
         self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
-        self._stream: Any = None  # of all captures: the library gets a workspace for each stream, for good
+
+    def note_release(self) -> None:
+        """Somebody has given back what nobody used. In any thread."""
+        self.released = True
 
     def ensure(self, sequences: int) -> bool:
         """Capture the graph for so many unless there is one; whether there is one now.
@@ -207,9 +210,8 @@ class DecodeGraphs:
         self._graph(len(tokens)).feed(tokens)
 
     def stream(self) -> Any:
-        """The stream of all captures."""
-        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        return self._stream
+        """See `capture_stream`."""
+        return capture_stream(self._model.device)
 
     def _graph(self, sequences: int) -> "_DecodeGraph":
         size = self._size(sequences)
