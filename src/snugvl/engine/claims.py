@@ -5,8 +5,8 @@ a workspace of the library (cuBLAS) for each thread and stream; small tensors th
 (`layers/shared.py`); and torch's limit on what it may take is one number a device.
 
     load ─► DeviceClaim ─► limit, weights, cache, graphs ─► release ─┬─ always: free blocks
-                                                                    └─ the last one: workspaces, shared tensors
-                                                                       and the limit of before, too
+                                                                    └─ the last one: workspaces, shared
+                                                                       tensors, the limit of before
 
 While another model is there its CUDA graphs read and write the latter. Nothing here asks the garbage
 collector: whoever owns tensors lets go of them first.
@@ -41,22 +41,22 @@ class DeviceClaim:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.disturbed: Callable[[], None] = lambda: None
-        self._closing: list[Callable[[], None]] = []
+        self._closing: list[Callable[[], object]] = []
         with _lock:
             if device.type == "cuda" and device not in _limits:
                 there = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-                # Asked before there is a CUDA context it would make one, and what is free is to be read first.
+                # Before there is a CUDA context asking makes one; and what is free must be read first.
                 _limits[device] = torch.cuda.get_per_process_memory_fraction(device) if there else 1.0
             _claims.add(self)
 
-    def use(self, disturbed: Callable[[], None], *close: Callable[[], None]) -> None:
-        """Have `close` called, one after the other, when it is released.
+    def use(self, disturbed: Callable[[], None], *close: Callable[[], object]) -> None:
+        """Have `close` called, one after the other, when it is released, in place of what was said before.
 
         `disturbed`: called, in any thread, when another model has gone, and with it what torch's allocator
         held free: the workspace of this one included.
         """
         self.disturbed = disturbed
-        self._closing += close
+        self._closing = list(close)
 
     def release(self) -> None:
         """Close what is to be closed before, then give back what torch keeps. Safe to call twice."""
@@ -69,10 +69,10 @@ class DeviceClaim:
 
 
 _claims: Final[WeakSet[DeviceClaim]] = WeakSet()
-_limits: Final[dict[torch.device, float]] = {}  # share of a device that torch might take before the first claim
+_limits: Final[dict[torch.device, float]] = {}  # share of it that torch might take before the first claim
 
 
-def _close(close: Callable[[], None]) -> None:
+def _close(close: Callable[[], object]) -> None:
     """Call it; on a GPU that has failed nothing can be closed, and the memory ends with the process."""
     try:
         close()
@@ -93,7 +93,7 @@ def _give_back_of_gpus(device: torch.device) -> None:
     others = [each for each in _claims if each.device.type == "cuda"]
     if not others:
         clear_shared()
-        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[no-untyped-call]
+        torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()
     if all(each.device != device for each in others):

@@ -186,7 +186,7 @@ class Engine:
         return self._requests.fail_all(error, started=True)
 
     def close(self) -> None:
-        """Give back the network, the cache and the graphs; requests end without a word. Safe to call twice."""
+        """Give back network, cache and graphs; what runs ends without outputs. Safe to call twice."""
         claim = self._claim
         vars(self).clear()
         self._claim = claim

@@ -82,7 +82,7 @@ class Runner:
             self.graph_pool.capture_due()
 
     def close(self) -> None:
-        """Wait for what runs, and let go of the network, the cache and all graphs. Nothing runs afterwards."""
+        """Wait for what runs, and let go of network, cache and graphs. Nothing can be run afterwards."""
         try:
             if self.has_graphs:
                 torch.cuda.synchronize(self.model.device)

@@ -18,7 +18,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from snugvl.backends.receiver import Receiver
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
-from snugvl.engine.sampling.grammar import TokenGrammar
+from snugvl.engine.sampling.grammar import TokenGrammar, gave_up
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
 from snugvl.engine.sampling.sampler import Choice, Sampled, sample
 from snugvl.engine.sequence import random_stream

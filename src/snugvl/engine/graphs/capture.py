@@ -80,7 +80,7 @@ class CudaCapturer:
 def capture_stream(device: torch.device) -> Any:
     """The `torch.cuda.Stream` of all captures of this process on a device.
 
-    The library gets a workspace for each stream; it stays until the last engine is closed (`engine/claims.py`).
+    The library gets a workspace for each stream, until the last engine is closed (`engine/claims.py`).
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 

@@ -135,8 +135,7 @@ class MaskThreads:
     def close(self) -> None:
         """End the threads, each after the job that it does. What has not begun is not done."""
         with self._submitted:
-            self._threads = 0
-            self._jobs.clear()
+            self._threads, self._jobs, self._together = 0, {}, []
             self._submitted.notify_all()
 
     def wait(self, most_s: float) -> None:
