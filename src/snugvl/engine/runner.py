@@ -84,7 +84,7 @@ class Runner:
     def close(self) -> None:
         """Wait for what runs, and let go of network, cache and graphs. Nothing can be run afterwards."""
         try:
-            if self.has_graphs:
+            if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
             self.clear()
         finally:

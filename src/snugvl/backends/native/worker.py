@@ -85,11 +85,11 @@ class EngineWorker:
         self._put(function)
 
     def close(self) -> None:
-        """Stop after the current step. Safe to call twice."""
+        """Stop after the current step, and wait for the thread's end. Safe to call twice."""
         if self._shut():
             self._jobs.put(None)
-            if current_thread() is not self._thread:  # the garbage collector may run us there
-                self._thread.join()
+        if current_thread() is not self._thread:  # the garbage collector may run us there
+            self._thread.join()
 
     def _run(self) -> None:
         try:
