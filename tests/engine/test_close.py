@@ -15,7 +15,7 @@ from snugvl.engine import claims
 from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads
-from snugvl.layers.shared import shared
+from snugvl.layers.shared import capturing, shared
 from snugvl.models.loader import load_model
 from tests import hybrid
 from tests.engine.test_network import requests
@@ -161,6 +161,25 @@ def test_the_last_model_gives_back_what_all_share(cuda: Cuda) -> None:
     assert len(made) == 2
     first.release()
     assert cuda.said.count("graphs") == 1
+    assert cuda.share == 0.9
+
+
+def test_nothing_is_given_back_while_a_graph_is_captured(cuda: Cuda) -> None:
+    """In another thread: torch would end the capture."""
+    claim, other = DeviceClaim(GPU), threading.Event()
+
+    def release() -> None:
+        other.set()
+        claim.release()
+
+    thread = threading.Thread(target=release)
+    with capturing:
+        thread.start()
+        other.wait()
+        thread.join(0.1)
+        assert "free blocks" not in cuda.said
+    thread.join()
+    assert "free blocks" in cuda.said
 
 
 def test_a_claim_that_is_dropped_counts_no_more(cuda: Cuda) -> None:

@@ -24,7 +24,7 @@ from weakref import WeakSet
 import torch
 
 from snugvl.core.heap import give_back_heap
-from snugvl.layers.shared import clear_shared
+from snugvl.layers.shared import clear_shared, give_back_free_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +94,10 @@ def _give_back_of_gpus(device: torch.device) -> None:
     if not others:
         clear_shared()
         torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch._C._host_emptyCache()
-    if all(each.device != device for each in others):
-        torch.cuda.set_per_process_memory_fraction(_limits.pop(device, 1.0), device)
+    give_back_free_blocks()
+    getattr(torch._C, "_host_emptyCache", lambda: None)()  # torch 2.8 has no public name for it
+    if device in _limits and all(each.device != device for each in others):
+        torch.cuda.set_per_process_memory_fraction(_limits.pop(device), device)
     for each in others:
         each.disturbed()
 

@@ -31,6 +31,7 @@ from snugvl.checkpoint.gguf_folder import read_weights
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
+from snugvl.layers.shared import give_back_free_blocks
 from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format, to_few_bits
 from snugvl.models import ready_made, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
@@ -217,7 +218,7 @@ def _weigh_inputs(
             embedded = files.some_rows(stored.entry(embedding), ids).to(model.dtype)
         sensitivity.weigh_inputs(model, wide, embedded, layer_ready)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the network is one piece of memory, in which nothing else may lie
+        give_back_free_blocks()  # the network is one piece of memory, in which nothing else may lie
 
 
 def open_checkpoint(

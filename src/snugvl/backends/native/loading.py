@@ -33,6 +33,7 @@ from snugvl.core.sizes import format_size
 from snugvl.core.timeline import mark
 from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
+from snugvl.engine.oom import release
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
@@ -156,8 +157,7 @@ def _loaded(
     if processor.pictures is not None and settings.max_pixels is not None:
         processor.pictures.limit(settings.max_pixels)
     report("allocating the KV cache", WEIGHTS_TO)
-    if target.type == "cuda":
-        torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
+    release(target)  # what loading took for a moment, in pieces that fit nothing else
     planned_bytes = planned_rows(allocation, counted)
     engine = Engine(network, sizes, watch_on(place, planned_bytes, cap_bytes), claim)
     mark("the engine is made")

@@ -31,6 +31,7 @@ from snugvl.backends.transformers.sampling import GenerationRequest, SamplingPro
 from snugvl.core.service import Load
 from snugvl.core.sizes import format_size
 from snugvl.engine.claims import DeviceClaim
+from snugvl.engine.oom import release
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads, mask_threads
 from snugvl.engine.sampling.sampler import Sampled, scores_of
 from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
@@ -375,5 +376,4 @@ def _empty(model: Any) -> None:
 
 def _give_back(device: torch.device) -> None:
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    release(device)

@@ -17,12 +17,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from snugvl.engine.oom import out_of_memory
+from snugvl.layers.shared import capturing
 from snugvl.models.batch import Network
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ MOST = 24  # graphs; the least recently used goes
 LATELY = 64  # sizes without one that are remembered
 Work = Callable[[], None]
 T = TypeVar("T")
-_capturing: Final = Lock()  # engines of one process have one stream for it
 
 
 class GraphCapturer(Protocol):
@@ -93,7 +92,7 @@ def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
         stream: a `torch.cuda.Stream` to capture on.
     """
     graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    with _capturing, torch.cuda.stream(stream), _nothing_collected():
+    with capturing, torch.cuda.stream(stream), _nothing_collected():
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
         # workspace that was claimed at the start (`engine/memory.py`). Other threads may use the GPU
         # meanwhile.
