@@ -54,7 +54,7 @@ class Row:
 def look(what: str, device: torch.device) -> Row:
     """Memory now."""
     this = psutil.Process()
-    on_gpu = device.type == "cuda" and torch.cuda.is_initialized()
+    on_gpu = device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     pinned = torch.cuda.host_memory_stats() if on_gpu else {}
     return Row(
         what,
@@ -115,7 +115,8 @@ def who() -> None:
         )
         print(f"    {tensor.nbytes:>14,}  {tuple(tensor.shape)} {tensor.dtype}  {dict(kinds)}")
     pools = Counter[tuple[int, int]]()
-    for segment in torch.cuda.memory_snapshot(include_traces=False):
+    segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    for segment in segments:
         pools[tuple(segment["segment_pool_id"])] += segment["total_size"]
     print(f"    {len(left)} tensors; segments by pool: {dict(pools)}")
 
