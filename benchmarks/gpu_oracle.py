@@ -17,6 +17,7 @@ import argparse
 import gc
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,8 @@ def our_logits(model: LoadableNetwork, prompt: PreparedPrompt, kv: KVFormat = "b
 def our_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> tuple[list[int], float]:
     """Greedy tokens through the whole engine, and the seconds of a decode step."""
     config = EngineConfig(num_blocks=512, max_model_len=8192, max_batched_tokens=512)
-    return answered(Engine(model, config), prompt)
+    with closing(Engine(model, config)) as engine:
+        return answered(engine, prompt)
 
 
 def recorded_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> list[int] | None:
@@ -206,9 +208,10 @@ def recorded_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> list[int]
     None where nothing is recorded.
     """
     config = EngineConfig(num_blocks=512, max_model_len=8192, max_batched_tokens=512, prefix_cache=False)
-    engine = Engine(model, replace(config, step_graph_bytes=RECORDINGS_BYTES))
-    tokens = [answered(engine, prompt)[0] for _ in range(3)][-1]
-    if engine.stats.recorded:
+    with closing(Engine(model, replace(config, step_graph_bytes=RECORDINGS_BYTES))) as engine:
+        tokens = [answered(engine, prompt)[0] for _ in range(3)][-1]
+        recorded = engine.stats.recorded
+    if recorded:
         return tokens
     assert model.config.text.linear is not None, "nothing was recorded"
     return None
@@ -231,13 +234,13 @@ def guessed_tokens(
             return [token if place % 5 else 5 for place, token in enumerate(said)][start : start + most]
 
     config = EngineConfig(num_blocks=512, max_model_len=8192, max_batched_tokens=512, speculation="ngram")
-    engine = Engine(model, replace(config, prefix_cache=False, step_graph_bytes=RECORDINGS_BYTES))
-    with patch.object(speculation, "NgramProposer", Told):
+    config = replace(config, prefix_cache=False, step_graph_bytes=RECORDINGS_BYTES)
+    with closing(Engine(model, config)) as engine, patch.object(speculation, "NgramProposer", Told):
         for _ in range(2):
             answered(engine, prompt)
         before = engine.stats.accepted_tokens
         tokens = answered(engine, prompt)[0]
-    right = engine.stats.accepted_tokens - before
+        right = engine.stats.accepted_tokens - before
     return tokens, len(tokens) / max(len(tokens) - right, 1)
 
 
@@ -352,7 +355,6 @@ def compare(
     for case in cases:
         mine = our_logits(ours, case.ours).cpu()
         reference = truth.setdefault(case.name, logits[case.name])
-        gc.collect()  # an engine's recordings hold memory, and it refers to itself
         our_ids, step_s = our_tokens(ours, case.ours)
         again = recorded_tokens(ours, case.ours) if device.type == "cuda" else our_ids
         guessed, tokens_a_step = guessed_tokens(ours, case.ours, our_ids)

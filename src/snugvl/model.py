@@ -144,7 +144,7 @@ class Model:
         return self.backend.memory()
 
     def close(self) -> None:
-        """Abort what runs and free the model. Safe to call twice."""
+        """Abort what runs, and give back the model's memory, on the GPU and beside it. Safe to call twice."""
         self.backend.close()
 
     def __enter__(self) -> Self:

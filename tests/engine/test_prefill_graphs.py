@@ -7,6 +7,7 @@ import gc
 import random
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from snugvl.engine.graphs.prefill import size_of
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import EngineError
 from snugvl.layers import attention
+from snugvl.layers.shared import capturing
 from snugvl.models.loader import load_model
 from tests.engine.eager import EagerGraphs
 from tests.engine.test_network import requests as network_requests
@@ -330,7 +332,10 @@ def test_no_garbage_is_collected_while_something_is_recorded(
     before = gc.isenabled()
     (gc.enable if collects else gc.disable)()
     try:
-        _, seen = capture(gc.isenabled, None, stream)
+        free: list[bool] = []
+        look = Thread(target=lambda: free.append(capturing.acquire(blocking=False)))
+        _, seen = capture(lambda: (gc.isenabled(), look.start(), look.join())[0], None, stream)
+        assert free == [False], "nor does another thread give anything back"
         after = gc.isenabled()
         with pytest.raises(ZeroDivisionError):
             capture(lambda: 1 // 0, None, stream)

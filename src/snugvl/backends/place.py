@@ -12,6 +12,7 @@ from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
 from snugvl.layers.driver import CAPTURES, in_thread_that_ends, stream_on
+from snugvl.layers.shared import give_back_free_blocks
 from snugvl.planner.budget import Budget, host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
@@ -163,7 +164,7 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
         free = gpu.free_bytes
     else:  # a context is there already, perhaps with other models: only what is new counts
         free = torch.cuda.mem_get_info(device)[0]
-        taken = cost + torch.cuda.memory_reserved(device)
+        taken = process_reader(device)() or cost + torch.cuda.memory_reserved(device)
         limit_bytes = None if limit_bytes is None else max(limit_bytes - taken, 0)
         cost = 0
     return Place(
@@ -195,7 +196,7 @@ def with_driver(place: Place) -> Place:
         return place
     before = _free_bytes(place)
     in_thread_that_ends(lambda: _take_driver(place.device))
-    torch.cuda.empty_cache()
+    give_back_free_blocks()
     taken = process_reader(place.device)()
     if taken is None and not place.context_measured and before is not None:  # WSL2, some containers
         after = _free_bytes(place)

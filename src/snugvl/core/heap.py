@@ -8,6 +8,7 @@ share and which keeps what is free.
 
 import ctypes
 import sys
+from functools import cache
 from typing import Final
 
 KEPT_BYTES: Final = 64 << 20  # of free memory; more is given back
@@ -26,8 +27,19 @@ def keep_freed_memory() -> None:
     """Do so in this process from now on; nothing where the C library is not glibc."""
     if sys.platform != "linux":
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_c_library(), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, LARGEST_BYTES)
         mallopt(_ARENA_MAX, 1)
+
+
+def give_back_heap() -> None:
+    """Give the system what is free in the heaps of all threads; nothing where the C library is not glibc."""
+    if sys.platform == "linux" and (trim := getattr(_c_library(), "malloc_trim", None)) is not None:
+        trim(0)
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

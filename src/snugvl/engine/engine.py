@@ -21,6 +21,7 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.core.service import Load
 from snugvl.engine.admission import check_prompt, max_tokens_now
+from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.live import LiveRequests
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
@@ -38,7 +39,6 @@ from snugvl.engine.started import StartedStep
 from snugvl.engine.telling import Teller
 from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
-from snugvl.models.loader import tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,14 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Runs requests on a model with a fixed KV cache, which only gets smaller for other programs' sake."""
 
-    def __init__(self, model: Network, config: EngineConfig, monitor: PressureMonitor | None = None) -> None:
-        """`monitor`: on the device's memory, which other programs use, too."""
+    def __init__(
+        self,
+        model: Network,
+        config: EngineConfig,
+        monitor: PressureMonitor | None = None,
+        claim: DeviceClaim | None = None,
+    ) -> None:
+        """`monitor`: on the device's memory, which other programs use, too; `claim`: of whoever loaded."""
         self.model = model
         self.config = config = config_for(model, config)
         self._cache = allocate(model, config)
@@ -70,8 +76,9 @@ class Engine:
         self._masks = MaskThreads(
             mask_threads(), model.config.text.vocab_size, pinned=model.device.type == "cuda"
         )
-        self.steps = 0
-        self._computed = self._faults = self._shortages = 0
+        self._claim = claim or DeviceClaim(model.device)
+        self._claim.use(self._runner.graphs.note_release, self._masks.close, self._runner.close)
+        self.steps = self._computed = self._faults = self._shortages = 0
 
     @property
     def has_work(self) -> bool:
@@ -178,6 +185,13 @@ class Engine:
         self._encoder.clear()
         return self._requests.fail_all(error, started=True)
 
+    def close(self) -> None:
+        """Give back network, cache and graphs; what runs ends without outputs. Safe to call twice."""
+        claim = self._claim
+        vars(self).clear()
+        self._claim = claim
+        claim.release()
+
     def poll_memory(self, *, at_once: bool = False) -> None:
         """Make room for other programs that need memory, or take it back; at most every `POLL_S` seconds.
 
@@ -190,16 +204,7 @@ class Engine:
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by component. `vision_inputs` are the patches of unfinished requests, on the host."""
-        items = {
-            id(v.patches): v.patches.nbytes for live in self._requests.values() for v in live[0].prompt.vision
-        }
-        return {
-            "weights": tensor_bytes(self.model) if isinstance(self.model, torch.nn.Module) else 0,
-            "kv_cache": self._cache.nbytes,
-            "recurrent_state": 0 if self._cache.states is None else self._cache.states.nbytes,
-            "encoder_outputs": self._encoder.nbytes,
-            "vision_inputs": sum(items.values()),
-        }
+        return {**self._runner.memory(), "vision_inputs": self._requests.vision_bytes}
 
     def check_integrity(self) -> None:
         """Assert that blocks, queues and requests agree; when idle, that everything is free again."""
@@ -258,9 +263,8 @@ class Engine:
                 if self._reclaimer is not None:
                     self._reclaimer.claim_workspace()
                 return
-            outputs += self._requests.fail(
-                chunk.sequence.request.request_id, self._fault(error, "encoding an image")
-            )
+            fault = self._fault(error, "encoding an image")
+            outputs += self._requests.fail(chunk.sequence.request.request_id, fault)
 
     def _encode_upcoming(self, step: Schedule, outputs: list[TokenOutput]) -> None:
         """Begin with the image of whoever is next, if this step left none out that comes before.
@@ -274,15 +278,19 @@ class Engine:
     def _recover(self, error: Exception) -> list[TokenOutput]:
         """Go on after a step that failed: try again with less at once, or end what may have caused it."""
         if not out_of_memory(error) or not self._scheduler.running:
-            failure = self._fault(error, "a step")
+            fault = self._fault(error, "a step")
             # Nothing had started: the fault is in what waits, and would come back for ever.
-            return self.reset(failure) or self._requests.fail_all(failure)
+            return self.reset(fault) or self._requests.fail_all(fault)
         self._shortages += 1
         self._in_flight = None
-        outputs = [] if self._alone is None else self._give_up(self._alone, error)
+        outputs = list[TokenOutput]()
         if self._alone is None:
             logger.warning("a step ran out of memory, its requests go on one by one: %s", error)
             self._scheduler.preempt_all()
+        else:
+            failure = refusal(error, self._alone, self.model.device)
+            logger.warning("%s", failure)
+            outputs = self._requests.fail(self._alone.sequence.request.request_id, failure)
         self._encoder.clear()
         clear_frames(error.__traceback__)  # they hold the step's tensors
         self._runner.drop_graphs()
@@ -291,12 +299,6 @@ class Engine:
             self._reclaimer.claim_workspace()
         self.poll_memory(at_once=True)
         return outputs
-
-    def _give_up(self, chunk: Chunk, error: Exception) -> list[TokenOutput]:
-        """End a request that runs out of memory with nothing beside it."""
-        failure = refusal(error, chunk, self.model.device)
-        logger.warning("%s", failure)
-        return self._requests.fail(chunk.sequence.request.request_id, failure)
 
     def _keep_encodings(self) -> None:
         who = (*self._scheduler.running, *self._scheduler.waiting[:1])

@@ -25,6 +25,12 @@ class LiveRequests(dict[str, list[Sequence]]):
         self._scheduler = scheduler
         self._left = left
 
+    @property
+    def vision_bytes(self) -> int:
+        """Bytes of the patches of their pictures, on the host; those of one picture count once."""
+        items = (each.patches for choices in self.values() for each in choices[0].prompt.vision)
+        return sum({id(patches): patches.nbytes for patches in items}.values())
+
     def end(self, sequence: Sequence, output: TokenOutput) -> TokenOutput:
         """Free a choice and, with the last one, forget its request."""
         self._scheduler.finish(sequence)

@@ -16,6 +16,7 @@ import torch
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.schedule import Chunk
 from snugvl.errors import OutOfMemory
+from snugvl.layers.shared import give_back_free_blocks
 
 _SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")
@@ -68,7 +69,7 @@ def no_room(tokens: int, pool: BlockPool) -> OutOfMemory:
 def release(device: torch.device) -> None:
     """Give the driver back what torch holds and nobody uses."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        give_back_free_blocks()
 
 
 def pooled_bytes() -> int:

@@ -36,6 +36,7 @@ from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
 from snugvl.models.batch import ForwardBatch, Network, PredictingNetwork, Scoring
+from snugvl.models.loader import tensor_bytes
 
 
 class Runner:
@@ -55,7 +56,7 @@ class Runner:
         self._config = config
         self._steps: StepGraphs | None = None
         if self.has_graphs and config.step_graph_bytes:
-            capturer = CudaCapturer(model.device, lambda: self.graphs.stream())
+            capturer = CudaCapturer(model.device, self.graphs.stream)
             self.use_graph_pool(GraphPool(capturer, model, config.step_graph_bytes))
 
     def use_graph_pool(self, graph_pool: GraphPool) -> None:
@@ -79,6 +80,24 @@ class Runner:
         """Capture graphs of what the last step ran for the second time."""
         if self.graph_pool is not None:
             self.graph_pool.capture_due()
+
+    def close(self) -> None:
+        """Wait for what runs, and let go of network, cache and graphs. Nothing can be run afterwards."""
+        try:
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize(self.model.device)
+            self.clear()
+        finally:
+            vars(self).clear()  # some of what is here refers to this runner
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held for the network, by component."""
+        return {
+            "weights": tensor_bytes(self.model) if isinstance(self.model, torch.nn.Module) else 0,
+            "kv_cache": self.cache.nbytes,
+            "recurrent_state": 0 if self.cache.states is None else self.cache.states.nbytes,
+            "encoder_outputs": self.encoder.nbytes,
+        }
 
     def clear(self) -> None:
         """Let go of all graphs; each is made again when it is needed."""

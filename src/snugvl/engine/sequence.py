@@ -22,7 +22,8 @@ import torch
 from snugvl.engine.blocks import Key
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.request import EngineRequest, FinishReason, TokenOutput, VisionItem
-from snugvl.engine.sampling.masks import Mask, gave_up
+from snugvl.engine.sampling.grammar import gave_up
+from snugvl.engine.sampling.masks import Mask
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import Sampled, plain
 from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
@@ -280,7 +281,7 @@ def no_token(sequence: Sequence) -> SnugvlError:
     """Why nothing could be sampled."""
     where = f"after {sequence.length} tokens of this request"
     if sequence.grammar is not None and sequence.grammar.error is not None:
-        return gave_up(sequence.grammar, where)
+        return gave_up(sequence.grammar.error, where)
     return EngineError(f"the model's logits are not finite {where}")
 
 

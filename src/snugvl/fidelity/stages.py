@@ -7,7 +7,7 @@ when it is over: an engine and a pass never are there together.
 import gc
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -124,20 +124,20 @@ class Stages:
                 loaded = load_engine(
                     rival.variant.load, planned=allocation, progress=self._loading(rival.side)
                 )
-                if loaded.allocation.settings.weights_name != rival.side.settings.weights_name:
-                    changed = loaded.allocation.changed or loaded.allocation.settings.weights_name
-                    raise DoesNotFit(
-                        f"{rival.name} no longer fits ({changed}); give memory back, and try again"
-                    )
-                failed: dict[int, Answered] = {}
-                wanted = self._wanted(rival.side, missing, failed)
-                for count, each in enumerate(answers(loaded.engine, wanted, rival.side.ends), 1):
-                    found[each.number] = each
-                    if each.error is None:
-                        self.work.add(stage, {"number": each.number, "tokens": list(each.tokens)})
-                    self.clock.answered(f"{count} of {len(missing)}")
+                with closing(loaded.engine) as engine:
+                    if loaded.allocation.settings.weights_name != rival.side.settings.weights_name:
+                        changed = loaded.allocation.changed or loaded.allocation.settings.weights_name
+                        raise DoesNotFit(
+                            f"{rival.name} no longer fits ({changed}); give memory back, and try again"
+                        )
+                    failed: dict[int, Answered] = {}
+                    wanted = self._wanted(rival.side, missing, failed)
+                    for count, each in enumerate(answers(engine, wanted, rival.side.ends), 1):
+                        found[each.number] = each
+                        if each.error is None:
+                            self.work.add(stage, {"number": each.number, "tokens": list(each.tokens)})
+                        self.clock.answered(f"{count} of {len(missing)}")
                 found |= failed
-                del loaded
         self.clock.end(stage)
         return {n: found[n] for n in prefixes}
 

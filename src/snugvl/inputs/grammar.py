@@ -89,8 +89,11 @@ class GrammarCompiler:
         return compiled.lend(choices)
 
     def close(self) -> None:
-        """End what runs beside this process."""
+        """End what runs beside this process, and let go of what was compiled."""
         self._trials.close()
+        with self._lock:
+            self._kept.clear()
+            self._made = None
 
     def warm_up(self) -> None:
         """Build what the first grammar would wait for: a second for 150,000 tokens, with the GIL held."""

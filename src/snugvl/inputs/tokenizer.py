@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from contextlib import nullcontext
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ _UTF8 = frozenset(range(0xF5)) - {0xC0, 0xC1}  # bytes that a text can have
 _one_long_text = threading.Lock()
 
 
+def _token(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
+    """Its string. One token is asked for: a table of all takes longer to make than a whole start may."""
+    return backend.id_to_token(token_id) if 0 <= token_id < _IDS else None
+
+
+def _spell(backend: tokenizers.Tokenizer, spelling: Spelling, token_id: int) -> bytes:
+    token = _token(backend, token_id)
+    return b"" if token is None else spelling.inside(token)
+
+
 class Tokenizer:
     """A checkpoint's tokenizer. `eos_ids`: tokens that end an answer; `variables`: for chat templates."""
 
@@ -46,7 +56,7 @@ class Tokenizer:
         """`spelling`: how its tokens are written; byte-level by default."""
         self._backend = backend
         self._spelling = spelling or ByteLevel()
-        self._spelled = lru_cache(SPELLED)(self._spell)
+        self._spelled = lru_cache(SPELLED)(partial(_spell, backend, self._spelling))
         self.eos_ids = eos_ids
         self.variables = variables or {}
         added = backend.get_added_tokens_decoder()
@@ -193,15 +203,11 @@ class Tokenizer:
         """The bytes a token stands for; empty outside the vocabulary."""
         return self._spelled(token_id)
 
-    def _spell(self, token_id: int) -> bytes:
-        token = self._token(token_id)
-        return b"" if token is None else self._spelling.inside(token)
-
     def opening_bytes(self, token_id: int) -> bytes:
         """The bytes it stands for at the beginning of a text, where some tokenizers write one space less."""
         if isinstance(self._spelling, ByteLevel):
             return self.token_bytes(token_id)
-        token = self._token(token_id)
+        token = _token(self._backend, token_id)
         return b"" if token is None else self._spelling.opening(token)
 
     def token_text(self, token_id: int) -> str:
@@ -236,10 +242,6 @@ class Tokenizer:
                 f"text contains {found.group()!r}, a control token of this model; remove it or break it up",
                 field=field,
             )
-
-    def _token(self, token_id: int) -> str | None:
-        """Its string. One token is asked for: a table of all takes longer to make than a whole start may."""
-        return self._backend.id_to_token(token_id) if 0 <= token_id < _IDS else None
 
     @cached_property
     def _costs(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -33,6 +33,7 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.driver import in_thread_that_ends
 from snugvl.layers.linear import Linear
+from snugvl.layers.shared import give_back_free_blocks
 from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format, to_few_bits
 from snugvl.models import ready_made, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
@@ -180,7 +181,11 @@ def load_model(
     if outlined is not None:
         outlined(model)
     rounding = opened.begin_rounding(device)
-    opened.weigh_inputs(device, readers, piece_bytes, kept)
+    try:
+        opened.weigh_inputs(device, readers, piece_bytes, kept)
+    except BaseException:
+        rounding.join()  # it holds memory of the device, which whoever tries again may need
+        raise
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
@@ -216,7 +221,7 @@ def _weigh_inputs(
             embedded = files.some_rows(stored.entry(embedding), ids).to(model.dtype)
         sensitivity.weigh_inputs(model, wide, embedded, layer_ready)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the network is one piece of memory, in which nothing else may lie
+        give_back_free_blocks()  # the network is one piece of memory, in which nothing else may lie
 
 
 def open_checkpoint(

@@ -96,7 +96,7 @@ class WeightStream:
         """
         self.units, self.host, self.room, self.copies = units, host, room, copies
         self.ahead = host[0].is_pinned()
-        self.passing: Pass | None = None
+        self._passing: weakref.ref[Pass] | None = None  # which refers to this
         self.places = [
             room[: len(each)] if index % 2 == 0 else room[len(room) - len(each) :]
             for index, each in enumerate(host)
@@ -106,8 +106,13 @@ class WeightStream:
 
     def begin(self) -> "Pass":
         """A pass over all units; the one before it is over."""
-        self.passing = Pass(self)
-        return self.passing
+        made = Pass(self)
+        self._passing = weakref.ref(made)
+        return made
+
+    def passes(self, which: "Pass") -> bool:
+        """Whether a pass is the one that began last."""
+        return self._passing is not None and self._passing() is which
 
     def together(self, index: int) -> bool:
         """Whether a unit and the one before fit into the room."""
@@ -126,7 +131,7 @@ class Pass:
     def reach(self, unit: nn.Module) -> None:
         """Go on to the next unit: all work on the one before has been asked for."""
         stream, index = self._stream, self._next
-        assert stream.passing is self, "another pass has taken the room"
+        assert stream.passes(self), "another pass has taken the room"
         assert stream.units[index] is unit, "units come in their order"
         done = stream.copies.mark()  # with all units before this one
         if self._arrived is None:

@@ -20,7 +20,6 @@ Sources: RoFormer (https://arxiv.org/abs/2104.09864); M-RoPE as in Hugging Face 
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 
@@ -31,6 +30,7 @@ from snugvl.checkpoint.architecture import (
     Rope,
     YarnScaling,
 )
+from snugvl.layers.shared import shared
 from snugvl.models.batch import GridTHW
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
@@ -164,7 +164,7 @@ def rotation_of(positions: torch.Tensor, rope: Rope, dtype: torch.dtype) -> CosS
 
 
 # Kept per device: the capture of a CUDA graph can't copy from the host. It follows a run without one.
-@lru_cache
+@shared
 def _frequencies(rope: Rope, device: torch.device) -> torch.Tensor:
     """`[dims / 2]` float32 angular steps per position, scaled."""
     plain = inverse_frequencies(rope.dims, rope.theta, device)
@@ -182,7 +182,7 @@ def _frequencies(rope: Rope, device: torch.device) -> torch.Tensor:
             return _yarn(plain, rope, rope.scaling)
 
 
-@lru_cache
+@shared
 def _axes(sections: tuple[int, int, int], device: torch.device, interleaved: bool) -> torch.Tensor:
     return mrope_axes(sections, device, interleaved=interleaved)
 

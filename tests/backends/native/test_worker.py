@@ -32,10 +32,10 @@ def test_a_bug_in_the_engine_ends_what_runs_and_refuses_what_comes(
         backend = model.backend
         assert isinstance(backend, NativeBackend)
 
-        def broken(_: object) -> None:
+        def broken(*_: object) -> None:
             raise AttributeError("a bug")
 
-        monkeypatch.setattr(backend._engine, "step", broken)
+        monkeypatch.setattr(type(backend._engine), "step", broken)
         stream = backend.submit(Request((user(Text("hello")),)))
         with pytest.raises(EngineError, match="the engine's thread ended: AttributeError: a bug"):
             list(stream)

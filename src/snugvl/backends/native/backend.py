@@ -56,7 +56,10 @@ class NativeBackend:
         self._graphs_ahead = False  # whether some are to be recorded before they are needed
         # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
         self._worker = EngineWorker(
-            engine, partial(deliver, engine.abort, self._receivers), partial(fail_all, self._receivers)
+            engine,
+            partial(deliver, engine.abort, self._receivers),
+            partial(fail_all, self._receivers),
+            ended=engine.close,
         )
         weakref.finalize(self, self._worker.close)
 
@@ -144,18 +147,19 @@ class NativeBackend:
         self._grammars.warm_up()
         if self._graphs_ahead and self._kernels.finished.is_set():
             try:
-                self._graphs_ahead = self._worker.call(self._engine.capture_next)
+                self._graphs_ahead = self._worker.call(lambda: self._engine.capture_next())
             except Exception:
                 logger.exception("a CUDA graph can't be recorded ahead; each is when it is needed")
                 self._graphs_ahead = False
         return self._graphs_ahead
 
     def close(self) -> None:
-        """End all requests with an error and stop the engine. Safe to call twice."""
+        """End all requests with an error, and give back the engine's memory. Safe to call twice."""
         self._kernels.stop()
         self._grammars.close()
         self._worker.close()
         fail_all(self._receivers, EngineError("the model was closed while this request was running"))
+        self._engine.close()  # once more: where a bug ended its thread, the error held tensors until now
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds; unknown ids are ignored."""

@@ -31,7 +31,9 @@ from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.sizes import format_size
 from snugvl.core.timeline import mark
+from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
+from snugvl.engine.oom import release
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
@@ -106,12 +108,21 @@ def load_engine(
     """
     report = progress or (lambda _detail, _done: None)
     report("reading headers", READING)
+    with loading_onto(device_of(options.device)) as claim:
+        return _loaded(options, planned, machine, report, kernels, claim)
+
+
+def _loaded(
+    options: LoadOptions, planned: Allocation | None, machine: Machine | None, report: Progress,
+    kernels: KernelsAhead | None, claim: DeviceClaim,
+) -> Loaded:  # fmt: skip
+    """See `load_engine`. Where it raises, its variables are cleared, and those of whatever it has called."""
     files = gguf_files(options.model)
     folder = locate(options.model) if files is None else folder_of(files)
     config = read_config(folder)
     if options.language_only:
         config = replace(config, vision=None)
-    target = device_of(options.device)
+    target = claim.device
     place = with_driver(place_on(target, options.memory_bytes, machine))
     mark("the device is there")
     facts = facts_of(str(folder) if files is None else options.model, offline=True)
@@ -146,10 +157,9 @@ def load_engine(
     if processor.pictures is not None and settings.max_pixels is not None:
         processor.pictures.limit(settings.max_pixels)
     report("allocating the KV cache", WEIGHTS_TO)
-    if target.type == "cuda":
-        torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
+    release(target)  # what loading took for a moment, in pieces that fit nothing else
     planned_bytes = planned_rows(allocation, counted)
-    engine = Engine(network, sizes, watch_on(place, planned_bytes, cap_bytes))
+    engine = Engine(network, sizes, watch_on(place, planned_bytes, cap_bytes), claim)
     mark("the engine is made")
     capabilities = replace(
         capabilities_of(config, processor, settings, kind, parameters=counted.parameters),

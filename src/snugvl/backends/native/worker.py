@@ -38,11 +38,16 @@ class EngineWorker:
         engine: SteppedEngine,
         deliver: Callable[[TokenOutput], None],
         died: Callable[[EngineError], None] | None = None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`died` is told, in the engine's thread, when a bug ends it; nothing is delivered after that."""
+        """`died` is told, in the engine's thread, when a bug ends it; nothing is delivered after that.
+
+        `ended` is called there last of all, whatever ended it.
+        """
         self.engine = engine
         self._deliver = deliver
         self._died = died
+        self._ended = ended
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._undelivered: list[TokenOutput] = []  # of the last step, while the next one starts
         self._failure: Exception | None = None  # of delivering them
@@ -80,11 +85,11 @@ class EngineWorker:
         self._put(function)
 
     def close(self) -> None:
-        """Stop after the current step. Safe to call twice."""
+        """Stop after the current step, and wait for the thread's end. Safe to call twice."""
         if self._shut():
             self._jobs.put(None)
-            if current_thread() is not self._thread:  # the garbage collector may run us there
-                self._thread.join()
+        if current_thread() is not self._thread:  # the garbage collector may run us there
+            self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -104,6 +109,7 @@ class EngineWorker:
             raise  # to the thread's hook, which says where
         finally:
             self._refuse_jobs()
+            self._ended()
 
     def _meanwhile(self) -> None:
         """Within a step, which would take what is raised for a fault of the model."""

@@ -27,6 +27,7 @@ from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens
+from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.hardware import host
@@ -185,6 +186,7 @@ class Parts:
     parameters: int
     most_images: int | None = None
     thinking: Thinking = PLAIN
+    claim: DeviceClaim | None = None
 
     @property
     def device(self) -> torch.device:
@@ -223,7 +225,12 @@ def assemble(
     decided = fit(Costs.of(config, parts.dtype), longest(config), context, _free(parts), sees=sees)
     tokenizer = tokenizer_of(parts.checkpoint.folder, parts.inputs.tokenizer, _ends(parts.network))
     engine = TransformersEngine(
-        parts.network, parts.device, parts.dtype, context=decided.context, max_waiting=max_waiting
+        parts.network,
+        parts.device,
+        parts.dtype,
+        context=decided.context,
+        max_waiting=max_waiting,
+        claim=parts.claim,
     )
     preparer = Preparer(parts.checkpoint, parts.inputs, tokenizer, resolution, engine.vocab_size)
     held = split_bytes(parts.network, parts.placed, parts.device)

@@ -19,6 +19,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from threading import Condition, Thread, current_thread
 from typing import Any
 
@@ -28,6 +30,8 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from snugvl.backends.transformers.sampling import GenerationRequest, SamplingProcessor, StopWhenOver
 from snugvl.core.service import Load
 from snugvl.core.sizes import format_size
+from snugvl.engine.claims import DeviceClaim
+from snugvl.engine.oom import release
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads, mask_threads
 from snugvl.engine.sampling.sampler import Sampled, scores_of
 from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
@@ -52,12 +56,14 @@ class TransformersEngine:
         *,
         context: int,
         max_waiting: int | None = None,
+        claim: DeviceClaim | None = None,
     ) -> None:
         """
         Args:
             device, dtype: of the inputs.
             context: tokens of one choice, prompt and answer together.
             max_waiting: requests that may queue before `QueueFull`; None: 256.
+            claim: of whoever loaded.
         """
         self.model = model
         self.context = context
@@ -66,6 +72,10 @@ class TransformersEngine:
         self._device = device
         self._dtype = dtype
         self._masks = MaskThreads(mask_threads(), self.vocab_size)
+        self._claim = claim or DeviceClaim(device)
+        # What accelerate keeps in main memory is in a circle of its hooks and modules, and nowhere else: only
+        # the garbage collector finds that.
+        self._claim.use(lambda: None, self._masks.close, partial(_empty, model), gc.collect)
         self._queue: deque[GenerationRequest] = deque()
         self._running: GenerationRequest | None = None
         self._cache: Any = None  # of the answer that runs
@@ -122,12 +132,16 @@ class TransformersEngine:
         }
 
     def close(self) -> None:
-        """Stop after the present forward, and end all requests with an error. Safe to call twice."""
+        """Stop after the present forward, end all requests with an error, and give back the model's memory.
+
+        Safe to call twice.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if current_thread() is not self._thread:  # the garbage collector may run this there
             self._thread.join()
+            self._claim.release()  # once more: where a bug ended the thread, the error held tensors until now
 
     def _run(self) -> None:
         """The engine's thread."""
@@ -144,6 +158,10 @@ class TransformersEngine:
                 self._closed = True
             for each in self._unfinished():
                 each.fail(ending)
+            self._running = self._cache = None
+            self._queue.clear()
+            del self.model
+            self._claim.release()
 
     def _next(self) -> GenerationRequest | None:
         """The request whose turn it is, waiting for one; None: stop."""
@@ -349,7 +367,13 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
+def _empty(model: Any) -> None:
+    """Let go of all tensors of a model, in which modules, hooks and wrapped methods refer to each other."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        with suppress(RuntimeError):  # of a type that no other data may take the place of
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+
 def _give_back(device: torch.device) -> None:
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    release(device)

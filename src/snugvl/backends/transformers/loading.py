@@ -1,5 +1,6 @@
 """From an `EngineChoice` to a model on transformers. "auto" is resolved here, once."""
 
+import gc
 import os
 import warnings
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.sizes import format_size
+from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.hardware.machine import Machine
 from snugvl.inputs.reasoning import Thinking
@@ -107,6 +109,20 @@ def load_engine(
     check_installed()
     report = progress or (lambda _detail, _done: None)
     report("starting transformers", 0.01)
+    with loading_onto(device_of(options.device)) as claim:
+        # Modules of transformers and hooks of accelerate refer to each other.
+        claim.use(lambda: None, gc.collect)
+        return _loaded(options, placement, machine, report, claim)
+
+
+def _loaded(
+    options: LoadOptions,
+    placement: tuple[tuple[str, str], ...],
+    machine: Machine | None,
+    report: Progress,
+    claim: DeviceClaim,
+) -> Loaded:
+    """See `load_engine`. Where it raises, its variables are cleared, and those of whatever it has called."""
     from snugvl.backends.transformers.backend import Parts, assemble
     from snugvl.backends.transformers.network import open_model, told
     from snugvl.backends.transformers.opening import open_checkpoint, open_inputs
@@ -115,7 +131,7 @@ def load_engine(
     model, blind = options.model, options.language_only
     checkpoint = open_checkpoint(model, locate(model), trusted=options.trust_remote_code)
     check_weights(options.weights, checkpoint.quantization)
-    target = device_of(options.device)
+    target = claim.device
     place = with_driver(place_on(target, options.memory_bytes, machine))
     parameters, estimate, kind = _estimate(checkpoint, options, place)
     placed = _device_map(checkpoint, placement, target, kind, language_only=blind)
@@ -132,7 +148,7 @@ def load_engine(
     report("making room for the KV cache", WEIGHTS_TO)
     thinking = Thinking(options.thinking, thinks_about_pictures(checkpoint.config.model_type))
     parts = Parts(
-        checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images, thinking
+        checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images, thinking, claim
     )
     made = assemble(
         parts,

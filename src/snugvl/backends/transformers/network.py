@@ -1,5 +1,6 @@
 """The network of a checkpoint with its weights where the plan wants them: GPU, main memory, disk."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
@@ -20,7 +21,6 @@ _TOWERS = frozenset(
 
 _auto: Any = transformers  # only partly typed
 _bars: Any = logging
-_folders: list[TemporaryDirectory[str]] = []  # of what was put on disk, until this process ends
 
 
 def open_model(
@@ -43,19 +43,23 @@ def open_model(
         DoesNotFit: memory ran out on the way.
     """
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    disk: TemporaryDirectory[str] | None = None
     options["trust_remote_code"] = checkpoint.own_code
     if checkpoint.widened:
         checkpoint.config.quantization_config["dequantize"] = True
     if device_map is not None:
         options["device_map"] = dict(device_map)
         if "disk" in device_map.values():
-            options["offload_folder"] = _disk_folder()
+            disk = TemporaryDirectory(prefix="snugvl-offload-")  # ends with the network
+            options["offload_folder"] = disk.name
     if weights in ("int8", "int4"):
         options["quantization_config"] = _bitsandbytes(weights, dtype)
     with explained(checkpoint.name):
         model, report = _opener(checkpoint).from_pretrained(
             checkpoint.folder, config=checkpoint.config, output_loading_info=True, **options
         )
+    if disk is not None:
+        weakref.finalize(model, disk.cleanup)
     if not callable(getattr(model, "generate", None)):
         raise UnsupportedModel(f"{checkpoint.name} ({type(model).__name__}) can't generate text")
     _check_report(checkpoint.name, report)
@@ -103,12 +107,6 @@ def _bitsandbytes(weights: str, dtype: torch.dtype) -> Any:
     return _auto.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
     )
-
-
-def _disk_folder() -> str:
-    folder = TemporaryDirectory(prefix="snugvl-offload-")
-    _folders.append(folder)
-    return folder.name
 
 
 def checked(

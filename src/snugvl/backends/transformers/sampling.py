@@ -18,8 +18,8 @@ from transformers import LogitsProcessor, StoppingCriteria
 from snugvl.backends.receiver import Receiver
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
-from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, gave_up
+from snugvl.engine.sampling.grammar import TokenGrammar, gave_up
+from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
 from snugvl.engine.sampling.sampler import Choice, Sampled, sample
 from snugvl.engine.sequence import random_stream
 from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
@@ -178,7 +178,7 @@ class SamplingProcessor(LogitsProcessor):
     def _no_token(self) -> SnugvlError:
         """Why nothing could be sampled."""
         if self._mask is not None and self._mask.error is not None:
-            return gave_up(self._mask, self.where)
+            return gave_up(self._mask.error, self.where)
         return EngineError(f"the model's logits are not finite {self.where}")
 
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from snugvl.engine.oom import out_of_memory
+from snugvl.layers.shared import capturing
 from snugvl.models.batch import Network
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class CudaCapturer:
     """CUDA graphs."""
 
     def __init__(self, device: torch.device, stream: Callable[[], Any]) -> None:
-        """`stream`: that of all captures of the process; the library gets a workspace for each, for good."""
+        """`stream`: that of all captures of the process; the library gets a workspace for each."""
         self._device = device
         self._stream = stream
         self._pool: Any = None
@@ -80,12 +81,12 @@ def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
         pool: memory pool to capture in, or None for a new one.
         stream: a `torch.cuda.Stream` to capture on.
     """
-    graph = torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), _nothing_collected():
+    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    with capturing, torch.cuda.stream(stream), _nothing_collected():
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
         # workspace that was claimed at the start (`engine/memory.py`). Other threads may use the GPU
         # meanwhile.
+        stream.wait_stream(before)
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             result = work()

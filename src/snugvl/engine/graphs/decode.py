@@ -104,6 +104,10 @@ class DecodeGraphs:
         self._pool: Any = None  # of memory, which torch shares among captures
         self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
 
+    def note_release(self) -> None:
+        """Somebody has given back what nobody used. In any thread."""
+        self.released = True
+
     def ensure(self, sequences: int) -> bool:
         """Capture the graph for so many unless there is one; whether there is one now.
 
@@ -207,7 +211,7 @@ class DecodeGraphs:
         self._graph(len(tokens)).feed(tokens)
 
     def stream(self) -> torch.cuda.Stream:
-        """The stream of all captures: the library gets a workspace for each stream, for good."""
+        """The stream of all captures: the library gets a workspace for each stream."""
         return stream_on(self._model.device, CAPTURES)
 
     def _graph(self, sequences: int) -> "_DecodeGraph":

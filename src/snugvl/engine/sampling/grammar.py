@@ -12,6 +12,16 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from numpy.typing import NDArray
 
+from snugvl.errors import RequestError
+
+
+def gave_up(error: str | None, where: str) -> RequestError:
+    """Why a request ends whose grammar can't go on: it became too large, which only shows on the way."""
+    return RequestError(
+        f"the grammar can't go on {where}: {error}; make its counts and alternatives smaller",
+        field="response_format",
+    )
+
 
 class Opening(NamedTuple):
     """How all answers of a grammar begin.

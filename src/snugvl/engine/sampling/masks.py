@@ -33,7 +33,6 @@ import torch
 from numpy.typing import NDArray
 
 from snugvl.engine.sampling.grammar import GrammarState, Opening
-from snugvl.errors import RequestError
 
 MOST_THREADS = 8
 WAIT_S = 0.005  # that a step waits for masks, in all
@@ -133,6 +132,12 @@ class MaskThreads:
                 Thread(target=self._run, name="snugvl-masks", daemon=True).start()
             self._submitted.notify()
 
+    def close(self) -> None:
+        """End the threads, each after the job that it does. What has not begun is not done."""
+        with self._submitted:
+            self._threads, self._jobs, self._together = 0, {}, []
+            self._submitted.notify_all()
+
     def wait(self, most_s: float) -> None:
         """Let a job be done, or time pass."""
         with self.changed:
@@ -143,6 +148,8 @@ class MaskThreads:
             with self._submitted:
                 self.changed.notify_all()
                 while not self._jobs:
+                    if not self._threads:
+                        return
                     self._submitted.wait()
                 owner = next(iter(self._jobs))
                 jobs = self._jobs.pop(owner)
@@ -376,14 +383,6 @@ def _only(bits: NDArray[np.int32]) -> int | None:
     (places,) = bits.nonzero()  # sixty times as slow as counting
     word = int(bits.view(np.uint32)[places[0]])
     return None if word & (word - 1) else 32 * int(places[0]) + word.bit_length() - 1
-
-
-def gave_up(mask: Mask, where: str) -> RequestError:
-    """Why a request ends whose grammar can't go on: it became too large, which only shows on the way."""
-    return RequestError(
-        f"the grammar can't go on {where}: {mask.error}; make its counts and alternatives smaller",
-        field="response_format",
-    )
 
 
 def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:

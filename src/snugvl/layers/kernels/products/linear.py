@@ -41,6 +41,7 @@ from snugvl.layers.kernels.products.weights import STORED_AS, operands, planes_o
 from snugvl.layers.kernels.products.widen import WIDE_TILE, multiply_widened
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
+from snugvl.layers.shared import shared
 from snugvl.layers.weights import FEW_BITS, FORMATS, GROUP, Format, Weights
 
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -350,6 +351,6 @@ def _unpacks(x: torch.Tensor) -> bool:
     return x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES
 
 
-@cache
+@shared
 def _arrivals(device: torch.device) -> torch.Tensor:
     return torch.zeros(_TILES, dtype=torch.int32, device=device)
