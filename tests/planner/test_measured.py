@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.read import facts_of
-from snugvl.planner.footprint.native import LATE_BYTES
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
@@ -38,10 +37,6 @@ def test_every_cell(result: dict[str, Any]) -> None:
         assert -0.005 < plan.total_bytes / measured["used_bytes"] - 1 < 0.06
 
 
-# Kernels that came after these runs (6 MiB: h200/never_oom.json), and room for late ones.
-SINCE = (8 << 20) + LATE_BYTES
-
-
 @pytest.mark.parametrize(("size", "lowest", "highest"), [("2B", 4.22, 4.30), ("4B", 6.5, 6.7)])
 def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: float) -> None:
     """GiB with context: vLLM 0.22.1 on an H200, eager, one sequence, 1 megapixel, 2,112 tokens."""
@@ -51,26 +46,31 @@ def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: 
     assert lowest <= needed.total_bytes / 2**30 <= highest
 
 
-@pytest.mark.parametrize("result", NATIVE, ids=[f"{r['checkpoint']} {r['weights']}" for r in NATIVE])
+def settings_of(subject: str) -> Settings:
+    """Settings as `subject_of` wrote them."""
+    values = {
+        name: None if text == "None" else text == "True" if text in ("True", "False") else text
+        for name, text in zip(Settings.__slots__, subject.split(" ")[1:], strict=True)
+    }
+    return Settings(**{n: int(v) if isinstance(v, str) and v.isdigit() else v for n, v in values.items()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "result", NATIVE, ids=[f"{r['checkpoint']} {r['wished']} {r['cell']}" for r in NATIVE]
+)
 def test_our_engine_takes_what_is_planned(result: dict[str, Any]) -> None:
-    """benchmarks/plan_vs_native.py, an H200: every row of the ledger, with all slots taken."""
-    size = "2B" if result["checkpoint"].startswith("2b") else "4B"
-    model = inventory(qwen3_vl(size, fp8="fp8" in result["checkpoint"]))
-    weights, _, head = result["weights"].partition(", ")
-    settings = Settings(
-        "native", weights, "int8" if head else "bf16", context=result["context"],
-        max_pixels=result["max_pixels"], eager=False,
-    )  # fmt: skip
+    """benchmarks/plan_vs_native.py, an H200: every row of the ledger, with all slots taken, planned today."""
+    model = inventory(qwen3_vl("2B" if result["checkpoint"].startswith("2b") else "4B", fp8=True))
+    settings = settings_of(result["subject"])
+    assert (settings.context, settings.max_pixels) == (result["context"], result["max_pixels"])
     measured = {name: row[1] for name, row in result["rows"].items()}
-    plan = footprint(model, settings, Device(719 << 20, True, (9, 0), multiprocessors=132))
+    plan = footprint(model, settings, Device(710 << 20, True, (9, 0), multiprocessors=132))
     vision = plan.named("weights: vision tower")
     assert vision == measured["vision weights"]
     assert plan.named("weights: ") - vision == measured["text weights"]
-    assert abs(plan.named("CUDA graphs") - measured["CUDA graphs"]) <= 4 << 20
-    context = plan.named("CUDA context") + plan.named("compiled kernels") - (32 << 20)
-    assert abs(context - measured["CUDA context and libraries"]) <= 8 << 20
-    whole = plan.total_bytes - plan.named("KV cache") + measured["KV cache"]
-    assert whole - result["process_bytes"] >= -(64 << 20)
-    # What isn't in these runs: others that decode while an image is encoded.
-    beyond = plan.named("vision workspace while") + SINCE
-    assert whole - result["process_bytes"] <= beyond + (64 << 20)
+    assert abs(plan.named("KV cache") - measured["KV cache"]) <= 2 << 20  # an allocator's step
+    graphs = plan.named("CUDA graphs") + plan.named("cuBLAS workspace")
+    assert 0 <= graphs - measured["CUDA graphs"] <= 100 << 20
+    driver = plan.named("CUDA context") + plan.named("compiled kernels") + plan.named("driver's part")
+    assert 0 <= driver - (32 << 20) - measured["CUDA context and libraries"] <= 110 << 20
+    assert 0 <= plan.total_bytes - result["process_bytes"] <= 256 << 20
