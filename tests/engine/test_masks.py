@@ -10,7 +10,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import GrammarState, Opening
+from snugvl.engine.sampling.grammar import GrammarState, Openings
 from snugvl.engine.sampling.masks import PART_S, QUICK_S, Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import allowed_bits
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
@@ -313,7 +313,7 @@ class Fixed:
     """Begins with 3, then 7 or the end of an answer, then one of 4 and 5; notes how often it is filled in."""
 
     def __init__(self) -> None:
-        self.openings: dict[frozenset[int], Opening] = {}
+        self.openings = Openings()
         self.fills = 0
         self.broken = False
 
@@ -323,7 +323,7 @@ class FixedState(GrammarState):
         self.owner, self.seen = owner, list[int]()
 
     @property
-    def openings(self) -> dict[frozenset[int], Opening] | None:
+    def openings(self) -> Openings | None:
         return None if self.seen else self.owner.openings
 
     @property

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import transformers
 from transformers.utils import logging
 
 from snugvl.backends.transformers.opening import Checkpoint, explained
+from snugvl.core.scratch import Scratch
 from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
 
 HOST_WEIGHTS = "weights in main memory"  # the ledger's row of what waits beside a GPU
@@ -20,7 +20,6 @@ _TOWERS = frozenset(
 
 _auto: Any = transformers  # only partly typed
 _bars: Any = logging
-_folders: list[TemporaryDirectory[str]] = []  # of what was put on disk, until this process ends
 
 
 def open_model(
@@ -46,10 +45,11 @@ def open_model(
     options["trust_remote_code"] = checkpoint.own_code
     if checkpoint.widened:
         checkpoint.config.quantization_config["dequantize"] = True
+    on_disk = Scratch("offload") if device_map is not None and "disk" in device_map.values() else None
     if device_map is not None:
         options["device_map"] = dict(device_map)
-        if "disk" in device_map.values():
-            options["offload_folder"] = _disk_folder()
+    if on_disk is not None:
+        options["offload_folder"] = str(on_disk.path)
     if weights in ("int8", "int4"):
         options["quantization_config"] = _bitsandbytes(weights, dtype)
     with explained(checkpoint.name):
@@ -60,6 +60,7 @@ def open_model(
         raise UnsupportedModel(f"{checkpoint.name} ({type(model).__name__}) can't generate text")
     _check_report(checkpoint.name, report)
     plain_generation(model)
+    model.on_disk = on_disk  # which is removed when the model is gone
     return model.eval()
 
 
@@ -103,12 +104,6 @@ def _bitsandbytes(weights: str, dtype: torch.dtype) -> Any:
     return _auto.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
     )
-
-
-def _disk_folder() -> str:
-    folder = TemporaryDirectory(prefix="snugvl-offload-")
-    _folders.append(folder)
-    return folder.name
 
 
 def checked(
