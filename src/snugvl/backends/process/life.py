@@ -53,6 +53,7 @@ class EngineProcess:
             undo.callback(process._abandon)
             ours.setblocking(False)
             process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
+            undo.callback(process._writer.close)
             process._send(wire.encode(start))
             undo.pop_all()
         return process

@@ -110,10 +110,12 @@ class SupervisedEngine(LivingEngine):
             reason = await process.run(self._notice)
         finally:
             watch.cancel()
-            self._end_requests(process, reason)
-            self._snapshot = None
-            await process.stop()
-            self._process = None
+            try:
+                self._end_requests(process, reason)
+            finally:
+                self._snapshot = None
+                await process.stop()
+                self._process = None
         return reason
 
     def _end_requests(self, process: EngineProcess, reason: str) -> None:
