@@ -38,9 +38,9 @@ class Region:
         try:
             os.ftruncate(descriptor, nbytes)
             return cls(descriptor, nbytes)
-        except BaseException:  # too little memory, or address space
+        except OSError:  # too little memory, or address space
             os.close(descriptor)
-            raise
+            return None
 
     @classmethod
     def inherited(cls, descriptor: str, nbytes: str) -> Self:

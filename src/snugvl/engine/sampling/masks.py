@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from snugvl.engine.sampling.grammar import GrammarState, Opening, Openings
 from snugvl.engine.sampling.turns import Turns
-from snugvl.errors import ENDINGS, EngineError, RequestError, SnugvlError, engine_failed
+from snugvl.errors import EngineError, RequestError, SnugvlError, engine_failed
 
 logger = logging.getLogger(__name__)
 
@@ -333,8 +333,6 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
         logger.exception("masks of grammars can't be made")
         for mask, _ in asked:
             mask.fail(error)
-        if isinstance(error, ENDINGS):
-            raise
         return time.monotonic() - begun
     alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
     took_s = time.thread_time() - spent if alone else time.monotonic() - begun
