@@ -11,6 +11,7 @@ from snugvl.backends.native.backend import NativeBackend
 from snugvl.backends.native.worker import EngineWorker
 from snugvl.backends.receiver import Receiver
 from snugvl.core.messages import Request, Text, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError
 from tests.patience import PATIENCE_S, until
@@ -72,6 +73,25 @@ def test_a_fault_of_an_answers_text_ends_that_request_alone(
         assert "".join(delta.text for delta in other) == "".join(expected)
         assert not backend._receivers
         backend._worker.call(backend._engine.check_integrity)
+
+
+def test_who_is_interrupted_while_a_request_is_accepted_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl+C: it ran to its end with nobody to read it."""
+    with snugvl.load("pocket", device="cpu") as model:
+        backend = model.backend
+        assert isinstance(backend, NativeBackend)
+        call = backend._worker.call
+
+        def interrupted(function: Callable[[], object]) -> None:
+            call(function)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as pressed:
+            pressed.setattr(backend._worker, "call", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                backend.submit(Request((user(Text("hello")),), SamplingParams(max_tokens=3000)))
+        assert backend.stats().running + backend.stats().waiting == 0
+        assert not backend._receivers
 
 
 def test_nobody_waits_for_a_worker_that_closes() -> None:

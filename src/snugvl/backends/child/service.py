@@ -312,7 +312,7 @@ class ChildEngine(LivingEngine):
             try:
                 return await self.beside(session)
             except Exception as error:
-                self._tell("what goes on beside requests failed, and begins again", error)
+                self._tell(session, "what goes on beside requests failed, and begins again", error)
             await asyncio.sleep(self._supervision.snapshot_s)
 
     async def _measure(self, session: Session) -> None:
@@ -322,11 +322,11 @@ class ChildEngine(LivingEngine):
         except (SnugvlError, ValueError):
             return
         except Exception as error:  # of ours: what goes on beside requests goes on
-            self._tell("measuring failed, so the last snapshot stays", error)
+            self._tell(session, "measuring failed, so the last snapshot stays", error)
 
-    def _tell(self, what: str, error: Exception) -> None:
-        """Log a fault that ends nothing: once, as long as it is the same."""
+    def _tell(self, session: Session, what: str, error: Exception) -> None:
+        """Log a fault that ends nothing, once, as long as it is the same; not where a life has just ended."""
         why = f"{type(error).__name__}: {error}"
-        if self._told.get(what) != why:
+        if self._told.get(what) != why and not session.api.closed:
             self._told[what] = why
             self._logger.error("%s: %s", what, why, exc_info=error)
