@@ -31,6 +31,9 @@ Exit code 2 is a usage error of the command line, 7 a batch in which some files 
 import re
 from typing import ClassVar, Final
 
+# What is meant for a thread or the whole process, not for one request. Any other `BaseException` is a fault
+# like others: what Rust panics at is no `Exception`.
+ENDINGS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
 SHORT: Final = 200  # characters of what a library says
 LONG: Final = 2000  # characters of what is wrong with a checkpoint, two paths included
 _ASKED: Final = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,11 @@ def test_a_system_without_such_memory_has_none(monkeypatch: pytest.MonkeyPatch) 
     assert Region.made(4096) is None
     monkeypatch.delattr(os, "memfd_create")
     assert Region.made(4096) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory files of Linux")
+def test_memory_that_can_not_be_mapped_leaves_no_descriptor() -> None:
+    here = Path("/proc/self/fd")
+    before = len(list(here.iterdir()))
+    assert [Region.made(1 << 62) for _ in range(3)] == [None] * 3
+    assert len(list(here.iterdir())) == before

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import GrammarState, Opening
+from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, Openings
 from snugvl.engine.sampling.masks import PART_S, QUICK_S, Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import allowed_bits
+from snugvl.errors import EngineError
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.masks import spend
 from tests.patience import PATIENCE_S, until
@@ -313,7 +314,7 @@ class Fixed:
     """Begins with 3, then 7 or the end of an answer, then one of 4 and 5; notes how often it is filled in."""
 
     def __init__(self) -> None:
-        self.openings: dict[frozenset[int], Opening] = {}
+        self.openings = Openings()
         self.fills = 0
         self.broken = False
 
@@ -323,7 +324,7 @@ class FixedState(GrammarState):
         self.owner, self.seen = owner, list[int]()
 
     @property
-    def openings(self) -> dict[frozenset[int], Opening] | None:
+    def openings(self) -> Openings | None:
         return None if self.seen else self.owner.openings
 
     @property
@@ -415,3 +416,63 @@ def test_a_state_that_took_a_token_begins_for_itself() -> None:
     until(lambda: mask.ready)
     assert list(mask.forced) == [7]
     assert list(owner.openings) == [frozenset()]
+
+
+def test_of_how_answers_begin_only_as_many_kinds_are_kept_as_there_is_room() -> None:
+    """What ends an answer is a client's choice: another one with every request."""
+    owner, threads = Fixed(), MaskThreads(2, 32)
+    for token in range(8, 8 + 3 * KEPT_OPENINGS):
+        begun(owner, threads, (token,))
+    last = 8 + 3 * KEPT_OPENINGS - 1
+    assert list(owner.openings) == [frozenset({last - back}) for back in reversed(range(KEPT_OPENINGS))]
+
+
+class Failing(Slow):
+    """Allows everything; the mask after `at` tokens fails."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        super().__init__(-1)
+        self.fails_at, self.error = at, error
+
+    def start(self) -> "FailingState":
+        return FailingState(self)
+
+
+class FailingState(SlowState):
+    def fill(self, bits: torch.Tensor) -> None:
+        assert isinstance(self.owner, Failing)
+        if self.seen == self.owner.fails_at:
+            raise self.owner.error
+        super().fill(bits)
+
+    def copy(self) -> "FailingState":
+        made = FailingState(self.owner)
+        made.seen = self.seen
+        return made
+
+
+class PanicError(BaseException):
+    """As Rust's are: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [MemoryError("no more"), PanicError("out of bounds"), SystemExit(1)])
+def test_a_mask_that_fails_ends_its_request_and_nobody_elses(error: BaseException) -> None:
+    """In a thread: the request waited for ever, and the thread was gone."""
+    here = engine(MODEL)
+    free = tokens(run(here, request("a", 3, 1, 4))["a"])
+    here.add(request("fails", 3, 1, 4, grammar=Failing(2, error)))
+    here.add(request("other", 3, 1, 4, grammar=Slow(-1)))
+    outputs: dict[str, list[TokenOutput]] = {"fails": [], "other": []}
+
+    def step() -> bool:
+        for output in here.step():
+            outputs[output.request_id].append(output)
+        return not here.has_work
+
+    until(step)
+    last = outputs["fails"][-1]
+    assert type(last.error) is EngineError
+    assert type(error).__name__ in str(last.error)
+    assert tokens(outputs["other"]) == free
+    here.check_integrity()
+    assert here.stats.free_blocks == here.stats.num_blocks

@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from snugvl.core.messages import Grammar
-from snugvl.errors import RequestError
+from snugvl.errors import EngineError, RequestError
 from snugvl.inputs.constraints import MAX_LITERAL, MAX_MULTIPLE, check_choices, grammar_text
 from snugvl.inputs.trials import Trials
 
@@ -74,6 +74,9 @@ def test_closing_leaves_no_process() -> None:
     trials.close()
     trials.close()
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    with pytest.raises(EngineError, match="closed"):
+        trials.check(text({"type": "integer"}), nothing)  # of a thread that prepares a request meanwhile
+    assert not trials._all
 
 
 def test_a_process_that_was_killed_is_replaced() -> None:

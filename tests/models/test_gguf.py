@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import snugvl
 from snugvl.backends.native.loading import load_engine
+from snugvl.checkpoint import gguf_folder
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.checkpoint.gguf_network import FACTORS
@@ -181,3 +183,41 @@ def test_what_our_engine_does_not_read_is_named(tmp_path: Path) -> None:
     half = write(gguf.GGMLQuantizationType.Q8_0, "blk.1.ffn_up.weight")
     with pytest.raises(UnsupportedModel, match=r"'blk.1.ffn_up.weight' is Q8_0, but not what"):
         loaded(Pair(half, None, pair.wide))
+
+
+def test_a_cache_that_can_not_be_written_costs_one_folder_while_the_process_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load left another one in the folder for temporary files."""
+    pair = gguf_models.qwen3_vl(tmp_path, mixed, tied=True)
+    files = gguf_files(str(pair.model))
+    assert files is not None
+    (tmp_path / "cache").write_text("no folder")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(gguf_folder, "_unkept", {})
+    made = {folder_of(files) for _ in range(3)}
+    assert made == set(temporary.iterdir())
+    assert len(made) == 1
+    assert (made.pop() / "config.json").is_file()
+    gguf_folder._unkept.clear()
+    assert not list(temporary.iterdir())
+
+
+def test_a_folder_that_is_only_half_written_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = gguf_models.qwen3_vl(tmp_path, mixed, tied=True)
+    files = gguf_files(str(pair.model))
+    assert files is not None
+    write = gguf_folder._write
+
+    def half(folder: Path, documents: Any) -> None:
+        write(folder, {"config.json": documents["config.json"]})
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(gguf_folder, "_write", half)
+    with pytest.raises(MemoryError):
+        folder_of(files)
+    assert not list((tmp_path / "cache/snugvl/gguf").iterdir())

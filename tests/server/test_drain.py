@@ -164,3 +164,24 @@ def test_a_port_that_is_taken() -> None:
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(Exception, match=host.replace(".", r"\.")):
         listen(ServerSettings(host=host, port=0))
+
+
+def test_draining_that_fails_ends_all_the_same() -> None:
+    """Nobody waits for that task; the server went on for ever, and took no more signals but to be killed."""
+
+    class Broken(FakeService):
+        async def start(self) -> None:
+            self.task = asyncio.ensure_future(self._signal())
+
+        async def _signal(self) -> None:
+            before = signal.getsignal(signal.SIGTERM)
+            while signal.getsignal(signal.SIGTERM) is before:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        async def drain(self, timeout_s: float) -> bool:
+            raise ZeroDivisionError("a bug")
+
+    settings = ServerSettings(port=0)
+    with listen(settings) as listener:
+        assert run(Broken(), settings, listener, lambda health: None) == 0

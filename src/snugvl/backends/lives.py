@@ -1,7 +1,7 @@
 """The lives of a child engine, ours or vLLM's: where it stands, how its deaths are counted, how it drains.
 
 start ─► starting ─► ready ─ died ─► restarting ─► ready …        three deaths in a row: with pauses
-              └─ a start that must not be tried again ─► failed   `failure` says why
+              └─ a first start that must not be tried again ─► failed   `failure` says why
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from snugvl.core.messages import Capabilities
 from snugvl.core.service import Health, Snapshot, State
@@ -194,18 +194,27 @@ class Lives:
         self.state, self.progress = "failed", None
         self.detail = "the server has shut down" if self.failure is None else str(self.failure)
         if self._task is not None:
-            self._task.cancel()
+            if not self._task.cancelling():  # a second time would keep it from ending the engine's processes
+                self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _run(self, live: Callable[[], Awaitable[float | None]]) -> None:
+        while (pause_s := await self._one(live)) is not None:
+            await asyncio.sleep(pause_s)
+
+    async def _one(self, live: Callable[[], Awaitable[float | None]]) -> float | None:
+        """One life; seconds until the next one. What fails in the first one would come again."""
         try:
-            while (pause_s := await live()) is not None:
-                await asyncio.sleep(pause_s)
-        except SnugvlError as error:
-            self.fail(error)
-        except Exception as error:  # a bug of ours: nobody may wait for an engine that won't come
+            return await live()
+        except SnugvlError as caught:
+            error = caught
+        except Exception as bug:  # of ours: nobody may wait for an engine that won't come
             logger.exception("the supervisor failed")
-            self.fail(EngineError(f"the supervisor failed: {type(error).__name__}: {error}"))
+            error = EngineError(f"the supervisor failed: {type(bug).__name__}: {bug}")
+        if self.count and not self.over:
+            return self.count_death(str(error))
+        self.fail(error)
+        return None
 
 
 class LivingEngine:
@@ -234,6 +243,17 @@ class LivingEngine:
     async def close(self) -> None:
         """End everything, child processes included. Safe to call twice."""
         await self._lives.close()
+
+
+def watched(task: "asyncio.Task[Any]", failed: Callable[[str], object]) -> None:
+    """Have `failed` told why a task that nobody waits for has failed, if it does."""
+
+    def look(_: object) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of the supervisor failed", exc_info=error)
+            failed(f"{type(error).__name__}: {error}")
+
+    task.add_done_callback(look)
 
 
 async def wait_for_exit(popen: "subprocess.Popen[bytes]") -> None:

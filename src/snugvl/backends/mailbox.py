@@ -6,6 +6,7 @@ Whoever reads may wait in a thread or in an event loop.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Condition
 from typing import Generic, Self, TypeVar
 
@@ -84,7 +85,7 @@ class Mailbox(Generic[T]):
         self._changed.notify_all()
         waiters, self._waiters = self._waiters, []
         for loop, waiter in waiters:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # a loop that has closed, and with it whoever waited
                 loop.call_soon_threadsafe(_finish, waiter)
 
 

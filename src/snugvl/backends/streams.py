@@ -1,12 +1,15 @@
 """What every engine in this process shares: streams, refusals, and how tokens reach their requests."""
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from snugvl.backends.mailbox import OneAnswer
 from snugvl.backends.receiver import Receiver
 from snugvl.core.messages import Delta
 from snugvl.engine.request import TokenOutput
-from snugvl.errors import EngineError
+from snugvl.errors import ENDINGS, EngineError, engine_failed
+
+logger = logging.getLogger(__name__)
 
 
 def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
@@ -16,13 +19,25 @@ def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
     receivers.clear()
 
 
-def deliver(abort: Callable[[str, int], object], receivers: dict[str, Receiver], output: TokenOutput) -> None:
-    """Hand a token to its request, in the engine's thread. `abort` is told id and choice at a stop string."""
+def deliver(
+    abort: Callable[[str, int | None], object], receivers: dict[str, Receiver], output: TokenOutput
+) -> None:
+    """Hand a token to its request, in the engine's thread. What fails there ends that request alone.
+
+    `abort` is told id and choice at a stop string; the id and None where all choices are to end.
+    """
     receiver = receivers.get(output.request_id)
     if receiver is None:
         return
-    if receiver.receive(output):
-        abort(output.request_id, output.choice)
+    try:
+        if receiver.receive(output):
+            abort(output.request_id, output.choice)
+    except ENDINGS:
+        raise
+    except BaseException as error:  # what Rust panics at is no Exception
+        logger.exception("an answer's text can't be made")
+        receiver.fail(engine_failed(error))
+        abort(output.request_id, None)
     if receiver.done:
         del receivers[output.request_id]
 

@@ -11,7 +11,6 @@ import json
 import secrets
 import shutil
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,12 +25,14 @@ from snugvl.checkpoint.gguf_tokenizer import KEPT, tokenizer_files
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import cache_folder
+from snugvl.core.scratch import Scratch
 from snugvl.errors import CheckpointError
 from snugvl.version import __version__
 
 GGUF: Final = "gguf.json"
 MAX_FACTORS: Final = 4096  # half of the values of a head
 KEEP: Final = 8  # folders; the vocabulary of one takes up to 11 MB
+_unkept: Final[dict[str, Scratch]] = {}  # of this process, by the name of a folder that can't be kept
 
 
 def folder_of(files: GgufFiles) -> Path:
@@ -47,17 +48,19 @@ def folder_of(files: GgufFiles) -> Path:
             place.touch()
         return place
     documents = documents_of(files)
+    work = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        work = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
         _write(work, documents)
         with suppress(OSError):  # somebody else was quicker
             work.rename(place)
-        shutil.rmtree(work, ignore_errors=True)
         _tidy(place.parent)
     except OSError:  # a cache that can't be written costs the time, no more
-        place = Path(tempfile.mkdtemp(prefix="snugvl-gguf-"))
+        _unkept[place.name] = _unkept.get(place.name) or Scratch("gguf")
+        place = _unkept[place.name].path
         _write(place, documents)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
     return place
 
 

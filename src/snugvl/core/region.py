@@ -35,8 +35,12 @@ class Region:
             descriptor = os.memfd_create("snugvl")
         except OSError:  # a sandbox that forbids it
             return None
-        os.ftruncate(descriptor, nbytes)
-        return cls(descriptor, nbytes)
+        try:
+            os.ftruncate(descriptor, nbytes)
+            return cls(descriptor, nbytes)
+        except OSError:  # too little memory, or address space
+            os.close(descriptor)
+            return None
 
     @classmethod
     def inherited(cls, descriptor: str, nbytes: str) -> Self:

@@ -24,8 +24,9 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
-from snugvl.engine.sampling.grammar import GrammarState, Opening, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, Openings, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
+from snugvl.errors import ENDINGS
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
@@ -170,7 +171,7 @@ class _Compiled:
         self.error = matcher.get_error() if matcher.is_error() else None
         self._most = min(max(most, 1), MOST_THREADS)
         self._own = int(AGAIN_S / max(time.thread_time() - begun, AGAIN_S / MOST_THREADS))
-        self.openings: dict[frozenset[int], Opening] = {}
+        self.openings = Openings()
         self._lock = Lock()
         self._matchers = [_Shared(matcher)]
         self._returned: deque[Sequence[_Shared]] = deque()
@@ -268,7 +269,7 @@ class _State(GrammarState):
         self._tokens: list[int] = []
 
     @property
-    def openings(self) -> dict[frozenset[int], Opening] | None:
+    def openings(self) -> Openings | None:
         return None if self._first is None or self._lent is None else self._lent.owner.openings
 
     @property
@@ -306,7 +307,7 @@ class _State(GrammarState):
         try:
             _executor(processors).unsafe_compute_mask_ptr(pairs, start, size, len(bits))
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            if isinstance(error, ENDINGS):
                 raise
             super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
             return
@@ -352,6 +353,6 @@ class _State(GrammarState):
 
     def _note(self, error: BaseException) -> None:
         """Keep what Rust panicked at; what is no error passes through."""
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        if isinstance(error, ENDINGS):
             raise error
         self._panic = f"{type(error).__name__}: {one_line(str(error))}"

@@ -18,6 +18,8 @@ from struct import Struct
 from threading import BoundedSemaphore, Lock
 from typing import IO, Any, Final
 
+from snugvl.errors import EngineError
+
 CPU_S: Final = 2.0  # of processor time; real schemas take some milliseconds
 MEMORY_BYTES: Final = 1 << 30  # of address space, of which half is there before the first grammar
 LENGTH: Final = Struct("!I")
@@ -48,13 +50,18 @@ class Trials:
         """`worker`: the module that a process runs; `overrun`: what is wrong with what has no verdict."""
         self._worker, self._overrun = worker, overrun
         self._turns = BoundedSemaphore(processes)
+        self._closed = False
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._lock = Lock()
         weakref.finalize(self, _end, self._all)
 
     def check(self, question: str, go_on: Callable[[], None]) -> Verdict:
-        """Ask: a grammar in llguidance's own form, if the worker is no other. `go_on`: raises to give up."""
+        """Ask: a grammar in llguidance's own form, if the worker is no other. `go_on`: raises to give up.
+
+        Raises:
+            EngineError: it is closed.
+        """
         while not self._turns.acquire(timeout=LOOK_S):
             go_on()
         try:
@@ -77,8 +84,9 @@ class Trials:
             self._turns.release()
 
     def close(self) -> None:
-        """End the processes. Safe to call twice."""
+        """End the processes, and start no others. Safe to call twice."""
         with self._lock:
+            self._closed = True
             self._idle.clear()
         _end(self._all)
 
@@ -89,9 +97,11 @@ class Trials:
                 if process.alive:
                     return process
                 self._drop(process)  # somebody has ended it
-        process = _Process(self._worker)
-        self._all.add(process)
-        return process
+            if self._closed:  # whoever asks was at it already, in another thread
+                raise EngineError("the model is closed")
+            process = _Process(self._worker)
+            self._all.add(process)
+            return process
 
     def _drop(self, process: "_Process") -> None:
         self._all.discard(process)

@@ -118,16 +118,20 @@ class Linear(nn.Module):
         return Weights(self.format, self.rows, self.columns, *beside)
 
     def first(self, rows: int) -> "Linear":
-        """A layer of the first rows alone, on the same memory; itself where it has no more."""
-        if rows >= self.rows:
+        """A layer of the first rows alone, on the same memory.
+
+        Itself where it has no more, or where rows don't stand alone in memory: FP8's blocks span some, and
+        the planes of a GGUF's types all.
+        """
+        if rows >= self.rows or self.format in ("fp8", "ggml"):
             return self
         with torch.device("meta"):
-            part = Linear(self.columns, rows)
-        part.format, part.group = self.format, self.group
+            part = Linear(self.columns, rows, quantises=self.quantises)
+        part.format, part.group, part.order = self.format, self.group, self.order
         part.weight = nn.Parameter(self.weight[:rows], requires_grad=False)
-        assert self.bias is None
-        assert self.format != "fp8", "its blocks span rows"
-        part.scale, part.zero = (None if each is None else each[:rows] for each in (self.scale, self.zero))
+        part.bias = None if self.bias is None else nn.Parameter(self.bias[:rows], requires_grad=False)
+        beside = self.scale, self.zero, self.upper
+        part.scale, part.zero, part.upper = (None if each is None else each[:rows] for each in beside)
         return part
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -74,10 +74,13 @@ class Server(uvicorn.Server):
             self.stopped_hard = self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:
-        drained = await self._service.drain(self._settings.drain_s)
-        if not drained:
-            log.warning("%g s are over: what still runs is ended", self._settings.drain_s)
-            await self._service.close()  # what still runs ends with an error that says so
+        try:
+            drained = await self._service.drain(self._settings.drain_s)
+            if not drained:
+                log.warning("%g s are over: what still runs is ended", self._settings.drain_s)
+                await self._service.close()  # what still runs ends with an error that says so
+        except Exception:  # nobody waits for this task: whoever sent the signal waits for the end
+            log.exception("draining failed; what still runs is dropped")
         self.should_exit = True
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from snugvl.backends.native.neighbours import Neighbours, grown
 from snugvl.hardware.machine import Gpu, Machine, Tenant
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 MIB = 1 << 20
 GPU = Gpu(0, "a card", 8192 * MIB, 4096 * MIB, tenants=(Tenant("desktop", 400 * MIB, 7),))
@@ -45,3 +45,27 @@ def test_it_logs_from_a_thread_of_its_own(caplog: pytest.LogCaptureFixture) -> N
     assert neighbours._busy.acquire(timeout=PATIENCE_S)
     assert looks == 1
     assert "GPU memory taken by other programs since the start: game (pid 12) 900 MiB more" in caplog.text
+
+
+def test_a_look_that_fails_ends_nothing_and_the_next_one_comes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the engine's process a thread that ends with an error ends all of it."""
+
+    def look() -> Machine:
+        raise OSError("no driver")
+
+    neighbours = Neighbours(GPU, 99, look)
+
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as few:
+        few.setattr("snugvl.backends.native.neighbours.Thread", NoThread)
+        neighbours()
+    ended: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    neighbours()
+    until(lambda: "no driver" in caplog.text and not neighbours._busy.locked())
+    assert not ended

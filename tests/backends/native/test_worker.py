@@ -9,10 +9,12 @@ import pytest
 import snugvl
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.backends.native.worker import EngineWorker
+from snugvl.backends.receiver import Receiver
 from snugvl.core.messages import Request, Text, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -43,6 +45,53 @@ def test_a_bug_in_the_engine_ends_what_runs_and_refuses_what_comes(
         assert [type(error) for error in noted] == [AttributeError]
         with pytest.raises(EngineError):
             backend.submit(Request((user(Text("hello")),)))
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError("a bug"), ImportError("a bug")])
+def test_a_fault_of_an_answers_text_ends_that_request_alone(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It ended the engine, and everybody's answers with it."""
+    with snugvl.load("pocket", device="cpu") as model:
+        backend = model.backend
+        assert isinstance(backend, NativeBackend)
+        expected = [delta.text for delta in backend.submit(Request((user(Text("hello")),)))]
+        right, broken = Receiver.receive, list[Receiver]()
+
+        def receive(self: Receiver, output: TokenOutput) -> bool:
+            if not broken:
+                broken.append(self)
+            if self is broken[0]:
+                raise error
+            return right(self, output)
+
+        monkeypatch.setattr(Receiver, "receive", receive)
+        wrong = backend.submit(Request((user(Text("hello")),)))
+        other = backend.submit(Request((user(Text("hello")),)))
+        with pytest.raises(EngineError, match="a bug"):
+            list(wrong)
+        assert "".join(delta.text for delta in other) == "".join(expected)
+        assert not backend._receivers
+        backend._worker.call(backend._engine.check_integrity)
+
+
+def test_who_is_interrupted_while_a_request_is_accepted_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl+C: it ran to its end with nobody to read it."""
+    with snugvl.load("pocket", device="cpu") as model:
+        backend = model.backend
+        assert isinstance(backend, NativeBackend)
+        call = backend._worker.call
+
+        def interrupted(function: Callable[[], object]) -> None:
+            call(function)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as pressed:
+            pressed.setattr(backend._worker, "call", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                backend.submit(Request((user(Text("hello")),), SamplingParams(max_tokens=3000)))
+        assert backend.stats().running + backend.stats().waiting == 0
+        assert not backend._receivers
 
 
 def test_nobody_waits_for_a_worker_that_closes() -> None:
@@ -140,6 +189,68 @@ def test_what_waits_is_delivered_before_a_job_and_before_the_end() -> None:
     assert told[2] == str(told[1]), "all of what was said before it"
     worker.close()
     assert seen == [str(number) for number in range(99, engine.left - 1, -1)]
+
+
+class Endless:
+    """An engine with work for ever, which does whatever comes next."""
+
+    has_work, hurries = True, False
+
+    def __init__(self) -> None:
+        self.next: Callable[[], None] = lambda: None
+        self.begun = threading.Event()
+
+    def step(self, _: Callable[[], None]) -> list[TokenOutput]:
+        self.begun.set()
+        self.next()
+        return []
+
+
+class PanicError(BaseException):
+    """As Rust's are: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [PanicError("a bug"), SystemExit("a bug"), MemoryError("a bug")])
+def test_whatever_ends_the_thread_is_told(noted: list[BaseException | None], error: BaseException) -> None:
+    """And what is asked later is told why."""
+
+    def broken() -> None:
+        raise error
+
+    engine, died = Endless(), list[EngineError]()
+    worker = EngineWorker(engine, lambda _: None, died.append)
+    engine.next = broken
+    worker._thread.join(PATIENCE_S)
+    assert noted == [error]
+    assert "the engine's thread ended" in str(died[0])
+    with pytest.raises(EngineError, match=r"the engine's thread ended: .*: a bug"):
+        worker.call(lambda: None)
+    worker.post(lambda: None)
+    worker.close()
+
+
+def test_what_comes_during_a_crash_is_refused(noted: list[BaseException | None]) -> None:
+    """It was run when the engine was dead already: a request was accepted whose answer never came."""
+    engine, ran = Endless(), list[int]()
+    died, ends = list[EngineError](), list[BaseException]()
+    worker = EngineWorker(engine, lambda _: None, died.append)
+
+    def ask() -> None:
+        try:
+            worker.call(lambda: ran.append(1))
+        except EngineError as error:
+            ends.append(error)
+
+    def breaks() -> None:
+        asker.start()
+        until(lambda: not worker._jobs.empty())
+        raise ValueError("a bug")
+
+    asker = threading.Thread(target=ask, daemon=True)
+    engine.next = breaks
+    until(lambda: ends)
+    assert not ran
+    assert "ValueError: a bug" in str(ends[0])
 
 
 def test_a_bug_in_delivering_within_a_step_ends_the_engine(noted: list[BaseException | None]) -> None:

@@ -8,6 +8,7 @@ broken      reports a CheckpointError
 once PATH   loads if PATH doesn't exist, and creates it; then reports DoesNotFit
 stuck       loads, then its engine's thread never answers
 slow        takes its time to load: all there is
+cold        can't warm up
 """
 
 import logging
@@ -27,8 +28,16 @@ from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.ledger import Ledger
 from snugvl.core.messages import Capabilities, Delta, GoOn, Picture, Request, Text, Usage, going_on
 from snugvl.core.options import Progress
+from snugvl.core.scratch import Scratch
 from snugvl.core.service import Load, Tokens
-from snugvl.errors import CheckpointError, DoesNotFit, OutputError, QueueFull, RequestTooLarge
+from snugvl.errors import (
+    CheckpointError,
+    DoesNotFit,
+    EngineError,
+    OutputError,
+    QueueFull,
+    RequestTooLarge,
+)
 
 
 class Stream:
@@ -77,7 +86,9 @@ class Backend:
     def __init__(self, name: str) -> None:
         self.name = name
         self.running = 0
-        self.questions = 0
+        self.questions = self.waiting = 0
+        self.tired = False
+        self.kept: list[Scratch] = []
         self.released = threading.Event()
 
     def submit(self, request: Request, go_on: GoOn = going_on) -> Stream:
@@ -95,21 +106,33 @@ class Backend:
         if text == "think":
             time.sleep(0.3)
         if text == "wait":
+            self.waiting += 1
             self.released.wait()
+            self.waiting -= 1
         if text == "release":
             self.released.set()
+        if text == "tire":
+            self.tired = True
+        if text == "keep":
+            self.kept.append(Scratch("fake"))
+        if text == "gibberish":
+            return Gibberish()  # type: ignore[return-value]
         return Stream(self, request)
 
     def warm_up(self) -> bool:
         """Say when it was called."""
         print(f"warming up while {self.running} are running", flush=True)
+        if self.name == "cold":
+            raise ZeroDivisionError("a bug while warming up")
         return False
 
     def stats(self) -> Load:
         self.questions += 1
         if self.name == "stuck" and self.questions > 2:
             time.sleep(1000)
-        return Load(running=self.running)
+        if self.tired:
+            raise EngineError("the model is closed")
+        return Load(running=self.running, waiting=self.waiting)
 
     def memory(self) -> Mapping[str, int]:
         return {}
@@ -119,6 +142,25 @@ class Backend:
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
         return "".join(map(chr, ids))
+
+
+class Gibberish:
+    """A stream whose prompt has as many tokens as nobody can read."""
+
+    @property
+    def prompt_tokens(self) -> Any:
+        return Unreadable()
+
+    def forward(self, *_: object) -> None:
+        """It says nothing."""
+
+    def close(self) -> None:
+        """It has nothing."""
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
 
 
 REFUSALS: Mapping[str, Callable[[], Exception]] = {

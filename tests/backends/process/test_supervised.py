@@ -9,6 +9,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from snugvl.backends.preparers import LIGHT, LONG_TEXT
 from snugvl.backends.process.arena import Arena
 from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.core.messages import Request, Text, user
@@ -138,7 +139,7 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
         async with engine() as service:
             await ready(service)
             submitting = asyncio.create_task(service.submit(say("wait", FOREVER)))
-            await until(service, lambda: service._process and service._process.running == 1)
+            await until(service, lambda: service.snapshot and service.snapshot.load.waiting == 1)
             submitting.cancel()
             await asyncio.sleep(0.05)
             assert service._process is not None
@@ -150,6 +151,28 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
             assert service._process.running == 0
             await read(await service.submit(say("think")))  # longer than it would take to start
             await until(service, lambda: service.snapshot and service.snapshot.load.running == 0)
+
+    run(test())
+
+
+def test_a_request_cancelled_before_it_is_prepared_is_not_prepared_at_all() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await ready(service)
+            # As many as are prepared at once, so that the next one waits for its turn.
+            others = [asyncio.create_task(service.submit(say("wait"))) for _ in range(LIGHT)]
+            await until(service, lambda: service.snapshot and service.snapshot.load.waiting == LIGHT)
+            submitting = asyncio.create_task(service.submit(say("tire")))  # which no engine survives
+            await until(service, lambda: service._process and service._process.running == LIGHT + 1)
+            submitting.cancel()
+            heavy = Request((user(Text("release")), user(Text(" " * 2 * LONG_TEXT))))  # doesn't wait for them
+            await read(await service.submit(heavy))
+            await asyncio.wait([submitting, *others])
+            assert submitting.cancelled()
+            assert service.snapshot is not None
+            seen = service.snapshot.at
+            await until(service, lambda: service.snapshot and service.snapshot.at > seen)
+            assert service.health.restarts == 0
 
     run(test())
 

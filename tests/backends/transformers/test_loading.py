@@ -1,7 +1,9 @@
 """From a name to a running model: what is refused and why, and that a placement is followed."""
 
+import gc
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from PIL import Image
 
 from snugvl.backends.process.wire import EngineChoice
-from snugvl.backends.transformers import requirements
+from snugvl.backends.transformers import network, requirements
 from snugvl.backends.transformers.loading import load_hosted
 from snugvl.backends.transformers.network import checked, skeleton_of, without_tower
 from snugvl.backends.transformers.opening import open_checkpoint
@@ -256,6 +258,29 @@ def test_a_placement_is_followed_and_changes_no_answer(name: str, folder: Path) 
     assert {layer for layer, device in devices.items() if device == "meta"} == away
     loaded.backend.close()
     assert answer(folder, dtype="float32", placement=PLACEMENTS[name]) == answer(folder, dtype="float32")
+
+
+def test_weights_on_disk_go_with_the_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed until the process ended; and an engine's process, which is killed or exits at once, left
+    them for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def offloaded() -> list[Path]:
+        return list(tmp_path.glob("snugvl-offload-*"))
+
+    loaded = load_engine(folder, device="cpu", dtype="float32", placement=PLACEMENTS["layers on disk"])
+    assert [any(each.iterdir()) for each in offloaded()] == [True]
+    loaded.backend.close()
+    del loaded
+    gc.collect()
+    assert not offloaded()
+    monkeypatch.setattr(network, "plain_generation", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        load_engine(folder, device="cpu", dtype="float32", placement=PLACEMENTS["layers on disk"])
+    gc.collect()
+    assert not offloaded()
 
 
 @pytest.mark.filterwarnings("ignore:You are calling .generate:UserWarning")  # of versions before 5.23

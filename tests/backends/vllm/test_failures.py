@@ -12,6 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from snugvl.backends.child import life, watch
 from snugvl.backends.child.watch import MOVED_BYTES, WORK_SHARE, Activity, ProcessReading, readings
 from snugvl.backends.process.supervised import Supervision
+from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
@@ -429,3 +431,34 @@ def test_settings_that_contradict_each_other() -> None:
     }.items():
         with pytest.raises(RequestError, match=match):
             VllmChoice(**wrong)  # type: ignore[arg-type]
+
+
+async def test_a_bug_in_measuring_ends_neither_that_nor_what_goes_on_beside(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its task ended, and nobody said so: no more snapshots, and the engine never slept."""
+    measure, faults, beside = VllmEngine.measure, [0], [0]
+
+    async def wrong(self: VllmEngine, session: Any) -> Any:
+        faults[0] += 1
+        if faults[0] % 2:
+            raise KeyError("a bug")
+        return await measure(self, session)
+
+    async def goes_on(self: VllmEngine, session: Any) -> None:
+        beside[0] += 1
+        if beside[0] < 3:
+            raise KeyError("another bug")
+
+    monkeypatch.setattr(VllmEngine, "measure", wrong)
+    monkeypatch.setattr(VllmEngine, "beside", goes_on)
+    async with engine(fake()) as service:
+        await ready(service)
+        await until(lambda: service.snapshot is not None)
+        assert service.snapshot is not None
+        seen = service.snapshot.at
+        await until(lambda: service.snapshot and service.snapshot.at > seen and beside[0] >= 3)
+        assert service.health.restarts == 0
+    assert caplog.text.count("measuring failed") == 1, "said once, as long as it is the same"
+    assert caplog.text.count("what goes on beside requests failed") == 1
+    assert beside[0] == 3, "what is done is not begun again"

@@ -4,6 +4,7 @@ Its service runs in an event loop of its own, in a thread.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -13,6 +14,8 @@ from snugvl.backends.mailbox import OneAnswer
 from snugvl.core.messages import Capabilities, Delta, GoOn, Request, Stream, going_on
 from snugvl.core.options import Progress
 from snugvl.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02
 
@@ -29,9 +32,9 @@ class ChildBackend:
             EngineError, DoesNotFit: it doesn't start.
         """
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="snugvl-child", daemon=True)
+        self._ended = self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="snugvl-child", daemon=True)
         self._thread.start()
-        self._closed = False
         try:
             self._service = self._run(_started(make, progress))
         except BaseException:
@@ -66,7 +69,16 @@ class ChildBackend:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
+    def _serve(self) -> None:
+        """Run the loop until it is to end: whatever stops it before, others wait for what it does."""
+        while not self._ended:
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                logger.exception("the loop of the engine's service stopped, and goes on")
+
     def _end(self) -> None:
+        self._ended = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

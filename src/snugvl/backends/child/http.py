@@ -64,6 +64,11 @@ class ChildApi:
             limits=limits,
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._client.is_closed
+
     async def close(self) -> None:
         """Close every connection."""
         await self._client.aclose()

@@ -6,10 +6,8 @@ begin ──► ready ──► end       a `Life` tells of the first two (`List
 import asyncio
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 import psutil
@@ -22,6 +20,7 @@ from snugvl.backends.child.process import ChildProcess
 from snugvl.backends.child.settings import ChildChoice
 from snugvl.backends.child.watch import Activity, Stalled
 from snugvl.backends.lives import Supervision
+from snugvl.core.scratch import Scratch
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.hardware import nvml
 
@@ -112,7 +111,7 @@ class LaunchedServer(Life):
     """A server that is launched, and gone with all its processes when `live` returns or is cancelled."""
 
     def __init__(self, launch: Launch, supervision: Supervision, listener: Listener) -> None:
-        self._room = tempfile.TemporaryDirectory(prefix="snugvl-engine-", ignore_cleanup_errors=True)
+        self._room = Scratch("engine")
         address = _socket_path(self._room)
         key = secrets.token_urlsafe(24)
         api = launch.api(f"{UNIX}{address}", key)
@@ -165,7 +164,7 @@ class LaunchedServer(Life):
 
     async def _leave(self) -> None:
         await self.api.close()
-        self._room.cleanup()
+        self._room.remove()
 
     def _mark_healthy(self) -> None:
         if self._process is not None:
@@ -222,7 +221,7 @@ class LaunchedServer(Life):
         return await watch.until_ready(self.api, self._launch.model, watchdog_s, waited)
 
 
-def _socket_path(room: "tempfile.TemporaryDirectory[str]") -> str:
+def _socket_path(room: Scratch) -> str:
     """Path of the socket that it listens on, in a folder that is this user's alone.
 
     It is no port: some routes ask for no key, and any user of this machine reaches a port.
@@ -230,9 +229,9 @@ def _socket_path(room: "tempfile.TemporaryDirectory[str]") -> str:
     Raises:
         EngineError: the system's limit on such paths is exceeded.
     """
-    address = str(Path(room.name) / SOCKET_NAME)
+    address = str(room.path / SOCKET_NAME)
     if len(os.fsencode(address)) > MAX_PATH_BYTES:
-        room.cleanup()
+        room.remove()
         raise EngineError(
             f"the folder for temporary files has too long a path for the engine's socket ({address}); set "
             "the environment variable TMPDIR to a shorter one, such as /tmp"

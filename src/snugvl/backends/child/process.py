@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 
 from snugvl.backends.child.log import Log, LogForm
-from snugvl.backends.lives import read_output, wait_for_exit
+from snugvl.backends.lives import read_output, wait_for_exit, watched
 from snugvl.backends.process import postmortem
 from snugvl.backends.process.launch import without_secrets
 
@@ -80,6 +80,7 @@ class ChildProcess:
             seen()
 
         listener = asyncio.create_task(read_output(self._popen.stdout, take))
+        watched(listener, lambda why: self.kill(f"what {self._name} prints can't be read: {why}"))
         try:
             await wait_for_exit(self._popen)
             await asyncio.wait([listener], timeout=LAST_WORDS_S)

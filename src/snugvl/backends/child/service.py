@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -76,6 +75,7 @@ class ChildEngine(LivingEngine):
         self._waking = 0  # requests that are made ready
         # With changed flags; with another port, since it was ready last.
         self._retried = self._moved = False
+        self._told: dict[str, str] = {}  # faults, by what failed
 
     async def launch(self) -> Launch:
         """How the next life is launched, or found."""
@@ -300,13 +300,33 @@ class ChildEngine(LivingEngine):
                 if session is None:
                     continue
                 if beside is None:
-                    beside = asyncio.create_task(self.beside(session))
+                    beside = asyncio.create_task(self._beside(session))
                 await self._measure(session)
         finally:
             if beside is not None:
                 beside.cancel()
 
+    async def _beside(self, session: Session) -> None:
+        """`beside`, begun again as often as it fails."""
+        while True:
+            try:
+                return await self.beside(session)
+            except Exception as error:
+                self._tell(session, "what goes on beside requests failed, and begins again", error)
+            await asyncio.sleep(self._supervision.snapshot_s)
+
     async def _measure(self, session: Session) -> None:
         """A snapshot; where the engine doesn't answer, the last one stays."""
-        with suppress(SnugvlError, ValueError):
+        try:
             self._snapshot = await self.measure(session)
+        except (SnugvlError, ValueError):
+            return
+        except Exception as error:  # of ours: what goes on beside requests goes on
+            self._tell(session, "measuring failed, so the last snapshot stays", error)
+
+    def _tell(self, session: Session, what: str, error: Exception) -> None:
+        """Log a fault that ends nothing, once, as long as it is the same; not where a life has just ended."""
+        why = f"{type(error).__name__}: {error}"
+        if self._told.get(what) != why and not session.api.closed:
+            self._told[what] = why
+            self._logger.error("%s: %s", what, why, exc_info=error)

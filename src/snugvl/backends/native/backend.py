@@ -103,7 +103,11 @@ class NativeBackend:
             calls=None if request.tools is None else self._processor.template.tool_form,
             grammar=request.formed,
         )
-        self._worker.call(lambda: self._add(engine_request, receiver))
+        try:
+            self._worker.call(lambda: self._add(engine_request, receiver))
+        except BaseException:  # Ctrl+C while this thread waited: it may have been accepted all the same
+            self.abort(engine_request.request_id)
+            raise
         return ReceiverStream(partial(self.abort, engine_request.request_id), receiver)
 
     def memory(self) -> Mapping[str, int]:

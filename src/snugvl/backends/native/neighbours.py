@@ -28,7 +28,10 @@ class Neighbours:
     def __call__(self) -> None:
         """Look, and log who has grown."""
         if self._busy.acquire(blocking=False):
-            Thread(target=self._look, name="snugvl-neighbours", daemon=True).start()
+            try:
+                Thread(target=self._look, name="snugvl-neighbours", daemon=True).start()
+            except RuntimeError:  # the system gives no more threads; the next call may have one
+                self._busy.release()
 
     def _look(self) -> None:
         try:
@@ -37,6 +40,8 @@ class Neighbours:
             who = [] if now is None else grown(self._before.tenants, now.tenants, self._own_pid)
             if who:
                 logger.warning("GPU memory taken by other programs since the start: %s", "; ".join(who))
+        except Exception:  # a name in the log is not worth an engine
+            logger.exception("it can't be told which programs have taken GPU memory")
         finally:
             self._busy.release()
 

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError, engine_failed
 
 T = TypeVar("T")
+_Job = tuple[Callable[[], None], Future[Any] | None]  # what is done, and where somebody waits for it
+CLOSED = "the model is closed"
 
 
 class SteppedEngine(Protocol):
@@ -48,9 +50,10 @@ class EngineWorker:
         self._deliver = deliver
         self._died = died
         self._ended = ended
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._undelivered: list[TokenOutput] = []  # of the last step, while the next one starts
-        self._failure: Exception | None = None  # of delivering them
+        self._failure: BaseException | None = None  # of delivering them
+        self._ending = CLOSED  # why nothing is taken any more, once nothing is
         self._closed = False
         self._lock = Lock()
         self._thread = Thread(target=self._run, name="snugvl-engine", daemon=True)
@@ -60,12 +63,8 @@ class EngineWorker:
         """Run `function` between two steps and return its result, or raise what it raises.
 
         Raises:
-            EngineError: the worker is closed.
+            EngineError: the worker is closed, or a bug has ended it.
         """
-        return self.ask(function).result()
-
-    def ask(self, function: Callable[[], T]) -> "Future[T]":
-        """`call` without waiting for it."""
         future: Future[T] = Future()
 
         def job() -> None:
@@ -76,13 +75,13 @@ class EngineWorker:
             except BaseException as error:  # what Rust panics at is no Exception, and no end of the engine
                 future.set_exception(engine_failed(error))
 
-        if not self._put(job):
-            raise EngineError("the model is closed")
-        return future
+        if not self._put((job, future)):
+            raise EngineError(self._ending)
+        return future.result()
 
     def post(self, function: Callable[[], None]) -> None:
-        """Run `function` between two steps, without waiting for it."""
-        self._put(function)
+        """Run `function` between two steps, without waiting for it; not at all once the worker has ended."""
+        self._put((function, None))
 
     def close(self) -> None:
         """Stop after the current step, and wait for the thread's end. Safe to call twice."""
@@ -101,11 +100,12 @@ class EngineWorker:
                 self._undelivered = outputs
                 if not self.engine.hurries:
                     self._deliver_all()
-        except Exception as error:
+        except BaseException as error:
             # `step` says that it never raises: a bug of ours, after which nothing of the engine is sure.
-            self._shut()
+            failure = engine_failed(error, "the engine's thread ended")
+            self._shut(str(failure))
             if self._died is not None:
-                self._died(engine_failed(error, "the engine's thread ended"))
+                self._died(failure)
             raise  # to the thread's hook, which says where
         finally:
             self._refuse_jobs()
@@ -115,7 +115,7 @@ class EngineWorker:
         """Within a step, which would take what is raised for a fault of the model."""
         try:
             self._deliver_all()
-        except Exception as error:
+        except BaseException as error:
             self._failure = error
 
     def _deliver_all(self) -> None:
@@ -123,17 +123,17 @@ class EngineWorker:
         for output in outputs:
             self._deliver(output)
 
-    def _put(self, job: Callable[[], None]) -> bool:
+    def _put(self, job: _Job) -> bool:
         """Have a job run, unless nobody is there to run it."""
         with self._lock:  # or it could come behind the last look into the queue, and its caller wait for ever
             if not self._closed:
                 self._jobs.put(job)
             return not self._closed
 
-    def _shut(self) -> bool:
-        """Take no more jobs; whether any were taken until now."""
+    def _shut(self, ending: str = CLOSED) -> bool:
+        """Take no more jobs, and say why; whether any were taken until now."""
         with self._lock:
-            was_open, self._closed = not self._closed, True
+            was_open, self._closed, self._ending = not self._closed, True, ending
             return was_open
 
     def _run_jobs(self) -> bool:
@@ -148,11 +148,12 @@ class EngineWorker:
             self._deliver_all()  # what a job does comes behind what was said before it
             if job is None:
                 return False
-            job()
+            job[0]()
+            del job  # an idle worker holds nothing of its callers
 
     def _refuse_jobs(self) -> None:
-        """Run what was asked for while closing, so that nobody waits for ever."""
+        """Tell whoever asked too late: nobody may wait for ever, and a dead engine takes nothing more."""
         while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None:
-                job()
+            _, future = self._jobs.get() or (None, None)
+            if future is not None:
+                future.set_exception(EngineError(self._ending))

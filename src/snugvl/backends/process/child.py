@@ -37,7 +37,9 @@ from snugvl.core.region import Region
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Load, Snapshot, Tokens
 from snugvl.core.timeline import Recorder, mark
-from snugvl.errors import RequestTooLarge, SnugvlError
+from snugvl.errors import ENDINGS, RequestTooLarge, SnugvlError
+
+logger = logging.getLogger(__name__)
 
 COUNTERS = (
     "preemptions", "prompt_tokens", "generated_tokens", "items_encoded", "prefix_hit_tokens",
@@ -164,6 +166,15 @@ class Child:
 
     def handle(self, message: wire.ToEngine) -> None:
         """Do what the server asks, without waiting for it."""
+        try:
+            self._handle(message)
+        except Exception as error:
+            if not isinstance(message, wire.Submit | wire.Tokenize | wire.Detokenize):
+                raise
+            self._streams.pop(message.id, None)
+            self._reply(wire.Reply(message.id, error=_reported(error)))
+
+    def _handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.Ping():
                 asked = self._asked_at
@@ -255,7 +266,8 @@ class Child:
         stream.forward(lambda delta: self._outbox.put((request_id, delta)), end)
 
     def _live(self, load: Loader, start: wire.Start) -> None:
-        """Load, then tell how it goes, for ever. A bug here ends the process; the server restarts it."""
+        """Load, then tell how it goes, for ever. What fails then ends the process; the server restarts it."""
+        ready = False
         try:
             model = load(start.choice, self._report)
             keep_freed_memory()  # from here on: what loading needed for a while goes back to the system
@@ -264,6 +276,7 @@ class Child:
             self._model = model
             self._outbox.put(self._snapshot(model, before))
             mark("ready")
+            ready = True
             self._outbox.put(wire.Ready(model.backend.capabilities, self._recorder.timeline))
             model.settled()
             cold = True  # whether something can be done before it is needed
@@ -271,11 +284,24 @@ class Child:
                 time.sleep(start.snapshot_s)
                 self._outbox.put(self._snapshot(model, before))
                 if cold and not self._streams:  # a pause: nobody waits for what this takes
-                    cold = model.backend.warm_up()
-        except SnugvlError as error:
+                    cold = self._warm_more(model.backend)
+        except BaseException as error:
+            if ready or not isinstance(error, SnugvlError):
+                _die()
             self._outbox.put(wire.Failed(wire.portable(error)))
+
+    def _warm_more(self, backend: HostedBackend) -> bool:
+        """`HostedBackend.warm_up`, without which requests wait where they need it, and nothing ends."""
+        self._asked_at = time.monotonic()  # the engine's thread does a part of it
+        try:
+            return backend.warm_up()
+        except ENDINGS:
+            raise
         except BaseException:
-            _die()
+            logger.exception("what later requests need can't be done ahead; they do it themselves")
+            return False
+        finally:
+            self._asked_at = None
 
     def _report(self, detail: str, progress: float) -> None:
         stage = detail.partition(" (")[0]
@@ -326,7 +352,7 @@ def _as_request(message: wire.Tokenize) -> Request:
 
 def _reported(error: BaseException) -> SnugvlError:
     """As it crosses; what is a bug is said on stderr, too."""
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+    if isinstance(error, ENDINGS):
         raise error
     if not isinstance(error, SnugvlError | GivenUp):
         traceback.print_exception(error)

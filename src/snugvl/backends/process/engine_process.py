@@ -106,8 +106,9 @@ def _beside(step: str, job: Callable[[], bool]) -> None:
     """Do something in a thread, and mark the step that it is where it worked."""
 
     def run() -> None:
-        if job():
-            mark(step)
+        with suppress(Exception):  # it comes up again where that is needed
+            if job():
+                mark(step)
 
     threading.Thread(target=run, name="snugvl-beside", daemon=True).start()
 

@@ -8,12 +8,13 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any
 
-from snugvl.backends.lives import read_output, wait_for_exit
+from snugvl.backends.lives import read_output, wait_for_exit, watched
 from snugvl.backends.process import postmortem, wire
 from snugvl.backends.process.arena import Arena
 from snugvl.backends.process.launch import Launched
 from snugvl.backends.process.remote import Inbox, RemoteStream
 from snugvl.core.messages import Delta, Message, Request, ToolUse
+from snugvl.core.scratch import sweep
 from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import SnugvlError
 
@@ -52,8 +53,9 @@ class EngineProcess:
             undo.callback(process._abandon)
             ours.setblocking(False)
             process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
+            undo.callback(process._writer.close)
+            process._send(wire.encode(start))
             undo.pop_all()
-        process._send(wire.encode(start))
         return process
 
     @property
@@ -70,10 +72,9 @@ class EngineProcess:
         """Deliver what the process says until it is gone; then why it went, as half a sentence."""
         assert self._popen.stdout is not None
         listener = asyncio.create_task(read_output(self._popen.stdout, self._log))
+        watched(listener, lambda why: self.kill(f"what the engine process prints can't be read: {why}"))
         try:
-            while (events := await wire.receive(self._reader)) is not None:
-                for event in events:
-                    self._deliver(event, notice)
+            await self._receive(notice)
             with suppress(TimeoutError):
                 await self._wait_for_exit(BURY_S)
             await asyncio.wait([listener], timeout=BURY_S)  # its last words; a grandchild may hold the pipe
@@ -81,6 +82,16 @@ class EngineProcess:
         finally:
             listener.cancel()
             await asyncio.wait([listener])
+
+    async def _receive(self, notice: Callable[[Notice], None]) -> None:
+        """Deliver until the process is gone; one whose words can't be taken is ended."""
+        try:
+            while (events := await wire.receive(self._reader)) is not None:
+                for event in events:
+                    self._deliver(event, notice)
+        except Exception as error:
+            logger.exception("what the engine process says can't be taken")
+            self.kill(f"what the engine process says can't be taken ({type(error).__name__}: {error})")
 
     def fail(self, stream_error: Callable[[], SnugvlError], call_error: Callable[[], SnugvlError]) -> None:
         """End what runs with the one, what wasn't answered yet with the other."""
@@ -94,7 +105,7 @@ class EngineProcess:
 
     def kill(self, because: str) -> None:
         """End the process at once. `because`: what `run` will say, as half a sentence."""
-        self._killed_because = because
+        self._killed_because = self._killed_because or because
         self._popen.kill()
 
     async def stop(self) -> None:
@@ -107,10 +118,11 @@ class EngineProcess:
             except TimeoutError:
                 continue
         self._writer.close()
-        with suppress(ConnectionError):
+        with suppress(OSError):
             await self._writer.wait_closed()
         if self._popen.stdout is not None:
             self._popen.stdout.close()
+        await asyncio.to_thread(sweep)  # what it had on disk
 
     async def submit(self, request: Request) -> RemoteStream:
         """Start a request; raises what the engine refuses it with."""
@@ -172,7 +184,13 @@ class EngineProcess:
             self._calls.pop(message.id, None)
 
     async def _ask(self, message: wire.Submit | wire.Tokenize | wire.Detokenize, *, heavy: bool) -> None:
-        data = await asyncio.to_thread(wire.encode, message, self._arena) if heavy else wire.encode(message)
+        try:
+            data = (
+                await asyncio.to_thread(wire.encode, message, self._arena) if heavy else wire.encode(message)
+            )
+        except BaseException:
+            self._free(message.id)  # of some of its pictures, perhaps
+            raise
         if message.id in self._calls and not self._calls[message.id].done():  # the process may have died
             self._send(data)
             await self._drain()

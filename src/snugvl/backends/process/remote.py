@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from snugvl.backends.mailbox import OneAnswer
@@ -74,13 +75,19 @@ def _merged(first: Delta, second: Delta) -> Delta:
     )
 
 
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call it in the loop, unless that has closed, and with it what it would end."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
+
+
 class RemoteStream(OneAnswer):
     """Reads an inbox with `async for`."""
 
     def __init__(self, inbox: Inbox, prompt_tokens: int, abort: Callable[[], None]) -> None:
         self._inbox = inbox
         self._loop = loop = asyncio.get_running_loop()
-        super().__init__(prompt_tokens, lambda: loop.is_closed() or loop.call_soon_threadsafe(abort))
+        super().__init__(prompt_tokens, lambda: _soon(loop, abort))
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (delta := await self._inbox.get()) is not None:

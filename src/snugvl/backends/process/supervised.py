@@ -3,7 +3,8 @@
 A CUDA fault, a segmentation fault or the system's out-of-memory killer takes the child, never the server;
 and a new process gives every byte back. The server's side imports no torch.
 
-What loading reports as an error is no death: nothing is tried again, and `failure` has it (see `lives.py`).
+What the first loading reports as an error is no death: nothing is tried again, and `failure` has it (see
+`lives.py`). Once it was ready, whatever ends it is one.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from snugvl.backends.lives import Lives, LivingEngine, Supervision
+from snugvl.backends.lives import Lives, LivingEngine, Supervision, watched
 from snugvl.backends.process import wire
 from snugvl.backends.process.launch import COMMAND, Launched
 from snugvl.backends.process.life import EngineProcess, Notice
@@ -19,7 +20,7 @@ from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.messages import Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Snapshot, Tokens
 from snugvl.core.timeline import Timeline
-from snugvl.errors import DoesNotFit, EngineError, SnugvlError
+from snugvl.errors import EngineError, SnugvlError
 
 __all__ = ["EngineChoice", "SupervisedEngine", "Supervision"]
 
@@ -103,15 +104,18 @@ class SupervisedEngine(LivingEngine):
         except OSError as error:
             return f"the engine process can't be started: {error}"
         watch = asyncio.create_task(self._watch(process))
+        watched(watch, lambda why: process.kill(f"the engine process can't be watched: {why}"))
         reason = "the server has shut down"
         try:
             reason = await process.run(self._notice)
         finally:
             watch.cancel()
-            self._end_requests(process, reason)
-            self._snapshot = None
-            await process.stop()
-            self._process = None
+            try:
+                self._end_requests(process, reason)
+            finally:
+                self._snapshot = None
+                await process.stop()
+                self._process = None
         return reason
 
     def _end_requests(self, process: EngineProcess, reason: str) -> None:
@@ -139,9 +143,10 @@ class SupervisedEngine(LivingEngine):
         self._lives.become_ready(f"{notice.capabilities.model} is ready")
 
     def _loading_failed(self, error: SnugvlError) -> None:
-        """An error that loading reports would come again; memory that another program holds now may not."""
+        """What the first loading reports would come again. Once one has worked, it may pass: memory that
+        another program holds now, a disk that doesn't answer."""
         assert self._process is not None
-        if self._lives.count and isinstance(error, DoesNotFit):
+        if self._lives.count:
             self._process.kill(f"the engine could not load again: {error}")
             return
         self._lives.fail(error)

@@ -34,7 +34,15 @@ from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.oom import release
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads, mask_threads
 from snugvl.engine.sampling.sampler import Sampled, scores_of
-from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
+from snugvl.errors import (
+    ENDINGS,
+    DoesNotFit,
+    EngineError,
+    QueueFull,
+    RequestTooLarge,
+    SnugvlError,
+    engine_failed,
+)
 from snugvl.hardware import host
 
 MAX_WAITING = 256
@@ -86,6 +94,7 @@ class TransformersEngine:
                 for layer in module:
                     layer.register_forward_pre_hook(self._beat)
         self._closed = False
+        self._ending: EngineError | None = None  # the fault that ended the thread
         self._changed = Condition()
         self._thread = Thread(target=self._run, name="snugvl-engine", daemon=True)
         self._thread.start()
@@ -150,8 +159,8 @@ class TransformersEngine:
             while (request := self._next()) is not None:
                 self._generate_choices(request)
                 del request  # an idle engine holds no pictures
-        except Exception as error:
-            ending = engine_failed(error, "the engine's thread ended")
+        except BaseException as error:
+            ending = self._ending = engine_failed(error, "the engine's thread ended")
             raise  # to the thread's hook, which says where
         finally:
             with self._changed:
@@ -228,7 +237,9 @@ class TransformersEngine:
                 request.expire()
                 if self._closed or request.over:
                     return
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:  # what Rust panics at is no Exception
             if isinstance(error, torch.AcceleratorError) and not _out_of_memory(error):
                 raise
             logger.exception("a forward of transformers failed")
@@ -253,7 +264,9 @@ class TransformersEngine:
                     logits_processor=LogitsProcessorList([sampler]),
                     stopping_criteria=StoppingCriteriaList([StopWhenOver(sampler)]),
                 )
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:  # what Rust panics at is no Exception
             if _out_of_memory(error):
                 logger.warning("memory ran out %s", sampler.where)
                 return DoesNotFit(str(engine_failed(error)))
@@ -301,7 +314,7 @@ class TransformersEngine:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineError("the model is closed")
+            raise EngineError("the model is closed" if self._ending is None else str(self._ending))
 
     def _check_length(self, request: GenerationRequest) -> None:
         prompt, asked = request.prompt.tokens, request.sampling.max_tokens or 1
@@ -362,7 +375,7 @@ def _logits_width(model: Any) -> int:
     return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
-def _out_of_memory(error: Exception) -> bool:
+def _out_of_memory(error: BaseException) -> bool:
     """Whether a GPU's or the host's memory ran out."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 

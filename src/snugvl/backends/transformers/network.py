@@ -1,9 +1,7 @@
 """The network of a checkpoint with its weights where the plan wants them: GPU, main memory, disk."""
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ import transformers
 from transformers.utils import logging
 
 from snugvl.backends.transformers.opening import Checkpoint, explained
+from snugvl.core.scratch import Scratch
 from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
 
 HOST_WEIGHTS = "weights in main memory"  # the ledger's row of what waits beside a GPU
@@ -43,27 +42,25 @@ def open_model(
         DoesNotFit: memory ran out on the way.
     """
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
-    disk: TemporaryDirectory[str] | None = None
     options["trust_remote_code"] = checkpoint.own_code
     if checkpoint.widened:
         checkpoint.config.quantization_config["dequantize"] = True
+    on_disk = Scratch("offload") if device_map is not None and "disk" in device_map.values() else None
     if device_map is not None:
         options["device_map"] = dict(device_map)
-        if "disk" in device_map.values():
-            disk = TemporaryDirectory(prefix="snugvl-offload-")  # ends with the network
-            options["offload_folder"] = disk.name
+    if on_disk is not None:
+        options["offload_folder"] = str(on_disk.path)
     if weights in ("int8", "int4"):
         options["quantization_config"] = _bitsandbytes(weights, dtype)
     with explained(checkpoint.name):
         model, report = _opener(checkpoint).from_pretrained(
             checkpoint.folder, config=checkpoint.config, output_loading_info=True, **options
         )
-    if disk is not None:
-        weakref.finalize(model, disk.cleanup)
     if not callable(getattr(model, "generate", None)):
         raise UnsupportedModel(f"{checkpoint.name} ({type(model).__name__}) can't generate text")
     _check_report(checkpoint.name, report)
     plain_generation(model)
+    model.on_disk = on_disk  # which is removed when the model is gone
     return model.eval()
 
 

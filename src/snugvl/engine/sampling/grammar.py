@@ -7,16 +7,21 @@ prefill, preemption and strangers in the batch can't touch it.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from threading import Lock
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import torch
 from numpy.typing import NDArray
 
-from snugvl.errors import RequestError
+from snugvl.errors import RequestError, SnugvlError
+
+KEPT_OPENINGS: Final = 4  # of a grammar; each holds a mask of all tokens
 
 
-def gave_up(error: str | None, where: str) -> RequestError:
+def gave_up(error: SnugvlError | str | None, where: str) -> SnugvlError:
     """Why a request ends whose grammar can't go on: it became too large, which only shows on the way."""
+    if isinstance(error, SnugvlError):
+        return error
     return RequestError(
         f"the grammar can't go on {where}: {error}; make its counts and alternatives smaller",
         field="response_format",
@@ -37,11 +42,30 @@ class Opening(NamedTuple):
     seconds: float
 
 
+class Openings(dict[frozenset[int], Opening]):
+    """How answers of one grammar begin, by the tokens that end them: of the `KEPT_OPENINGS` sets kept last.
+
+    Clients choose what ends an answer, so there are any number. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+
+    def keep(self, ends: frozenset[int], opening: Opening) -> None:
+        """Know an opening from now on, and forget the oldest if there are too many."""
+        with self._lock:
+            self.pop(ends, None)
+            self[ends] = opening
+            while len(self) > KEPT_OPENINGS:
+                del self[next(iter(self))]
+
+
 class GrammarState(Protocol):
     """Where one choice is in its grammar."""
 
     @property
-    def openings(self) -> dict[frozenset[int], Opening] | None:
+    def openings(self) -> Openings | None:
         """What is known of how answers of its grammar begin, by the tokens that end them.
 
         None where nobody keeps that, or this state is not at the beginning.

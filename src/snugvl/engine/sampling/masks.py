@@ -19,20 +19,24 @@ Guessed tokens (`speculation.py`) need a mask behind each. A copy of the state m
 has started with the guesses that the grammar takes; those behind right guesses aren't made again.
 """
 
+import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from threading import Condition, Lock, Thread
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from snugvl.engine.sampling.grammar import GrammarState, Opening
+from snugvl.engine.sampling.grammar import GrammarState, Opening, Openings
+from snugvl.engine.sampling.turns import Turns
+from snugvl.errors import EngineError, SnugvlError, engine_failed
+
+logger = logging.getLogger(__name__)
 
 MOST_THREADS = 8
 WAIT_S = 0.005  # that a step waits for masks, in all
@@ -63,25 +67,20 @@ class MaskPace:
         self.known = True
 
 
-class MaskThreads:
+class MaskThreads(Turns):
     """Makes masks over `vocab` tokens: threads, where owners (requests) take turns, or who asks for them.
 
-    Threads start with their first job. Only the engine's own thread asks for masks. `pinned`: those that are
-    made together are on their way to a GPU.
+    Only the engine's own thread asks for masks. `pinned`: those that are made together are on their way to a
+    GPU.
     """
 
     def __init__(self, threads: int, vocab: int, *, pinned: bool = False) -> None:
+        super().__init__(threads, "snugvl-masks")
         self.vocab = vocab
         self._pinned = pinned
         self._left_s = TOGETHER_S  # for masks that are made together, in this step
         self._doubtful = False  # whether the last ones that were made together took too long
         self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
-        lock = Lock()
-        self.changed = Condition(lock)  # notified whenever a job is done
-        self._submitted = Condition(lock)
-        self._threads = threads
-        self._started = 0
-        self._jobs: dict[Hashable, deque[Callable[[], object]]] = {}  # by owner; whose turn is next, first
 
     def begin(self) -> None:
         """A step begins."""
@@ -123,40 +122,15 @@ class MaskThreads:
             else:
                 self.submit(pair[0].pace, partial(make, [pair]))
 
-    def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
-        """Run `job`, which must not raise, when it is its owner's turn."""
-        with self._submitted:
-            self._jobs.setdefault(owner, deque()).append(job)
-            if self._started < self._threads:
-                self._started += 1
-                Thread(target=self._run, name="snugvl-masks", daemon=True).start()
-            self._submitted.notify()
-
     def close(self) -> None:
         """End the threads, each after the job that it does. What has not begun is not done."""
-        with self._submitted:
-            self._threads, self._jobs, self._together = 0, {}, []
-            self._submitted.notify_all()
+        super().close()
+        self._together = []
 
     def wait(self, most_s: float) -> None:
         """Let a job be done, or time pass."""
         with self.changed:
             self.changed.wait(most_s)
-
-    def _run(self) -> None:
-        while True:
-            with self._submitted:
-                self.changed.notify_all()
-                while not self._jobs:
-                    if not self._threads:
-                        return
-                    self._submitted.wait()
-                owner = next(iter(self._jobs))
-                jobs = self._jobs.pop(owner)
-                job = jobs.popleft()
-                if jobs:
-                    self._jobs[owner] = jobs  # behind all others
-            job()
 
 
 class Foreseen:
@@ -200,10 +174,12 @@ class Mask:
         self._threads = threads
         self._ends = frozenset(ends)
         self._share_s = WAIT_S
-        self._openings: dict[frozenset[int], Opening] | None = None  # to which it adds how it begins
+        self._openings: Openings | None = None  # to which it adds how it begins
+        self._fault: EngineError | None = None  # that kept it from being made
         openings = state.openings
-        if openings is not None and self._ends in openings:
-            self._open(openings[self._ends])
+        known = None if openings is None else openings.get(self._ends)
+        if known is not None:
+            self._open(known)
             return
         state.fill(torch.from_numpy(self._bits))
         if state.error is None and self.put(self._bits):  # the masks after it cost something
@@ -220,13 +196,19 @@ class Mask:
     def made(self) -> None:
         """It is ready; an answer that begins like this one need not make its first masks again."""
         if self._openings is not None and self.state.error is None:
-            self._openings[self._ends] = Opening(tuple(self.forced), self._bits, self.pace.seconds)
+            self._openings.keep(self._ends, Opening(tuple(self.forced), self._bits, self.pace.seconds))
+        self._openings, self.ready = None, True
+
+    def fail(self, error: BaseException) -> None:
+        """It can't be made, for no reason of the grammar: its choice ends with that."""
+        self.forced.clear()
+        self._fault = engine_failed(error)
         self._openings, self.ready = None, True
 
     @property
-    def error(self) -> str | None:
-        """Why the grammar can't go on, or None; ask when `ready`."""
-        return None if self.forced else self.state.error
+    def error(self) -> SnugvlError | str | None:
+        """Why the choice can't go on, as a text what is wrong with its grammar, or None; ask when `ready`."""
+        return None if self.forced else self._fault or self.state.error
 
     @property
     def ends(self) -> bool:
@@ -246,7 +228,7 @@ class Mask:
     @property
     def together(self) -> tuple[torch.Tensor, int] | None:
         """Masks that were made together, and which of their rows is what `write` writes; or None."""
-        return None if self.forced or self.state.error is not None else self._home
+        return None if self.forced or self.error is not None else self._home
 
     def write(self, bits: NDArray[np.int32]) -> None:
         """Which tokens may come next to `bits` `[ceil(vocab / 32)]`, as `GrammarState.fill` does.
@@ -254,7 +236,7 @@ class Mask:
         None, if the grammar can't go on.
         """
         assert self.ready, "a mask is read before it is made"
-        if not self.forced and self.state.error is None:
+        if not self.forced and self.error is None:
             bits[:] = self._bits
             return
         bits[:] = 0
@@ -347,8 +329,27 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
 
     `processors`: that share the work; `pinned`: in memory that a GPU reads. Returns the seconds that it took.
+    What fails is told by each of the masks: nobody may wait for one that doesn't come.
     """
     begun, spent = time.monotonic(), time.thread_time()
+    try:
+        _make(asked, begun, processors, pinned=pinned)
+    except BaseException as error:  # what Rust panics at is no Exception
+        logger.exception("masks of grammars can't be made")
+        for mask, _ in asked:
+            mask.fail(error)
+        return time.monotonic() - begun
+    alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
+    took_s = time.thread_time() - spent if alone else time.monotonic() - begun
+    for mask, _ in asked:
+        if alone or took_s < QUICK_S:  # else somebody's took long, and nobody knows whose
+            mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
+        mask.made()
+    return took_s
+
+
+def _make(asked: Sequence[tuple[Mask, int]], begun: float, processors: int, *, pinned: bool) -> None:
+    """`make`, which began at `begun`, in monotonic seconds."""
     for kind in {type(mask.state) for mask, _ in asked}:
         left = [pair for pair in asked if type(pair[0].state) is kind and not pair[0].dropped]
         while left:
@@ -367,13 +368,6 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
                 for i, mask, row, may in rows
                 if mask.put(row, may and more, (bits, i))
             ]
-    alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
-    took_s = time.thread_time() - spent if alone else time.monotonic() - begun
-    for mask, _ in asked:
-        if alone or took_s < QUICK_S:  # else somebody's took long, and nobody knows whose
-            mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
-        mask.made()
-    return took_s
 
 
 def _only(bits: NDArray[np.int32]) -> int | None:
