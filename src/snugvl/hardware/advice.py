@@ -14,6 +14,7 @@ Resource = Literal["gpu", "ram", "disk"]
 
 LOW_DISK_BYTES: Final = 20 * GIB  # the largest model that an 8 GB card runs is a download of 17.5 GB
 LOW_RAM_BYTES: Final = 8 * GIB
+CUDA_12: Final = "torch<2.11"  # as the package index has it: from 2.11 on it is built with CUDA 13
 _WORTH_BYTES: Final = 64 * MIB  # nobody closes a program for less
 
 # Programs by name, and how each gives its memory back. The first that matches counts.
