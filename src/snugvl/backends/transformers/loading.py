@@ -68,7 +68,7 @@ def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> L
         facts = replace(facts_of(str(locate(options.model)), offline=True), name=options.model)
     except UnsupportedModel:
         return load_engine(options, progress=progress)
-    place = place_on(device_of(options.device), options.memory_bytes)
+    place = place_on(device_of(options.device), options.memory_bytes, kernels=False)
     choice = choose(facts, options, place, "transformers")
     settings = choice.settings
     planned = replace(
@@ -116,7 +116,7 @@ def load_engine(
     checkpoint = open_checkpoint(model, locate(model), trusted=options.trust_remote_code)
     check_weights(options.weights, checkpoint.quantization)
     target = device_of(options.device)
-    place = place_on(target, options.memory_bytes, machine)
+    place = place_on(target, options.memory_bytes, machine, kernels=False)
     parameters, estimate, kind = _estimate(checkpoint, options, place)
     placed = _device_map(checkpoint, placement, target, kind, language_only=blind)
     if not placement and estimate > place.usable_bytes - place.context_bytes:
