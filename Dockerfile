@@ -7,12 +7,15 @@ RUN apt-get update && \
     apt-get install -y --no-install-recommends python3 python3-venv python3-dev gcc libc6-dev && \
     rm -rf /var/lib/apt/lists/*
 
+# Another version of torch than that of the constraints would only be exchanged for CUDA's below. What it needs comes
+# below, too: not every index of torch's has those versions.
 ARG TORCH=""
 ENV PATH=/opt/snugvl/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY constraints.txt /src/
 RUN python3 -m venv /opt/snugvl && \
-    if [ -n "$TORCH" ]; then pip install -q $TORCH; fi
+    if [ -n "$TORCH" ]; then pip install -q --no-deps -c /src/constraints.txt $TORCH; fi
 
-COPY pyproject.toml constraints.txt README.md LICENSE /src/
+COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
 RUN pip install -q -c /src/constraints.txt /src && rm -rf /src
 

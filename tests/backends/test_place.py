@@ -1,5 +1,6 @@
 """What an engine on a GPU is told of its memory."""
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +14,13 @@ import snugvl
 from snugvl.backends import place as place_module
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native.planned import watch_on
-from snugvl.backends.place import Place, cap, hold, place_on, with_driver
-from snugvl.errors import DoesNotFit
+from snugvl.backends.place import Place, cap, device_of, hold, place_on, with_driver
+from snugvl.errors import DoesNotFit, EngineError, RequestError
 from snugvl.hardware import host
 from snugvl.hardware.machine import Gpu
+from snugvl.hardware.software import BuildTools, TorchBuild
 from snugvl.planner.footprint.native import KERNEL_BYTES
+from tests.hardware.test_advice import recorded
 
 MIB = 1 << 20
 GPU = Place(torch.device("cuda", 0), "a GPU", 7 << 30, compute_capability=(9, 0))
@@ -149,3 +152,56 @@ def test_the_cap_leaves_room_for_late_kernels_and_may_come_down_later(
     assert shares[-1] * (8 << 30) == most, "it never goes up"
     hold(GPU.device, most - 5 * MIB)
     assert shares[-1] * (8 << 30) == most - 5 * MIB
+
+
+@pytest.fixture
+def too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose driver is too old for torch: torch counts it all the same, by NVML, and can't use it."""
+    monkeypatch.setattr(place_module, "probe", lambda: recorded("l4-container"))
+    monkeypatch.setattr(place_module, "torch_build", lambda: TorchBuild("2.13.0", (13, 0), cpu_only=False))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+SAID = r"Driver 535.261.03 is too old for torch 2.13.0 \(CUDA 13.0\); update it to 580.65 or later, or "
+
+
+@pytest.mark.usefixtures("too_old")
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_driver_that_is_too_old_is_named_where_the_gpu_is_asked_for(name: str) -> None:
+    with pytest.raises(RequestError, match=rf"device '{name}' is not there: {SAID}.*; or use cpu$"):
+        device_of(name)
+
+
+@pytest.mark.usefixtures("too_old")
+def test_nobody_waits_for_a_processor_without_being_told_why(caplog: pytest.LogCaptureFixture) -> None:
+    assert device_of("auto").type == "cpu"
+    assert re.search(f"the model runs on the processor: {SAID}", caplog.text)
+
+
+def test_a_machine_without_a_gpu_says_nothing_of_drivers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(place_module, "probe", lambda: recorded("laptop-no-gpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of("auto").type == "cpu"
+    assert not caplog.text
+    with pytest.raises(RequestError, match="device 'cuda' is not there: torch sees 0 CUDA GPUs; or use cpu"):
+        device_of("cuda")
+
+
+def test_a_gpu_without_a_compiler_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare = BuildTools(None, headers=False, venv=True, apt=True, python="3.13")
+    facts = SimpleNamespace(major=8, minor=9, name="NVIDIA L4", multi_processor_count=58)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    monkeypatch.setattr(place_module, "build_tools", lambda: bare)
+    monkeypatch.setattr(place_module, "has_launcher", lambda: False)
+    machine, device = recorded("l4-container"), torch.device("cuda", 0)
+    with pytest.raises(EngineError, match=r"sudo apt install build-essential python3\.13-dev$"):
+        place_on(device, machine=machine)
+    # Engines without our kernels need none, nor does a machine where Triton's part was compiled before.
+    assert place_on(device, machine=machine, kernels=False).name == "NVIDIA L4"
+    monkeypatch.setattr(place_module, "has_launcher", lambda: True)
+    assert place_on(device, machine=machine).name == "NVIDIA L4"

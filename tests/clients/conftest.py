@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 
 from tests.clients.scripted import willing_engine
+from tests.missing import missing
 from tests.patience import PATIENCE_S
 from tests.server.conftest import data_url, picture, pocket, url  # noqa: F401
 from tests.server.live import live
@@ -88,13 +89,6 @@ def installed(kind: str, pins: Path, install: Callable[[Path], None]) -> Path:
                 missing(f"the clients can't be installed: {error.stderr.strip()[-500:]}")
             (folder / "complete").touch()
     return folder
-
-
-def missing(reason: str) -> None:
-    """Skip, or fail in CI."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def run(*command: str, cwd: Path | None = None) -> str:

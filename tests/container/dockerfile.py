@@ -58,6 +58,10 @@ class Build:
                 self.environment[name] = self.arguments.get(name, value.strip('"'))
             case "USER":
                 self.user = rest
+                users = (self.root / "etc/passwd").read_text("utf-8").splitlines()
+                self.environment["HOME"] = next(
+                    line.split(":")[5] for line in users if line.split(":")[0] == rest
+                )
             case "WORKDIR":
                 self.folder = rest
             case "ENTRYPOINT" | "CMD":

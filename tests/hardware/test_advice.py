@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.sizes import GIB, MIB
-from snugvl.hardware.advice import advise
+from snugvl.hardware.advice import advise, unusable
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Machine, Tenant
 from snugvl.hardware.recording import replay
@@ -87,12 +87,26 @@ CU130 = TorchBuild("2.13.0", (13, 0), cpu_only=False)
     ("name", "build", "said"),
     [
         ("rtx3090-desktop", CPU, "CPU build"),
+        ("rtx3090-desktop", CPU, ": pip install --force-reinstall torch==2.13.0"),
         ("l4-container", CU130, "too old for torch 2.13.0 (CUDA 13.0); update it to 580.65"),
+        ("l4-container", CU130, ", or install a torch for CUDA 12: pip install 'torch<2.11'"),
         ("rtx5060-wsl2", CU126, "no code for NVIDIA GeForce RTX 5060; install one built with CUDA 12.8"),
     ],
 )
 def test_torch_that_does_not_match(name: str, build: TorchBuild, said: str) -> None:
     assert any(said in sentence for sentence in advise(recorded(name), build).odd)
+
+
+def test_a_torch_for_cuda_12_is_named_where_it_would_run() -> None:
+    machine = recorded("l4-container")
+    (gpu,) = machine.gpus
+    ancient = replace(gpu, driver="515.105.01")
+    said = unusable(ancient, machine, CU130)
+    assert said is not None
+    assert said.endswith("update it to 580.65 or later")
+    volta = replace(machine, gpus=(replace(gpu, driver="580.95.05", compute_capability=(7, 0)),))
+    (odd,) = [sentence for sentence in advise(volta, CU130).odd if "no code" in sentence]
+    assert odd.endswith("built with CUDA 12: pip install 'torch<2.11'")
 
 
 @pytest.mark.parametrize("build", [CPU, CU126, CU130])

@@ -1,17 +1,21 @@
 """Where a model goes: the device, what is free there, and how much of it this process may take."""
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
 
 from snugvl.backends.measure import process_reader
 from snugvl.core.options import DtypeName
-from snugvl.errors import RequestError
+from snugvl.errors import EngineError, RequestError
 from snugvl.hardware import host, nvml
+from snugvl.hardware.advice import no_launcher, unusable
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
+from snugvl.hardware.software import build_tools, torch_build
 from snugvl.layers.driver import CAPTURES, in_thread_that_ends, stream_on
+from snugvl.layers.kernels.compiler.first_launch import has_launcher
 from snugvl.layers.shared import give_back_free_blocks
 from snugvl.planner.budget import Budget, host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
@@ -19,6 +23,8 @@ from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
 # What is no context with libraries: other programs took or gave memory while it was measured.
 LEAST_DRIVER_BYTES, MOST_DRIVER_BYTES = 64 << 20, 3 << 30
+logger = logging.getLogger(__name__)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -102,19 +108,31 @@ def device_of(name: str) -> torch.device:
         RequestError: unknown, or not there.
     """
     if name == "auto":
-        return device_of("cuda") if torch.cuda.is_available() else torch.device("cpu")
+        if torch.cuda.is_available():
+            return device_of("cuda")
+        if why := _hindrance(0):
+            logger.warning("the model runs on the processor: %s", why)
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         raise RequestError(f"device {name!r} is unknown; use auto, cpu or cuda", field="device") from None
     if device.type not in ("cpu", "cuda"):
         raise RequestError(f"device {name!r} is not supported; use auto, cpu or cuda", field="device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RequestError(
-            f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA GPUs; use cpu",
-            field="device",
-        )
+    if device.type == "cuda":
+        # With a driver that is too old torch counts GPUs, by NVML, and has none.
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            why = _hindrance(device.index or 0) or f"torch sees {count} CUDA GPUs"
+            raise RequestError(f"device {name!r} is not there: {why}; or use cpu", field="device")
     return _numbered(device)
+
+
+def _hindrance(index: int) -> str | None:
+    """Why torch can't use a GPU that the driver shows, with what to do; None where none is shown."""
+    machine, build = probe(), torch_build()
+    gpu = next((gpu for gpu in machine.gpus if gpu.index == index), None)
+    return None if gpu is None or build is None else unusable(gpu, machine, build)
 
 
 def dtype_of(name: DtypeName, place: Place, *, wide: bool) -> torch.dtype:
@@ -134,19 +152,30 @@ def _numbered(device: torch.device) -> torch.device:
     return torch.device("cuda", chosen)
 
 
-def place_on(device: torch.device, limit_bytes: int | None = None, machine: Machine | None = None) -> Place:
+def place_on(
+    device: torch.device,
+    limit_bytes: int | None = None,
+    machine: Machine | None = None,
+    *,
+    kernels: bool = True,
+) -> Place:
     """What is there now.
 
     Args:
         limit_bytes: what a user wants to give at most.
         machine: as it was before this process had a CUDA context, where somebody has looked at it.
+        kernels: our own will run there, on a GPU.
 
     Raises:
+        EngineError: Triton can't launch kernels, for want of a compiler.
         RequestError: the limit is nothing, or not even the CUDA context fits into it.
     """
     available = host.memory().free_bytes
     if device.type == "cpu":
         return Place(device, "main memory", available, limit_bytes=limit_bytes)
+    # What Triton compiled on this machine once is enough.
+    if kernels and (lacking := no_launcher(build_tools())) and not has_launcher():
+        raise EngineError(lacking)
     fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     machine = machine or probe()  # first: whatever asks torch for more makes a context
     facts = torch.cuda.get_device_properties(device)

@@ -14,6 +14,9 @@ Resource = Literal["gpu", "ram", "disk"]
 
 LOW_DISK_BYTES: Final = 20 * GIB  # the largest model that an 8 GB card runs is a download of 17.5 GB
 LOW_RAM_BYTES: Final = 8 * GIB
+# The newest torch that the package index has for CUDA 12, for drivers and GPUs that CUDA 13 has left behind.
+CUDA_12: Final = "torch<2.11"
+_WITH_CUDA_12: Final = f"pip install '{CUDA_12}'"
 _WORTH_BYTES: Final = 64 * MIB  # nobody closes a program for less
 
 # Programs by name, and how each gives its memory back. The first that matches counts.
@@ -96,26 +99,43 @@ def _odd(machine: Machine, build: TorchBuild | None) -> Sequence[str]:
     return list(dict.fromkeys(found))
 
 
+def unusable(gpu: Gpu, machine: Machine, build: TorchBuild) -> str | None:
+    """Why torch can't reach `gpu`, which the driver shows, and what to do; None where it can."""
+    if build.cpu_only:
+        plain = build.version.partition("+")[0]
+        return (
+            f"torch {build.version} is a CPU build although there is a GPU; install a CUDA build of torch: "
+            f"pip install --force-reinstall torch=={plain}"
+        )
+    windows = machine.os in ("wsl2", "windows")
+    lowest = driver_too_old(gpu.driver, build, windows=windows)
+    if lowest is None:
+        return None
+    where = "in Windows, " if machine.os == "wsl2" else ""
+    older = TorchBuild(CUDA_12, (12, 0), cpu_only=False)
+    too_old = driver_too_old(gpu.driver, older, windows=windows)
+    instead = "" if too_old else f", or install a torch for CUDA 12: {_WITH_CUDA_12}"
+    return (
+        f"Driver {gpu.driver} is too old for torch {build.version} (CUDA {_cuda(build)}); {where}update "
+        f"it to {lowest} or later{instead}"
+    )
+
+
+def _cuda(build: TorchBuild) -> str:
+    return ".".join(map(str, build.cuda or ()))
+
+
 def _odd_torch(machine: Machine, build: TorchBuild) -> Sequence[str]:
-    if build.cpu_only and machine.gpus:
-        return [
-            f"torch {build.version} is a CPU build although there is a GPU; install a CUDA build of torch."
-        ]
     found = []
     for gpu in machine.gpus:
-        lowest = driver_too_old(gpu.driver, build, windows=machine.os in ("wsl2", "windows"))
-        cuda = ".".join(map(str, build.cuda or ()))
-        if lowest:
-            where = "in Windows, " if machine.os == "wsl2" else ""
-            found.append(
-                f"Driver {gpu.driver} is too old for torch {build.version} (CUDA {cuda}); {where}update "
-                f"it to {lowest} or later."
-            )
+        if why := unusable(gpu, machine, build):
+            found.append(why)
         needed = lacks_kernels(gpu.compute_capability, build)
         if needed:
+            how = f": {_WITH_CUDA_12}" if needed == "12" else ""
             found.append(
-                f"torch {build.version} (CUDA {cuda}) has no code for {gpu.name}; install one built with "
-                f"CUDA {needed}."
+                f"torch {build.version} (CUDA {_cuda(build)}) has no code for {gpu.name}; install one built "
+                f"with CUDA {needed}{how}"
             )
     return found
 
@@ -125,15 +145,29 @@ def _compiles(machine: Machine) -> bool:
     return bool(machine.gpus) and machine.os in ("linux", "wsl2")
 
 
-def _missing_tools(tools: BuildTools) -> Sequence[str]:
-    """What a fresh Ubuntu lacks, with the line that installs it."""
-    packages = " ".join(tools.packages)
-    how = f"sudo apt install {packages}" if tools.apt else "install it with the system's package manager"
+def no_launcher(tools: BuildTools) -> str | None:
+    """What Triton lacks to compile a launcher for its kernels, with the line that installs it, or None."""
     lacking = {"C compiler": tools.compiler is None, "Python.h": not tools.headers}
     names = " and no ".join(name for name, missing in lacking.items() if missing)
-    found = [f"Triton compiles a launcher for its kernels, and there is no {names}: {how}"] if names else []
+    if not names:
+        return None
+    return f"Triton compiles a launcher for its kernels, and there is no {names}: {_installing(tools)}"
+
+
+def _installing(tools: BuildTools) -> str:
+    packages = " ".join(tools.packages)
+    return f"sudo apt install {packages}" if tools.apt else "install it with the system's package manager"
+
+
+def _missing_tools(tools: BuildTools) -> Sequence[str]:
+    """What a fresh Ubuntu lacks, with the line that installs it."""
+    launcher = no_launcher(tools)
+    found = [] if launcher is None else [launcher]
     if not tools.venv:
-        found.append(f"Python can't make environments (no ensurepip), and vLLM needs one of its own: {how}")
+        found.append(
+            "Python can't make environments (no ensurepip), and vLLM needs one of its own: "
+            + _installing(tools)
+        )
     return found
 
 

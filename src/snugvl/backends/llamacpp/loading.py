@@ -31,7 +31,7 @@ def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> C
     locate(options.model)
     facts = replace(facts_of(options.model, offline=True), name=options.model)
     choice = _elsewhere(facts, options) or choose(
-        facts, options, place_on(device_of(options.device), options.memory_bytes), "llamacpp"
+        facts, options, place_on(device_of(options.device), options.memory_bytes, kernels=False), "llamacpp"
     )
     return ChildBackend(lambda: LlamacppEngine(llamacpp_choice(choice, options)), progress)
 

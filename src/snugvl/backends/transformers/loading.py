@@ -70,7 +70,7 @@ def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> L
         facts = replace(facts_of(str(locate(options.model)), offline=True), name=options.model)
     except UnsupportedModel:
         return load_engine(options, progress=progress)
-    place = place_on(device_of(options.device), options.memory_bytes)
+    place = place_on(device_of(options.device), options.memory_bytes, kernels=False)
     choice = choose(facts, options, place, "transformers")
     settings = choice.settings
     planned = replace(
@@ -132,7 +132,7 @@ def _loaded(
     checkpoint = open_checkpoint(model, locate(model), trusted=options.trust_remote_code)
     check_weights(options.weights, checkpoint.quantization)
     target = claim.device
-    place = with_driver(place_on(target, options.memory_bytes, machine))
+    place = with_driver(place_on(target, options.memory_bytes, machine, kernels=False))
     parameters, estimate, kind = _estimate(checkpoint, options, place)
     placed = _device_map(checkpoint, placement, target, kind, language_only=blind)
     if not placement and estimate > place.usable_bytes - place.context_bytes:

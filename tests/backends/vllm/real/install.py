@@ -5,7 +5,6 @@ others. Without a way to the package registries the tests are skipped with that 
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,11 @@ import sysconfig
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 from filelock import FileLock
 
 from snugvl.backends.vllm.command import MODULE
 from snugvl.backends.vllm.settings import VllmChoice
+from tests.missing import missing
 from tests.patience import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -74,13 +73,6 @@ def pocket(*arguments: str, **changes: object) -> VllmChoice:
         environment=ENVIRONMENT,
         **changes,  # type: ignore[arg-type]
     )
-
-
-def missing(reason: str) -> None:
-    """Skip, or fail in CI."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def _install(folder: Path) -> None:

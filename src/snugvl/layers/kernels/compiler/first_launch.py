@@ -28,10 +28,20 @@ def read_triton(compute_capability: tuple[int, int] | None) -> bool:
         platform_key()
         triton_key()
         if compute_capability is not None:
-            from triton.backends.nvidia.driver import CudaUtils
+            has_launcher()
+        return True
+    return False
 
-            with suppress(Exception):  # its part in C, which needs the GPU's driver
-                CudaUtils()
+
+def has_launcher() -> bool:
+    """Whether Triton's part in C, which launches kernels, is compiled; it is now, where that is possible.
+
+    It needs a C compiler, Python's headers and the GPU's driver, once on a machine.
+    """
+    with suppress(Exception):
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
         return True
     return False
 
