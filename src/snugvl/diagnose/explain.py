@@ -67,7 +67,7 @@ def explain_stream(source: ByteSource, card: Card | None = None) -> Diagnosis:
         command=facts.command.changed(found) if facts.command and found else None,
         changes=found,
         advice=remedy.advice(facts, causes),
-        notes=remedy.notes(facts, causes, found) + _asides(facts, run),
+        notes=remedy.notes(facts, causes, found) + _asides(facts, run, shown=bool(found)),
     )
 
 
@@ -87,7 +87,8 @@ def _causes(facts: RunFacts) -> tuple[Cause, ...]:
     return tuple(sorted(first.values(), key=lambda cause: _ORDER[cause.confidence]))
 
 
-def _asides(facts: RunFacts, run: LoggedRun) -> tuple[str, ...]:
+def _asides(facts: RunFacts, run: LoggedRun, *, shown: bool) -> tuple[str, ...]:
+    """What else was understood. `shown`: the changed command is."""
     said = []
     if run.starts > 1:
         said.append(f"The log holds {run.starts} starts; only the last one is diagnosed.")
@@ -99,7 +100,7 @@ def _asides(facts: RunFacts, run: LoggedRun) -> tuple[str, ...]:
         said.append(
             "vLLM keeps its tables in device memory instead of pinned memory (WSL2); that is no error."
         )
-    if facts.command and facts.command.rebuilt:
+    if facts.command and facts.command.rebuilt and shown:
         said.append("The command is put together from vLLM's list of arguments; defaults are left out.")
     return tuple(said)
 
@@ -195,6 +196,13 @@ def _torch(facts: RunFacts) -> RunBudget:
             rest,
             wanted.nbytes if (oom := run.last("oom")) and (wanted := sized(oom, 0)) else None,
             "What remains is the CUDA context and others' memory; this old message does not tell them apart.",
+        )
+    if hit := run.last("oom_mps"):
+        wanted = sized(hit, 6)
+        return RunBudget(
+            _parts(("allowed by macOS", sized(hit, 4))),
+            _parts(("tensors of this process", sized(hit, 0)), ("other allocations of Metal", sized(hit, 2))),
+            needed_bytes=wanted.nbytes if wanted else None,
         )
     return RunBudget(frame=_parts(("total", facts.total), ("free", facts.free)))
 
