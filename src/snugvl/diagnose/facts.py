@@ -44,7 +44,7 @@ class Held:
     Attributes:
         nbytes: in all, as far as the message tells.
         processes: those that it names, by their numbers.
-        ours_bytes: what the process that failed holds; at least that where the message counts only its tensors.
+        ours_bytes: what the process that failed holds; a lower bound where only its tensors are counted.
     """
 
     nbytes: int

@@ -173,9 +173,11 @@ def _picture(run: LoggedRun, refused: int) -> tuple[str, Confidence] | None:
             "for the picture. The start tries one of 1472×1472; a larger one needs more, and nothing reserves it.",
             "likely",
         )
-    if (trial := run.last("clip_warmup")) and done == 0 and not run.has("listening"):
-        if not any(trial.line < hit.line <= refused for hit in run.all("n_ctx")):
-            return "for the picture that the start tries in the vision encoder.", "likely"
+    trial = (
+        0 if done or run.has("listening") else max((hit.line for hit in run.all("clip_warmup")), default=0)
+    )
+    if 0 < trial <= refused and not any(trial < hit.line <= refused for hit in run.all("n_ctx")):
+        return "for the picture that the start tries in the vision encoder.", "likely"
     asserted = run.has("clip_failed") or (run.has("clip", "clip_compute") and run.has("ggml_assert"))
     return ("for the picture, it seems.", "possible") if asserted and not done else None
 
