@@ -332,3 +332,67 @@ def test_nothing_is_planned_with_cudas_numbers_for_other_makers() -> None:
     assert kinds(found)[0] == "vision_profile"
     assert not found.changes
     assert "--vram" not in to_text(found)
+
+
+LOADING = """\
+(APIServer pid=1) INFO 11-21 22:30:01 [utils.py:299] vLLM API server version 0.31.0
+(EngineCore pid=2) INFO 11-21 22:30:11 [gpu_model_runner.py:4200] Starting to load model {}...
+(EngineCore pid=2) ERROR 11-21 22:30:41 [core.py:1224] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 192.00 MiB. GPU 0 has a total capacity of 23.53 GiB of which 0.03 GiB is free. {} Including non-PyTorch memory, this process has {} GiB memory in use. Of the allocated memory {} GiB is allocated by PyTorch, and 41.00 MiB is reserved by PyTorch but unallocated.
+"""
+
+
+def test_weights_are_too_big_only_where_the_gpu_has_less() -> None:
+    """A GPU that others have filled refuses small models, too; a smaller format is not what it lacks."""
+    small, large = "Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3-VL-32B-Instruct"
+    beside = explain(LOADING.format(small, "Process 9 has 17.50 GiB memory in use.", "6.00", "5.60"))
+    assert kinds(beside) == ["tenants"]
+    assert "while the weights were loaded" in beside.causes[0].explanation
+    assert "smaller format" not in to_text(beside)
+    alone = explain(LOADING.format(large, "", "23.40", "22.90"))
+    assert (kinds(alone), alone.causes[0].confidence) == (["weights"], "certain")
+    unknown = explain(LOADING.format("org/m", "", "23.40", "22.90"))
+    assert (kinds(unknown), unknown.causes[0].confidence) == (["weights"], "likely")
+    fits = explain(LOADING.format(small, "", "23.40", "22.90"))
+    assert kinds(fits) == ["out_of_memory"]
+
+
+OLDER = "$ vllm serve org/m --enable-reasoning --reasoning-parser x --swap-space 4\nINFO vLLM API server version {}\nOSError: [Errno 98] Address already in use\n"
+
+
+def test_a_flag_that_the_version_still_wants_stays() -> None:
+    """What newer versions dropped is not taken from an older one's command."""
+    assert explain(OLDER.format("0.8.5")).command == (
+        "vllm serve org/m --enable-reasoning --reasoning-parser x --swap-space 4 --port 8001"
+    )
+    assert (
+        explain(OLDER.format("0.17.0")).command
+        == "vllm serve org/m --reasoning-parser x --swap-space 4 --port 8001"
+    )
+    assert explain(OLDER.format("0.33.0")).command == "vllm serve org/m --reasoning-parser x --port 8001"
+
+
+def test_a_port_that_is_not_vllms_gets_no_flag_of_vllm() -> None:
+    assert not explain("Error: listen tcp 127.0.0.1:11434: bind: address already in use\n").changes
+    store = "$ vllm serve org/m --port 9000\nRuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n"
+    found = explain(store)
+    assert kinds(found) == ["port"]
+    assert not found.changes
+    assert "MASTER_PORT" in to_text(found)
+
+
+def test_a_driver_that_is_there_is_not_called_missing() -> None:
+    """NVML's other words are other causes."""
+    reboot = explain("Failed to initialize NVML: Driver/library version mismatch\n")
+    assert "different versions" in reboot.causes[0].explanation
+    lost = explain("Failed to initialize NVML: Unknown Error\n")
+    assert lost.causes[0].confidence == "likely"
+    assert "Start the container anew" in to_text(lost)
+
+
+def test_a_ceiling_is_not_the_card() -> None:
+    """Weights that fill what is allowed of a card do not fill the card."""
+    found = explain_file(LOGS[0].parent / "vllm07_v0_qwen25_4060_wsl2.log")
+    assert kinds(found) == ["utilisation_low"]
+    assert not found.changes
+    assert "nvidia-smi" in to_text(found)
+    assert "--held" in to_text(found)

@@ -218,7 +218,7 @@ def gather(run: LoggedRun, card: Card | None = None) -> RunFacts:
     return RunFacts(
         run=run,
         engine=engine,
-        version=_version(run),
+        version=run.version,
         model=model,
         known=known,
         command=command,
@@ -275,13 +275,6 @@ def _first_size(run: LoggedRun, places: tuple[tuple[str, int], ...]) -> Value | 
     return None
 
 
-def _version(run: LoggedRun) -> str | None:
-    for key in ("version", "engine", "version_line", "ollama_version", "gguf_build"):
-        if hit := run.last(key):
-            return hit.groups[0][:40]
-    return None
-
-
 def _gpu(run: LoggedRun) -> str | None:
     for key in ("gpu", "ollama"):
         if hit := run.last(key):
@@ -316,7 +309,7 @@ def _utilisation(
         return value, True
     if engine != "vllm":
         return None, False
-    version = re.match(r"0\.(\d{1,4})", _version(run) or "")
+    version = re.match(r"0\.(\d{1,4})", run.version or "")
     # 0.92 in 0.33; 0.9 in every release up to 0.12 at least. In between we have not looked.
     return (0.92 if version and int(version[1]) >= 20 else 0.9), False
 

@@ -85,9 +85,9 @@ def _weights_dominate(facts: RunFacts, saving: int) -> Cause | None:
     if share < enough and not (hopeless and saving):
         return None
     text = f"The weights take {gib(facts.weights.nbytes)} of a ceiling of {gib(facts.ceiling.nbytes)}."
-    return cause(
-        facts, "weights", "certain" if share > 1 else "likely", text, "weights", "v0_parts", "v0_ceiling"
-    )
+    # Above what is allowed is not above what there is.
+    sure = share > 1 and (facts.total is None or facts.weights.nbytes > 0.9 * facts.total.nbytes)
+    return cause(facts, "weights", "certain" if sure else "likely", text, "weights", "v0_parts", "v0_ceiling")
 
 
 def _ceiling_spent(facts: RunFacts) -> str:
@@ -177,12 +177,7 @@ def out_of_memory(facts: RunFacts) -> list[Cause]:
         text = "Weights and KV cache were in place; the graphs for many batch sizes no longer fitted."
         found.append(cause(facts, "cuda_graphs", "likely", text, "capturing", "oom_parts", "oom"))
     elif run.has("load_failed") or _while_loading(facts):
-        expected = facts.known.weights_bytes if facts.known else None
-        text = "The memory ran out while the weights were loaded"
-        text += f"; {facts.known.repo} needs {gib(expected)} for them." if facts.known and expected else "."
-        found.append(
-            cause(facts, "weights", "certain", text, "loading", "from_pretrained", "load_failed", "oom")
-        )
+        found += _weights_refused(facts)
     else:
         found += _in_the_encoder(facts, frames)
     if not any(cause.kind == "tenants" for cause in found):
@@ -272,6 +267,23 @@ def _while_serving(run: LoggedRun) -> bool:
     """It failed in a step of requests, or after an answer."""
     answered, failed = run.first("served"), run.last("oom")
     return run.has("stepping") or bool(answered and failed and answered.line < failed.line)
+
+
+def _weights_refused(facts: RunFacts) -> list[Cause]:
+    """The weights are too big where they are more than the GPU has; what others hold may be why elsewhere."""
+    expected = facts.known.weights_bytes if facts.known else None
+    text = "The memory ran out while the weights were loaded"
+    text += f"; {facts.known.repo} needs {gib(expected)} for them." if facts.known and expected else "."
+    keys = ("loading", "from_pretrained", "load_failed", "oom", "oom_bare")
+    total = facts.total.nbytes if facts.total else 0
+    if expected and total and expected > 0.95 * total:
+        return [cause(facts, "weights", "certain", text, *keys)]
+    if held := _held(facts):
+        return [cause(facts, "tenants", "likely", f"{text} {held}", *keys, "oom_others")]
+    if expected and total and expected < 0.8 * total:
+        text += f" The GPU has {gib(total)}: what else lay in it, the message does not say."
+        return [cause(facts, "out_of_memory", "certain", text, *keys)]
+    return [cause(facts, "weights", "likely", text, *keys)]
 
 
 def _while_loading(facts: RunFacts) -> bool:

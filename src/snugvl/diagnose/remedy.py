@@ -115,6 +115,8 @@ def _gone(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 
 def _port(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    if facts.run.has("port_torch") or not (facts.command or facts.engine == "vllm"):
+        return []  # another port than the server's, or a server whose options are others
     old = facts.command.get("--port") if facts.command else None
     port = int(old) + 1 if old and old.isdigit() and int(old) < 65_535 else 8001
     return [Change("--port", None, str(port), "or end the server that listens there: ss -ltnp names it")]
@@ -303,6 +305,9 @@ def _by_line(facts: RunFacts, causes: Sequence[Cause]) -> tuple[list[str], set[s
         return [], set()
     model = facts.model if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", facts.model or "") else "MODEL"
     text = table[key].replace("{model}", model or "MODEL")
+    text = text.replace(
+        "{engine}", {"vllm": "vllm", "transformers": "transformers"}.get(facts.engine or "", "ENGINE")
+    )
     for number, group in enumerate(hit.groups):
         text = text.replace(f"{{{number}}}", group)
     return [text], {kind for keys, kind, *_ in known()["causes"] if key in keys}

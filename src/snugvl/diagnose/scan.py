@@ -159,6 +159,12 @@ class LoggedRun:
         """Any of them."""
         return any(key in self.hits for key in keys)
 
+    @property
+    def version(self) -> str | None:
+        """Of the engine, as it says."""
+        lines = ("version", "engine", "version_line", "ollama_version", "gguf_build")
+        return next((hit.groups[0][:40] for key in lines if (hit := self.last(key))), None)
+
     def evidence(self, *keys: str) -> tuple[Evidence, ...]:
         """The last line of each kind, in the log's order, none twice."""
         found = {hit.line: hit.evidence for key in keys if (hit := self.last(key))}
