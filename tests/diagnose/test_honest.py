@@ -396,3 +396,34 @@ def test_a_ceiling_is_not_the_card() -> None:
     assert not found.changes
     assert "nvidia-smi" in to_text(found)
     assert "--held" in to_text(found)
+
+
+def test_what_bytes_were_for_is_said() -> None:
+    """A cache that a context would need is not a piece that was refused."""
+    assert "KV cache that the whole context needs" in to_text(
+        explain_file(LOGS[0].parent / "vllm029_disturbed.log")
+    )
+    assert "asked for at last, and refused" in to_text(explain(TOWER.replace("CUDA out", "HIP out")))
+
+
+def test_memory_that_vllm_itself_holds_is_not_called_others() -> None:
+    """It looks at what is free when its own CUDA context is there."""
+    line = "ValueError: Free memory on device ({}/8.0 GiB) on startup is less than desired GPU memory utilization (0.95, 7.6 GiB).\n"
+    assert kinds(explain(line.format("7.5"))) == ["utilisation_over_free"]
+    (_, others) = explain(line.format("6.9")).causes
+    assert (others.kind, others.confidence) == ("tenants", "likely")
+    assert explain(line.format("4.0")).causes[1].confidence == "certain"
+
+
+def test_a_damaged_file_is_named_and_what_is_wrong_with_it() -> None:
+    log = (
+        "0.00.018.480 E gguf_init_from_reader: invalid magic characters: 'this', expected 'GGUF'\n"
+        "0.00.018.488 E llama_model_load: error loading model: llama_model_loader: failed to load model from /m (1)/wrong.gguf\n"
+        "0.00.018.509 E cmn  common_init_: failed to load model '/m (1)/wrong.gguf'\n"
+    )
+    (cause,) = explain(log).causes
+    assert cause.kind == "checkpoint"
+    assert "invalid magic characters: 'this', expected 'GGUF'" in cause.explanation
+    assert cause.explanation.endswith("The file is /m (1)/wrong.gguf.")
+    header = explain("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge\n")
+    assert "HeaderTooLarge" in header.causes[0].explanation

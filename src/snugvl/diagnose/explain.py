@@ -15,6 +15,7 @@ from snugvl.diagnose.result import Cause, Diagnosis, MemoryPart, RunBudget
 from snugvl.diagnose.scan import ByteSource, LoggedRun, blocks, scan
 from snugvl.errors import InputError
 
+WHOLE_CONTEXT: Final = "KV cache that the whole context needs"
 ROUNDING: Final = 32 * MIB  # vLLM prints two decimals of a GiB; a few of them rounded
 _RULES: Final[tuple[Callable[[RunFacts], list[Cause]], ...]] = (
     memory.over_free,
@@ -142,7 +143,7 @@ def _vllm(facts: RunFacts) -> RunBudget:
         if facts.ceiling.origin == "inferred":
             note += " The log does not name the utilisation; the version's default is assumed."
         uses += _parts(("CUDA graphs", facts.graphs))
-        return RunBudget(frame, uses, rest, needed, note.strip())
+        return RunBudget(frame, uses, rest, needed, note.strip(), WHOLE_CONTEXT)
     missing = [
         name
         for name, value in (("total", facts.total), ("weights", facts.weights), ("KV cache", facts.kv))
@@ -151,7 +152,8 @@ def _vllm(facts: RunFacts) -> RunBudget:
     uses += _parts(("CUDA graphs", facts.graphs))
     if not (frame or uses):
         return RunBudget(needed_bytes=None)
-    return RunBudget(frame, uses, None, needed, f"The log does not say: {', '.join(missing)}.")
+    note = f"The log does not say: {', '.join(missing)}."
+    return RunBudget(frame, uses, None, needed, note, WHOLE_CONTEXT)
 
 
 def _torch(facts: RunFacts) -> RunBudget:

@@ -257,9 +257,9 @@ def held_by_others(run: LoggedRun) -> Held | None:
     mine = value.nbytes if process and (value := sized(process, 0)) else 0
     if not mine and named and tensors:
         # In a container PyTorch does not know its own process by its number.
-        own = min((size for size in named.values() if size >= tensors), default=0)
-        if own and (len(named) == 1 or own - tensors < CONTEXT_AT_MOST):
-            mine, named = own, {pid: size for pid, size in named.items() if size != own}
+        own = min((pid for pid in named if named[pid] >= tensors), key=named.__getitem__, default=None)
+        if own and (len(named) == 1 or named[own] - tensors < CONTEXT_AT_MOST):
+            mine = named.pop(own)
     if not mine and not named:
         return None
     rest = total.nbytes - free.nbytes - (mine or tensors) if total and free and mine else 0

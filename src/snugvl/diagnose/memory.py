@@ -8,6 +8,7 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.diagnose.facts import RunFacts, size, sized
 from snugvl.diagnose.result import Cause, Confidence, Kind
 from snugvl.diagnose.scan import LoggedRun
+from snugvl.hardware.context_cost import estimate_of
 
 SMALL_TOKENS: Final = 1024  # image tokens below which grounding suffers: no plan should go lower by itself
 NOTICEABLE: Final = 300 * MIB  # held by others
@@ -123,11 +124,12 @@ def over_free(facts: RunFacts) -> list[Cause]:
         f"{gib(facts.ceiling.nbytes)}, but {gib(facts.free.nbytes)} are free, {gib(gap)} too few."
     )
     found = [cause(facts, "utilisation_over_free", "certain", text, "over_free")]
-    held = facts.total.nbytes - facts.free.nbytes
-    if held >= NOTICEABLE:
-        where = "; under WSL2 that is the Windows desktop and its programs" if facts.wsl2 else ""
-        text = f"{gib(held)} were taken before vLLM started{where}."
-        found.append(cause(facts, "tenants", "certain", text, "over_free", "wsl"))
+    held, own = facts.total.nbytes - facts.free.nbytes, estimate_of(None)
+    if held - own >= NOTICEABLE:
+        where = "; under WSL2 the rest is the Windows desktop and its programs" if facts.wsl2 else ""
+        text = f"{gib(held)} are taken when vLLM looks, of which its own CUDA context is about {gib(own)}{where}."
+        sure: Confidence = "certain" if held > 3 * own else "likely"
+        found.append(cause(facts, "tenants", sure, text, "over_free", "wsl"))
     return found
 
 
@@ -296,8 +298,8 @@ def _while_loading(facts: RunFacts) -> bool:
 
 
 def _others(facts: RunFacts) -> list[Cause]:
-    if held := _held(facts):
-        return [cause(facts, "tenants", "likely", held, "oom_others", "oom_new", "oom_process")]
+    if said := _held(facts):
+        return [cause(facts, "tenants", "likely", said, "oom_others", "oom_new", "oom_process")]
     if old := facts.run.last("oom_old"):
         total, free, reserved = sized(old, 1), sized(old, 5), sized(old, 7)
         held = total.nbytes - free.nbytes - reserved.nbytes if total and free and reserved else 0

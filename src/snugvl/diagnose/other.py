@@ -20,12 +20,17 @@ def plain(facts: RunFacts) -> list[Cause]:
     """Lines that speak for themselves, with their own numbers."""
     found = []
     for keys, kind, confidence, text in known()["causes"]:
-        if not facts.run.has(*keys) or (keys == ["nccl"] and facts.run.has("nccl_memory")):
+        if not facts.run.has(*keys) or (
+            keys[0].startswith("nccl") and keys[0] != "nccl_memory" and facts.run.has("nccl_memory")
+        ):
             continue
         hit = max((hit for key in keys if (hit := facts.run.last(key))), key=lambda hit: hit.line)
         said = [_grouped(group) for group in hit.groups]
         named = {name: _grouped(group) for name, group in hit.named.items()}
-        found.append(cause(facts, kind, confidence, text.format(*said, **named), *keys))
+        told = text.format(*said, **{"said": excerpt(hit.text[hit.start :]), **named})
+        if kind == "checkpoint" and (file := facts.run.last("gguf_file")):
+            told += f" The file is {excerpt(file.groups[0])}."
+        found.append(cause(facts, kind, confidence, told, *keys))
     return found
 
 
@@ -85,7 +90,7 @@ def settings(facts: RunFacts) -> list[Cause]:
 
 
 # Lines with which llama.cpp refuses a buffer, on any maker's GPU.
-_REFUSED: Final = (
+_REFUSED: Final[tuple[str, ...]] = (
     "cuda_malloc", "cpu_buffer", "gallocr", "alloc_range", "buffer", "buffer_mib", "load_buffer", "vk_oom",
     "kv_failed", "compute_failed", "oom_bare",
 )  # fmt: skip

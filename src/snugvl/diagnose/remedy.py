@@ -257,7 +257,6 @@ _MEMORY: Final = (
     "weights",
     "out_of_memory",
     "utilisation_low",
-    "cuda_graphs",
     "tied_head",
 )
 SOME_IMAGES: Final = 4

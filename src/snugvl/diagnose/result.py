@@ -76,6 +76,7 @@ class RunBudget:
         remainder_bytes: ceiling − uses; None where the log does not say enough. Negative: over the ceiling.
         needed_bytes: what the run asked for and did not get, such as its KV cache; None: not said.
         note: what is unknown, in a sentence, or "".
+        needed_name: what `needed_bytes` were for.
     """
 
     frame: tuple[MemoryPart, ...] = ()
@@ -83,6 +84,7 @@ class RunBudget:
     remainder_bytes: int | None = None
     needed_bytes: int | None = None
     note: str = ""
+    needed_name: str = "asked for at last, and refused"
 
     def __bool__(self) -> bool:
         return bool(self.frame or self.uses or self.needed_bytes)
@@ -190,7 +192,7 @@ def _budget(budget: RunBudget) -> str:
         where = f"{part.origin}, line {part.line}" if part.line else part.origin
         lines.append(_row(part.name, part.nbytes, where))
     if budget.needed_bytes is not None:
-        lines.append(_row("asked for", budget.needed_bytes, ""))
+        lines.append(_row(budget.needed_name, budget.needed_bytes, ""))
     if budget.remainder_bytes is not None:
         lines.append(_row("remains", budget.remainder_bytes, "computed"))
     if budget.note:
