@@ -206,6 +206,12 @@ def test_frames_of_another_traceback_do_not_count() -> None:
     )
 
 
+ANSWERED = """\
+(APIServer pid=1) INFO 11-21 22:30:01 [utils.py:299] vLLM API server version 0.31.0
+INFO:     Application startup complete.
+INFO:     127.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK
+(EngineCore pid=1) ERROR 05-05 12:36:59 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+"""
 OUT = "OutOfMemoryError: {} out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 7.96 GiB of which 7.00 GiB is free.\n"
 
 
@@ -427,3 +433,24 @@ def test_a_damaged_file_is_named_and_what_is_wrong_with_it() -> None:
     assert cause.explanation.endswith("The file is /m (1)/wrong.gguf.")
     header = explain("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge\n")
     assert "HeaderTooLarge" in header.causes[0].explanation
+
+
+def test_a_share_that_is_not_in_the_log_is_not_lowered_from_a_default() -> None:
+    """0.85 is more than the 0.6 that somebody may have given."""
+    unknown = explain(ANSWERED)
+    assert kinds(unknown) == ["serving_memory"]
+    assert "--gpu-memory-utilization" not in flags(unknown)
+    assert "by 0.05 from what it was" in to_text(unknown)
+    assert "leave it where it is less already" in to_text(unknown)
+    given = explain("$ vllm serve org/m --gpu-memory-utilization 0.6\n" + ANSWERED)
+    assert flags(given)["--gpu-memory-utilization"] == "0.55"
+    assert "less already" not in to_text(given)
+
+
+def test_no_note_replaces_the_pytorch_that_is_there() -> None:
+    """A newest package may bring another PyTorch, of another maker's or none's GPU."""
+    for log in LOGS:
+        for note in explain_file(log).notes:
+            assert not re.search(
+                r"pip install (?:-U |--upgrade )?(?:torch|torchvision|xformers)\b(?!=)", note
+            ), note

@@ -30,7 +30,8 @@ def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     """What to change, one entry a flag; the first cause that touches a flag decides."""
     if facts.engine not in ("vllm", None) and not facts.command:
         table = {"ollama": "ollama", "llama.cpp": "llamacpp"}.get(facts.engine, "pytorch")
-        return _once(change for cause in causes for change in _told(facts, table, cause.kind))
+        told = [change for cause in causes for change in _told(facts, table, cause.kind)]
+        return _once(_or_less(facts, change) for change in told)
     hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
     planned = {"vision_profile", "context", "utilisation_low", "utilisation_over_free", "tenants"}
     choice = None
@@ -41,7 +42,14 @@ def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
         if cause.kind in _FIXES and not (hopeless and cause.kind in planned):
             found += _FIXES[cause.kind](facts, choice)
         found += _told(facts, "settings", cause.kind)
-    return _once(_with_old(facts, change) for change in found)
+    return _once(_or_less(facts, _with_old(facts, change)) for change in found)
+
+
+def _or_less(facts: RunFacts, change: Change) -> Change:
+    """Without the command nobody knows whether a smaller value is there already."""
+    if facts.command or change.flag not in _AMOUNTS or not change.new:
+        return change
+    return replace(change, why=f"{change.why}; leave it where it is less already")
 
 
 def _once(found: Iterable[Change]) -> tuple[Change, ...]:
@@ -162,14 +170,14 @@ def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 def _serving(facts: RunFacts, choice: Choice | None) -> list[Change]:
     """Less for the KV cache, so that a step that is larger than those of the start has room."""
-    used = facts.utilisation or 0.9
-    less = Change(
-        "--gpu-memory-utilization", None, f"{max(used - 0.05, 0.1):.2g}", "leaves room for larger steps"
-    )
+    less = []
+    if facts.utilisation_given and facts.utilisation:  # another's default may be above what it had
+        value = f"{max(facts.utilisation - 0.05, 0.1):.2g}"
+        less = [Change("--gpu-memory-utilization", None, value, "leaves room for larger steps")]
     old = facts.command.get("--max-num-batched-tokens") if facts.command else None
     if old and old.isdigit() and int(old) <= 2048:
-        return [less]
-    return [less, Change("--max-num-batched-tokens", None, "2048", "smaller steps take less memory")]
+        return less
+    return [*less, Change("--max-num-batched-tokens", None, "2048", "smaller steps take less memory")]
 
 
 def _compiler(facts: RunFacts, choice: Choice | None) -> list[Change]:
@@ -260,6 +268,9 @@ _MEMORY: Final = (
     "tied_head",
 )
 SOME_IMAGES: Final = 4
+_AMOUNTS: Final = (
+    "--max-num-seqs", "--max-num-batched-tokens", "-c", "-ub", "--image-max-tokens", "OLLAMA_CONTEXT_LENGTH",
+)  # fmt: skip
 _CONTEXT: Final = ("-c", "OLLAMA_CONTEXT_LENGTH")
 _VALUED: Final = (
     "--max-model-len",
@@ -276,6 +287,8 @@ def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> 
     line, answered = _by_line(facts, causes)
     if valued:
         answered |= {"vision_profile"}
+    if facts.utilisation_given:
+        answered |= {"serving_memory"}
     if facts.free:
         answered |= {"utilisation_low"}
     kinds = [cause.kind for cause in causes if cause.kind not in answered]
