@@ -140,7 +140,7 @@ def test_the_context_is_measured_and_remembered(
     stages = Stages(7000 * MIB, 6700 * MIB, 6650 * MIB, 6560 * MIB, 6577 * MIB, 7000 * MIB)
     monkeypatch.setattr(context_cost, "_run", lambda gpu, environ: stages)
     assert (
-        "423 MiB  for a CUDA context with torch, once it starts (measured"
+        "423 MiB  of what is free go to the CUDA context of each program with torch, once it starts (measured"
         in snugvl("doctor", "--measure-context").out
     )
     (kept,) = calibration.load(calibration.calibration_file()).measurements
@@ -193,3 +193,16 @@ def test_probing_this_very_machine_never_fails() -> None:
     machine = probe.probe()
     assert machine.cpu_cores >= 1
     assert machine.gpus or machine.notes
+
+
+def test_what_a_stranger_misread_is_said(snugvl: Run) -> None:
+    """Memory that is not the GPU's, a context that is not held yet, a GPU that can't be used."""
+    here = snugvl("doctor", "--gpu", "rtx-5060", "--os", "wsl2").out
+    assert "System memory 16.00 GiB free" in here
+    assert "450 MiB  of what is free go to the CUDA context" in here
+    assert "each gains up to" in here
+    mac = snugvl("doctor", "--gpu", "none", "--os", "macos").out
+    assert "No GPU that snugvl can use" in mac
+    assert "On Apple silicon llama.cpp runs GGUF files on the GPU" in mac
+    assert "Nothing to free" in mac
+    assert "Nothing to do" not in mac

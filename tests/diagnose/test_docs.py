@@ -28,7 +28,7 @@ def test_the_page_lists_the_causes() -> None:
 def test_the_tables_speak_of_causes_and_lines_that_there_are() -> None:
     tables, kinds, lines = known(), set(get_args(Kind)), {pattern.key for pattern in PATTERNS}
     assert tables["titles"].keys() == kinds
-    for name in ("notes", "settings", "elsewhere", "ollama"):
+    for name in ("notes", "settings", "pytorch", "llamacpp", "ollama"):
         assert tables[name].keys() <= kinds, name
     assert tables["notes_by_line"].keys() <= lines
     for keys, kind, confidence, _ in tables["causes"]:

@@ -48,6 +48,27 @@ def test_wsl2() -> None:
     assert any("pinned" in sentence for sentence in advice.odd)
 
 
+def test_nothing_is_ended_that_somebody_may_need_without_a_word_of_it() -> None:
+    """Each step names what it costs: a desktop's programs, others' work, all of WSL."""
+    desktop = [step.text for step in advise(recorded("rtx3090-desktop")).steps]
+    assert any("every program in it" in text and "graphical.target" in text for text in desktop)
+    for name in ("rtx3090-desktop", "h100x2-server"):
+        texts = [step.text for step in advise(recorded(name)).steps if "process " in step.text]
+        assert texts
+        assert all("nobody needs it" in text for text in texts)
+    assert "ask whether they need it" in advise(recorded("l4-container")).steps[1].text
+    small = replace(recorded("rtx5060-wsl2"), ram_total_bytes=6 * GIB)
+    assert any("ends everything that runs in WSL" in step.text for step in advise(small).steps)
+
+
+def test_a_laptop_has_no_socket_on_its_mainboard() -> None:
+    (laptop,) = advise(describe("rtx-4060-laptop", os="wsl2")).steps
+    assert "mainboard" not in laptop.text
+    assert "hybrid graphics" in laptop.text
+    (tower,) = advise(describe("rtx-4060", os="wsl2")).steps
+    assert "where the processor has some (monitor on the mainboard's socket)" in tower.text
+
+
 def test_a_container_and_a_server() -> None:
     advice = advise(recorded("l4-container"))
     assert [(step.resource, step.frees_bytes // GIB) for step in advice.steps] == [("ram", 23), ("gpu", 2)]

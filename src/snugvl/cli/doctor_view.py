@@ -57,7 +57,9 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
     told = {"probed": "", "described": " (described)", "recorded": " (recorded)"}[machine.source]
     cores = "1 core" if machine.cpu_cores == 1 else f"{machine.cpu_cores} cores"
     yield [(f"{where}{told}", "bold"), (f", {cores}", "")]
-    memory = f"Memory {format_size(machine.ram_free_bytes)} free of {format_size(machine.ram_total_bytes)}"
+    memory = (
+        f"System memory {format_size(machine.ram_free_bytes)} free of {format_size(machine.ram_total_bytes)}"
+    )
     disk = f", disk {format_size(machine.disk_free_bytes)} free" if machine.source != "described" else ""
     yield [(memory + disk, "")]
     for gpu in machine.gpus:
@@ -69,7 +71,8 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
         yield [(gpu.name, "bold"), (f" ({gpu.listed}), {memory}: GGUF files run on it, by llama.cpp.", "")]
     if not machine.gpus and not machine.others:
         yield []
-        yield [("No GPU", "bold"), (": models run on the processor, slowly.", "")]
+        apple = " On Apple silicon llama.cpp runs GGUF files on the GPU." if machine.os == "macos" else ""
+        yield [("No GPU that snugvl can use", "bold"), (f": models run on the processor, slowly.{apple}", "")]
     if advice.odd:
         yield []
         yield [("What is odd", "bold")]
@@ -77,9 +80,9 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
             yield from _hanging("  - ", "yellow", sentence, width)
     yield []
     if not advice.steps:
-        yield [("Nothing to do", "bold"), (": no step would free memory worth it.", "")]
+        yield [("Nothing to free", "bold"), (": no step would gain memory worth it.", "")]
         return
-    yield [("What to do", "bold"), (", most first; each frees up to", "")]
+    yield [("What to do", "bold"), (", most first; each gains up to", "")]
     for step in advice.steps:
         place = f"cuda:{step.gpu}  " if step.gpu is not None and len(machine.gpus) > 1 else ""
         kind = {"gpu": "", "ram": "RAM: ", "disk": "disk: "}[step.resource]
@@ -116,7 +119,8 @@ def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
     else:
         cost_bytes, source = gpu.context_bytes, f"measured with driver {gpu.driver}"
     size = f"{format_size(cost_bytes):>{_SIZE_WIDTH}}  "
-    yield from _hanging(size, "cyan", f"for a CUDA context with torch, once it starts ({source})", width)
+    text = f"of what is free go to the CUDA context of each program with torch, once it starts ({source})"
+    yield from _hanging(size, "cyan", text, width)
 
 
 def _hanging(lead: str, style: str, text: str, width: int | None) -> Iterator[Line]:

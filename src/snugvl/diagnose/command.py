@@ -127,7 +127,7 @@ _NAMESPACE: Final = (
     "limit_mm_per_prompt", "mm_processor_kwargs", "quantization", "cpu_offload_gb", "port", "served_model_name",
 )  # fmt: skip
 _PAIR: Final = re.compile(
-    r"['\"]?(\w{1,60})['\"]?\s{0,3}[:=]\s{0,3}('[^']{0,300}'|\"[^\"]{0,300}\"|\{[^{}]{0,300}\}|\[[^\]]{0,300}\]|[\w.+-]{1,60})"
+    r"['\"]?(\w{1,60})['\"]?\s{0,3}[:=]\s{0,3}('[^']{0,300}'|\"[^\"]{0,300}\"|\{(?:[^{}]|\{[^{}]{0,100}\}){0,300}\}|\[[^\]]{0,300}\]|[\w.+-]{1,60})"
 )
 
 
@@ -175,6 +175,18 @@ def removed(name: str) -> str:
     return became
 
 
+def _is_gone(name: str, version: str | None) -> bool:
+    """The version that ran has it no more, or none ever had it. A start of an unknown version is let be."""
+    since = known()["removed_since"].get(name)
+    if since is None:
+        return bool(removed(name))
+    return bool(version) and _numbers(version) >= _numbers(since)
+
+
+def _numbers(version: str | None) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d{1,6}", version or "")[:3])
+
+
 def meant(flag: str) -> str:
     """The flag that a misspelt one is close to, or ""."""
     flags: list[str] = known()["flags"]
@@ -201,11 +213,16 @@ def refused_flags(run: LoggedRun) -> list[str]:
 
 
 def removed_switches(command: LoggedCommand | None, run: LoggedRun) -> list[str]:
-    """The flags and variables of a start that no vLLM has any more."""
+    """The flags and variables of a start that its vLLM has no more, or says so itself."""
     used = {name for name, _ in command.flags} if command else set()
     used |= (
         {name for name, value in command.env if name != "VLLM_USE_V1" or value == "0"} if command else set()
     )
-    used |= {hit.groups[0] for key in ("bad_env", "deprecated_flag") for hit in run.all(key)}
     used |= {"VLLM_USE_V1"} if run.has("env_v1") else set()
-    return sorted(name for name in used if removed(name))
+    said = {hit.groups[0] for key in ("bad_env", "deprecated_flag") for hit in run.all(key)}
+    refused = set(refused_flags(run))
+    # A version that refuses a flag is at least the one that dropped it.
+    dropped = [since for name, since in known()["removed_since"].items() if name in refused]
+    version = run.version or max(dropped, key=_numbers, default=None)
+    said |= refused
+    return sorted(name for name in used | said if removed(name) and (name in said or _is_gone(name, version)))

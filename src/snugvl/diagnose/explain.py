@@ -15,6 +15,7 @@ from snugvl.diagnose.result import Cause, Diagnosis, MemoryPart, RunBudget
 from snugvl.diagnose.scan import ByteSource, LoggedRun, blocks, scan
 from snugvl.errors import InputError
 
+WHOLE_CONTEXT: Final = "KV cache that the whole context needs"
 ROUNDING: Final = 32 * MIB  # vLLM prints two decimals of a GiB; a few of them rounded
 _RULES: Final[tuple[Callable[[RunFacts], list[Cause]], ...]] = (
     memory.over_free,
@@ -67,7 +68,7 @@ def explain_stream(source: ByteSource, card: Card | None = None) -> Diagnosis:
         command=facts.command.changed(found) if facts.command and found else None,
         changes=found,
         advice=remedy.advice(facts, causes),
-        notes=remedy.notes(facts, causes, found) + _asides(facts, run),
+        notes=remedy.notes(facts, causes, found) + _asides(facts, run, shown=bool(found)),
     )
 
 
@@ -87,7 +88,8 @@ def _causes(facts: RunFacts) -> tuple[Cause, ...]:
     return tuple(sorted(first.values(), key=lambda cause: _ORDER[cause.confidence]))
 
 
-def _asides(facts: RunFacts, run: LoggedRun) -> tuple[str, ...]:
+def _asides(facts: RunFacts, run: LoggedRun, *, shown: bool) -> tuple[str, ...]:
+    """What else was understood. `shown`: the changed command is."""
     said = []
     if run.starts > 1:
         said.append(f"The log holds {run.starts} starts; only the last one is diagnosed.")
@@ -99,7 +101,7 @@ def _asides(facts: RunFacts, run: LoggedRun) -> tuple[str, ...]:
         said.append(
             "vLLM keeps its tables in device memory instead of pinned memory (WSL2); that is no error."
         )
-    if facts.command and facts.command.rebuilt:
+    if facts.command and facts.command.rebuilt and shown:
         said.append("The command is put together from vLLM's list of arguments; defaults are left out.")
     return tuple(said)
 
@@ -141,7 +143,7 @@ def _vllm(facts: RunFacts) -> RunBudget:
         if facts.ceiling.origin == "inferred":
             note += " The log does not name the utilisation; the version's default is assumed."
         uses += _parts(("CUDA graphs", facts.graphs))
-        return RunBudget(frame, uses, rest, needed, note.strip())
+        return RunBudget(frame, uses, rest, needed, note.strip(), WHOLE_CONTEXT)
     missing = [
         name
         for name, value in (("total", facts.total), ("weights", facts.weights), ("KV cache", facts.kv))
@@ -150,7 +152,8 @@ def _vllm(facts: RunFacts) -> RunBudget:
     uses += _parts(("CUDA graphs", facts.graphs))
     if not (frame or uses):
         return RunBudget(needed_bytes=None)
-    return RunBudget(frame, uses, None, needed, f"The log does not say: {', '.join(missing)}.")
+    note = f"The log does not say: {', '.join(missing)}."
+    return RunBudget(frame, uses, None, needed, note, WHOLE_CONTEXT)
 
 
 def _torch(facts: RunFacts) -> RunBudget:
@@ -195,6 +198,13 @@ def _torch(facts: RunFacts) -> RunBudget:
             rest,
             wanted.nbytes if (oom := run.last("oom")) and (wanted := sized(oom, 0)) else None,
             "What remains is the CUDA context and others' memory; this old message does not tell them apart.",
+        )
+    if hit := run.last("oom_mps"):
+        wanted = sized(hit, 6)
+        return RunBudget(
+            _parts(("allowed by macOS", sized(hit, 4))),
+            _parts(("tensors of this process", sized(hit, 0)), ("other allocations of Metal", sized(hit, 2))),
+            needed_bytes=wanted.nbytes if wanted else None,
         )
     return RunBudget(frame=_parts(("total", facts.total), ("free", facts.free)))
 

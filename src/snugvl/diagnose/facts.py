@@ -24,6 +24,7 @@ _UNITS: Final = {"bytes": 1, "B": 1} | {
     for prefix, power in zip("KMGT", (10, 20, 30, 40), strict=True)
 }  # old versions wrote GB for GiB
 _ENGINES: Final[tuple[Engine, ...]] = ("vllm", "ollama", "llama.cpp", "transformers", "pytorch")
+CONTEXT_AT_MOST: Final = 2 << 30  # of one process beside its tensors: context, libraries, graphs
 MAX_BYTES: Final = 1 << 50  # beyond it a number is garbage, whatever its line looks like
 
 
@@ -34,6 +35,21 @@ class Value:
     nbytes: int
     origin: Origin = "measured"
     line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """GPU memory that other processes hold at a failure, as PyTorch's message says.
+
+    Attributes:
+        nbytes: in all, as far as the message tells.
+        processes: those that it names, by their numbers.
+        ours_bytes: what the process that failed holds; a lower bound where only its tensors are counted.
+    """
+
+    nbytes: int
+    processes: tuple[tuple[str, int], ...]
+    ours_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +163,7 @@ class RunFacts:
     kv_token: Value | None
     context: int | None
     image_tokens: int | None
+    held: Held | None = None
     card: Card | None = None
 
     @property
@@ -201,7 +218,7 @@ def gather(run: LoggedRun, card: Card | None = None) -> RunFacts:
     return RunFacts(
         run=run,
         engine=engine,
-        version=_version(run),
+        version=run.version,
         model=model,
         known=known,
         command=command,
@@ -221,21 +238,40 @@ def gather(run: LoggedRun, card: Card | None = None) -> RunFacts:
         kv_token=token,
         context=context,
         image_tokens=whole(hit.groups[0]) if (hit := run.last("encoder")) else None,
+        held=held_by_others(run),
         card=card,
     )
+
+
+def held_by_others(run: LoggedRun) -> Held | None:
+    """From the last out-of-memory message; None where it tells nothing of others."""
+    hit, last = run.last("oom_new"), run.last("oom_others")
+    parts, process = run.last("oom_parts"), run.last("oom_process")
+    total, free = (sized(hit, 1), sized(hit, 3)) if hit else (None, None)
+    tensors = sum(value.nbytes for at in (0, 4) if parts and (value := sized(parts, at)))
+    named = {
+        each.groups[0]: value.nbytes
+        for each in run.all("oom_others")
+        if last and each.line == last.line and (value := sized(each, 1))
+    }
+    mine = value.nbytes if process and (value := sized(process, 0)) else 0
+    if not mine and named and tensors:
+        # In a container PyTorch does not know its own process by its number.
+        own = min((pid for pid in named if named[pid] >= tensors), key=named.__getitem__, default=None)
+        if own and (len(named) == 1 or named[own] - tensors < CONTEXT_AT_MOST):
+            mine = named.pop(own)
+    if not mine and not named:
+        return None
+    rest = total.nbytes - free.nbytes - (mine or tensors) if total and free and mine else 0
+    if total and mine > total.nbytes:
+        rest = 0  # more than the card has: the rest is system memory, and says nothing of others
+    return Held(max(rest, sum(named.values()), 0), tuple(named.items()), mine or tensors)
 
 
 def _first_size(run: LoggedRun, places: tuple[tuple[str, int], ...]) -> Value | None:
     for key, group in places:
         if (hit := run.last(key)) and group < len(hit.groups) and hit.groups[group]:
             return size(hit.groups[group], "GiB", hit)
-    return None
-
-
-def _version(run: LoggedRun) -> str | None:
-    for key in ("version", "engine", "version_line", "ollama_version", "gguf_build"):
-        if hit := run.last(key):
-            return hit.groups[0][:40]
     return None
 
 
@@ -273,7 +309,7 @@ def _utilisation(
         return value, True
     if engine != "vllm":
         return None, False
-    version = re.match(r"0\.(\d{1,4})", _version(run) or "")
+    version = re.match(r"0\.(\d{1,4})", run.version or "")
     # 0.92 in 0.33; 0.9 in every release up to 0.12 at least. In between we have not looked.
     return (0.92 if version and int(version[1]) >= 20 else 0.9), False
 
@@ -294,7 +330,10 @@ def _card(run: LoggedRun) -> tuple[Value | None, Value | None]:
     if hit := run.last("v0_ceiling"):
         return size(hit.groups[0], "GiB", hit), None
     if hit := run.last("oom_new"):
-        return size(hit.groups[1], hit.groups[2], hit), None  # free after our own use: says nothing of before
+        whole_card, held = size(hit.groups[1], hit.groups[2], hit), held_by_others(run)
+        if whole_card and held and 0 < held.ours_bytes <= whole_card.nbytes:  # the rest is free without us
+            return whole_card, Value(max(whole_card.nbytes - held.nbytes, 0), "computed", hit.line)
+        return whole_card, None
     if hit := run.last("oom_old"):
         return size(hit.groups[1], hit.groups[2], hit), None
     if hit := run.first("smi_row"):

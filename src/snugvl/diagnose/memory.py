@@ -8,9 +8,11 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.diagnose.facts import RunFacts, size, sized
 from snugvl.diagnose.result import Cause, Confidence, Kind
 from snugvl.diagnose.scan import LoggedRun
+from snugvl.hardware.context_cost import estimate_of
 
 SMALL_TOKENS: Final = 1024  # image tokens below which grounding suffers: no plan should go lower by itself
 NOTICEABLE: Final = 300 * MIB  # held by others
+_FRAMES: Final = ("frame_kv", "frame_tower", "frame_profile")
 
 
 def gib(nbytes: int) -> str:
@@ -76,15 +78,17 @@ def _context(facts: RunFacts) -> Cause:
 def _weights_dominate(facts: RunFacts, saving: int) -> Cause | None:
     if not facts.weights or not facts.ceiling or facts.ceiling.nbytes <= 0:
         return None
+    if _utilisation_low(facts) and facts.total and facts.weights.nbytes < 0.7 * facts.total.nbytes:
+        return None  # the card has room for them; what is allowed of it has not
     share = facts.weights.nbytes / facts.ceiling.nbytes
     hopeless = facts.kv is not None and facts.kv.nbytes + saving <= 0
     enough = 0.9 if saving else 0.7
     if share < enough and not (hopeless and saving):
         return None
     text = f"The weights take {gib(facts.weights.nbytes)} of a ceiling of {gib(facts.ceiling.nbytes)}."
-    return cause(
-        facts, "weights", "certain" if share > 1 else "likely", text, "weights", "v0_parts", "v0_ceiling"
-    )
+    # Above what is allowed is not above what there is.
+    sure = share > 1 and (facts.total is None or facts.weights.nbytes > 0.9 * facts.total.nbytes)
+    return cause(facts, "weights", "certain" if sure else "likely", text, "weights", "v0_parts", "v0_ceiling")
 
 
 def _ceiling_spent(facts: RunFacts) -> str:
@@ -120,11 +124,12 @@ def over_free(facts: RunFacts) -> list[Cause]:
         f"{gib(facts.ceiling.nbytes)}, but {gib(facts.free.nbytes)} are free, {gib(gap)} too few."
     )
     found = [cause(facts, "utilisation_over_free", "certain", text, "over_free")]
-    held = facts.total.nbytes - facts.free.nbytes
-    if held >= NOTICEABLE:
-        where = "; under WSL2 that is the Windows desktop and its programs" if facts.wsl2 else ""
-        text = f"{gib(held)} were taken before vLLM started{where}."
-        found.append(cause(facts, "tenants", "certain", text, "over_free", "wsl"))
+    held, own = facts.total.nbytes - facts.free.nbytes, estimate_of(None)
+    if held - own >= NOTICEABLE:
+        where = "; under WSL2 the rest is the Windows desktop and its programs" if facts.wsl2 else ""
+        text = f"{gib(held)} are taken when vLLM looks, of which its own CUDA context is about {gib(own)}{where}."
+        sure: Confidence = "certain" if held > 3 * own else "likely"
+        found.append(cause(facts, "tenants", sure, text, "over_free", "wsl"))
     return found
 
 
@@ -151,14 +156,22 @@ def float_or_zero(text: str) -> float:
 def out_of_memory(facts: RunFacts) -> list[Cause]:
     """PyTorch's allocator failed: by when it failed and what its message says."""
     run = facts.run
-    if not run.has("oom", "oom_bare", "load_failed", "sampler"):
+    if facts.engine in ("llama.cpp", "ollama") or not run.has(
+        "oom", "oom_bare", "oom_mps", "load_failed", "sampler"
+    ):
         return []
     found: list[Cause] = [*_spill(facts)]
+    frames = _frames(run)
     if _while_serving(run):
-        text = "It had started and was answering: a step, an image or an adapter needed more than the start had tried."
+        where = (
+            "in the vision encoder, an image" if "frame_tower" in frames else "a step, an image or an adapter"
+        )
+        text = f"It had started and was answering: {where} needed more than the start had tried."
         found.append(
             cause(facts, "serving_memory", "certain", text, "served", "stepping", "oom_parts", "oom")
         )
+    elif "frame_kv" in frames:
+        found.append(_cache_refused(facts))
     elif run.has("sampler"):
         text = "Everything else fitted; the trial with as many sequences as allowed did not."
         found.append(cause(facts, "batch", "certain", text, "sampler", "oom"))
@@ -166,29 +179,113 @@ def out_of_memory(facts: RunFacts) -> list[Cause]:
         text = "Weights and KV cache were in place; the graphs for many batch sizes no longer fitted."
         found.append(cause(facts, "cuda_graphs", "likely", text, "capturing", "oom_parts", "oom"))
     elif run.has("load_failed") or _while_loading(facts):
-        expected = facts.known.weights_bytes if facts.known else None
-        text = "The memory ran out while the weights were loaded"
-        text += f"; {facts.known.repo} needs {gib(expected)} for them." if facts.known and expected else "."
-        found.append(
-            cause(facts, "weights", "certain", text, "loading", "from_pretrained", "load_failed", "oom")
-        )
-    elif run.has("weights") and not run.has("kv") and (saving := profile_saving(facts)) and saving > GIB // 2:
-        text = f"It ran out in the profiling run after the weights; an encoder profile of {SMALL_TOKENS:,} tokens would take about {gib(saving)} less."
-        found.append(cause(facts, "vision_profile", "likely", text, "encoder", "weights", "oom"))
-        found += [weights] if (weights := _weights_dominate(facts, saving)) else []
-    found += _others(facts)
+        found += _weights_refused(facts)
+    else:
+        found += _in_the_encoder(facts, frames)
+    if not any(cause.kind == "tenants" for cause in found):
+        found += _others(facts)
     if fragmented := _fragmented(facts):
         found.append(fragmented)
-    if not found:
-        text = "The message alone does not say what took the memory."
-        found.append(cause(facts, "out_of_memory", "certain", text, "oom", "oom_new", "oom_old", "oom_bare"))
+    if not any(cause.confidence != "possible" for cause in found):
+        keys = ("oom", "oom_mps", "oom_new", "oom_old", "oom_bare")
+        found.append(cause(facts, "out_of_memory", "certain", _by_numbers(facts), *keys))
     return found
+
+
+def _frames(run: LoggedRun) -> set[str]:
+    """The frames that are known of the traceback which ends in the last out-of-memory error."""
+    end = max((hit.line for key in ("oom", "oom_bare", "oom_mps") if (hit := run.last(key))), default=0)
+    begin = max((hit.line for hit in run.all("traceback") if hit.line <= end), default=0)
+    return {key for key in _FRAMES if any(begin <= hit.line <= end for hit in run.all(key))}
+
+
+def _cache_refused(facts: RunFacts) -> Cause:
+    """vLLM had measured that the KV cache fits, and then it did not."""
+    text = "The memory ran out while the KV cache was allocated: vLLM had measured before that it fits, so others hold or have taken what it counted on."
+    if held := _held(facts):
+        return cause(facts, "tenants", "likely", f"{text} {held}", "frame_kv", "oom_others", "oom_new", "oom")
+    return cause(facts, "out_of_memory", "certain", text, "frame_kv", "oom", "oom_bare")
+
+
+def _in_the_encoder(facts: RunFacts, frames: set[str]) -> list[Cause]:
+    """vLLM's profiling run, whose largest part is the vision encoder; elsewhere an image in the encoder."""
+    run = facts.run
+    tower = "frame_tower" in frames
+    saving = profile_saving(facts) or 0
+    if facts.engine != "vllm":
+        if not tower or "frame_profile" in frames:
+            return []
+        text = "The memory ran out inside the vision encoder, whose need grows with the image's size."
+        return [cause(facts, "image_buffer", "likely", text, "frame_tower", "oom", "oom_mps", "oom_bare")]
+    profiling = "frame_profile" in frames or (run.has("weights") and not run.has("kv"))
+    if not profiling or not (tower or saving > GIB // 2):
+        return []
+    where = (
+        "in the vision encoder, which vLLM profiles with the largest image"
+        if tower
+        else "in the profiling run after the weights"
+    )
+    text = f"It ran out {where}"
+    text += f"; a profile of {SMALL_TOKENS:,} tokens would take about {gib(saving)} less." if saving else "."
+    found = [
+        cause(facts, "vision_profile", "likely", text, "frame_tower", "encoder", "weights", "oom", "oom_bare")
+    ]
+    return found + ([weights] if (weights := _weights_dominate(facts, saving)) else [])
+
+
+def _by_numbers(facts: RunFacts) -> str:
+    """What the message itself says of the memory, in a sentence."""
+    run = facts.run
+    if mps := run.last("oom_mps"):
+        own, other, most, wanted = (sized(mps, at) for at in (0, 2, 4, 6))
+        if own and other and most and wanted:
+            return (
+                f"PyTorch's tensors take {gib(own.nbytes)} and Metal counts {gib(other.nbytes)} of other allocations, of "
+                f"{gib(most.nbytes)} that macOS allows; {gib(wanted.nbytes)} more were asked for."
+            )
+    hit = run.last("oom_new") or run.last("oom_old")
+    total, wanted = sized(hit, 1) if hit else None, sized(oom, 0) if (oom := run.last("oom")) else None
+    if not total or not wanted:
+        return "The message alone does not say what took the memory."
+    if wanted.nbytes > total.nbytes:
+        return f"{gib(wanted.nbytes)} were asked for in one piece; the whole GPU has {gib(total.nbytes)}."
+    new = run.last("oom_new")
+    free = sized(new, 3) if new else None
+    if free and free.nbytes > wanted.nbytes * 3 // 2:
+        return f"{gib(wanted.nbytes)} were refused although {gib(free.nbytes)} are called free: not in one piece, or not for this process."
+    if (ours := _own_tensors(facts)) >= total.nbytes * 3 // 4:
+        return f"This process's own tensors take {gib(ours)} of {gib(total.nbytes)}."
+    return f"{gib(wanted.nbytes)} were asked for on a GPU of {gib(total.nbytes)}; the message does not say what is in its way."
+
+
+def _own_tensors(facts: RunFacts) -> int:
+    """Bytes that PyTorch's allocator had given to tensors, as its message says; 0 where it doesn't."""
+    hit = facts.run.last("oom_parts")
+    value = sized(hit, 0) if hit else (sized(old, 3) if (old := facts.run.last("oom_old")) else None)
+    return value.nbytes if value else 0
 
 
 def _while_serving(run: LoggedRun) -> bool:
     """It failed in a step of requests, or after an answer."""
     answered, failed = run.first("served"), run.last("oom")
     return run.has("stepping") or bool(answered and failed and answered.line < failed.line)
+
+
+def _weights_refused(facts: RunFacts) -> list[Cause]:
+    """The weights are too big where they are more than the GPU has; what others hold may be why elsewhere."""
+    expected = facts.known.weights_bytes if facts.known else None
+    text = "The memory ran out while the weights were loaded"
+    text += f"; {facts.known.repo} needs {gib(expected)} for them." if facts.known and expected else "."
+    keys = ("loading", "from_pretrained", "load_failed", "oom", "oom_bare")
+    total = facts.total.nbytes if facts.total else 0
+    if expected and total and expected > 0.95 * total:
+        return [cause(facts, "weights", "certain", text, *keys)]
+    if held := _held(facts):
+        return [cause(facts, "tenants", "likely", f"{text} {held}", *keys, "oom_others")]
+    if expected and total and expected < 0.8 * total:
+        text += f" The GPU has {gib(total)}: what else lay in it, the message does not say."
+        return [cause(facts, "out_of_memory", "certain", text, *keys)]
+    return [cause(facts, "weights", "likely", text, *keys)]
 
 
 def _while_loading(facts: RunFacts) -> bool:
@@ -201,34 +298,29 @@ def _while_loading(facts: RunFacts) -> bool:
 
 
 def _others(facts: RunFacts) -> list[Cause]:
-    run = facts.run
-    hit, process = run.last("oom_new"), run.last("oom_process")
-    named = [(other.groups[0], value) for other in run.all("oom_others") if (value := sized(other, 1))]
-    parts = run.last("oom_parts")
-    ours = sized(parts, 0) if parts else None
-    alone = not process and len(dict(named)) == 1
-    if named and alone and ours and named[-1][1].nbytes >= ours.nbytes:
-        return []  # in a container PyTorch does not know its own process by its number
-    if named:
-        text = ", ".join(f"process {pid} {gib(value.nbytes)}" for pid, value in dict(named).items())
-        return [cause(facts, "tenants", "likely", f"Other processes hold memory: {text}.", "oom_others")]
-    if old := run.last("oom_old"):
+    if said := _held(facts):
+        return [cause(facts, "tenants", "likely", said, "oom_others", "oom_new", "oom_process")]
+    if old := facts.run.last("oom_old"):
         total, free, reserved = sized(old, 1), sized(old, 5), sized(old, 7)
         held = total.nbytes - free.nbytes - reserved.nbytes if total and free and reserved else 0
         if held < GIB:  # our own CUDA context is in it
             return []
         text = f"{gib(held)} are neither free nor PyTorch's; a CUDA context takes half a GiB at most."
         return [cause(facts, "tenants", "possible", text, "oom_old")]
-    if not hit or not process:
-        return []
-    total, free, mine = sized(hit, 1), sized(hit, 3), sized(process, 0)
-    if not (total and free and mine) or mine.nbytes > total.nbytes:
-        return []
-    held = total.nbytes - free.nbytes - mine.nbytes
-    if held < NOTICEABLE:
-        return []
-    text = f"{gib(held)} of {gib(total.nbytes)} belong neither to this process nor to the free memory."
-    return [cause(facts, "tenants", "likely", text, "oom_new", "oom_process")]
+    return []
+
+
+def _held(facts: RunFacts) -> str:
+    """What others hold, in a sentence, or "" where that is next to nothing."""
+    held = facts.held
+    if held is None or held.nbytes < NOTICEABLE:
+        return ""
+    of = f" of {gib(facts.total.nbytes)}" if facts.total else ""
+    if not held.processes:
+        return f"{gib(held.nbytes)}{of} belong neither to this process nor to the free memory."
+    text = ", ".join(f"process {pid} {gib(nbytes)}" for pid, nbytes in held.processes)
+    together = f", together {gib(held.nbytes)}{of}" if len(held.processes) > 1 else ""
+    return f"Other processes hold memory: {text}{together}."
 
 
 def _fragmented(facts: RunFacts) -> Cause | None:
@@ -244,7 +336,12 @@ def _fragmented(facts: RunFacts) -> Cause | None:
     if not wanted or not unused or unused.nbytes < max(wanted.nbytes, 200 * MIB):
         return None
     text = f"{gib(wanted.nbytes)} were asked for while {gib(unused.nbytes)} lay reserved and unused."
-    return cause(facts, "fragmentation", "likely", text, "oom", "oom_parts", "oom_old")
+    # On a card that is full of this process's own tensors the pieces between them are not what is missing.
+    full = facts.total is not None and _own_tensors(facts) >= facts.total.nbytes * 3 // 4
+    little = full and facts.total is not None and unused.nbytes < facts.total.nbytes // 16
+    return cause(
+        facts, "fragmentation", "possible" if little else "likely", text, "oom", "oom_parts", "oom_old"
+    )
 
 
 def _spill(facts: RunFacts) -> list[Cause]:

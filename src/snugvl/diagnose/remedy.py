@@ -11,6 +11,7 @@ from typing import Final
 from snugvl.diagnose.command import meant, refused_flags, removed_switches, suggestion
 from snugvl.diagnose.facts import RunFacts
 from snugvl.diagnose.memory import gib
+from snugvl.diagnose.other import in_main_memory
 from snugvl.diagnose.replan import (
     max_pixels,
     memory_changes,
@@ -28,10 +29,11 @@ Fix = Callable[[RunFacts, Choice | None], list[Change]]
 def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     """What to change, one entry a flag; the first cause that touches a flag decides."""
     if facts.engine not in ("vllm", None) and not facts.command:
-        table = "ollama" if facts.engine == "ollama" else "elsewhere"
-        return _once(change for cause in causes for change in _told(table, cause.kind))
+        table = {"ollama": "ollama", "llama.cpp": "llamacpp"}.get(facts.engine, "pytorch")
+        told = [change for cause in causes for change in _told(facts, table, cause.kind)]
+        return _once(_or_less(facts, change) for change in told)
     hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
-    planned = {"vision_profile", "context", "utilisation_low", "utilisation_over_free"}
+    planned = {"vision_profile", "context", "utilisation_low", "utilisation_over_free", "tenants"}
     choice = None
     if not hopeless and planned & {cause.kind for cause in causes}:
         choice = plan_of(facts)
@@ -39,8 +41,15 @@ def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     for cause in causes:
         if cause.kind in _FIXES and not (hopeless and cause.kind in planned):
             found += _FIXES[cause.kind](facts, choice)
-        found += _told("settings", cause.kind)
-    return _once(_with_old(facts, change) for change in found)
+        found += _told(facts, "settings", cause.kind)
+    return _once(_or_less(facts, _with_old(facts, change)) for change in found)
+
+
+def _or_less(facts: RunFacts, change: Change) -> Change:
+    """Without the command nobody knows whether a smaller value is there already."""
+    if facts.command or change.flag not in _AMOUNTS or not change.new:
+        return change
+    return replace(change, why=f"{change.why}; leave it where it is less already")
 
 
 def _once(found: Iterable[Change]) -> tuple[Change, ...]:
@@ -66,7 +75,18 @@ def _with_old(facts: RunFacts, change: Change) -> Change:
         old = facts.command.get(change.flag) or dict(facts.command.env).get(change.flag)
         if old is None and facts.command.has(change.flag):
             old = ""
-    return replace(change, old=old)
+    return replace(change, old=old, new=_merged(old, change.new))
+
+
+def _merged(old: str | None, new: str | None) -> str | None:
+    """The new value of a flag; of JSON objects the old one's other keys stay."""
+    if not (old and new and old.startswith("{") and new.startswith("{")):
+        return new
+    try:
+        before, after = json.loads(old), json.loads(new)
+    except ValueError:
+        return new
+    return json.dumps({**before, **after}, separators=(",", ":")) if before.keys() - after.keys() else new
 
 
 def _encoder_cache(facts: RunFacts, choice: Choice | None) -> list[Change]:
@@ -103,6 +123,8 @@ def _gone(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 
 def _port(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    if facts.run.has("port_torch") or not (facts.command or facts.engine == "vllm"):
+        return []  # another port than the server's, or a server whose options are others
     old = facts.command.get("--port") if facts.command else None
     port = int(old) + 1 if old and old.isdigit() and int(old) < 65_535 else 8001
     return [Change("--port", None, str(port), "or end the server that listens there: ss -ltnp names it")]
@@ -110,6 +132,21 @@ def _port(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 def _dtype(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [Change("--dtype", None, "half", "this GPU computes in float16")] if facts.run.has("bf16") else []
+
+
+def _beside_others(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """Less than others leave free, where vLLM was refused what it had counted on."""
+    counted = facts.engine == "vllm" and facts.free and facts.run.has("frame_kv")
+    return memory_changes(facts, choice) if counted else []
+
+
+def _more_images(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """Four images where fewer were allowed; more than that were asked for otherwise, and how many nobody says."""
+    hit = facts.run.last("images")
+    if not hit or int(hit.groups[0]) >= SOME_IMAGES:
+        return []
+    value = json.dumps({hit.groups[1]: SOME_IMAGES}, separators=(",", ":"))
+    return [Change("--limit-mm-per-prompt", None, value, f"or send fewer {hit.groups[1]}s in a request")]
 
 
 def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
@@ -122,6 +159,10 @@ def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
         found.append(
             Change("--tensor-parallel-size", None, str(fewer), f"{heads} heads are shared equally by {fewer}")
         )
+    if said.get("ranks_wanted") and facts.command:
+        alone = facts.command.get("--tensor-parallel-size") == said["ranks_wanted"]
+        why = "more GPUs than that are not visible here"
+        found += [Change("--tensor-parallel-size", None, said["gpus"], why)] if alone else []
     if said.get("derived"):
         found.append(Change("--max-model-len", None, said["derived"], "the longest context of the model"))
     return found
@@ -129,14 +170,14 @@ def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 def _serving(facts: RunFacts, choice: Choice | None) -> list[Change]:
     """Less for the KV cache, so that a step that is larger than those of the start has room."""
-    used = facts.utilisation or 0.9
-    less = Change(
-        "--gpu-memory-utilization", None, f"{max(used - 0.05, 0.1):.2g}", "leaves room for larger steps"
-    )
+    less = []
+    if facts.utilisation_given and facts.utilisation:  # another's default may be above what it had
+        value = f"{max(facts.utilisation - 0.05, 0.1):.2g}"
+        less = [Change("--gpu-memory-utilization", None, value, "leaves room for larger steps")]
     old = facts.command.get("--max-num-batched-tokens") if facts.command else None
     if old and old.isdigit() and int(old) <= 2048:
-        return [less]
-    return [less, Change("--max-num-batched-tokens", None, "2048", "smaller steps take less memory")]
+        return less
+    return [*less, Change("--max-num-batched-tokens", None, "2048", "smaller steps take less memory")]
 
 
 def _compiler(facts: RunFacts, choice: Choice | None) -> list[Change]:
@@ -159,14 +200,31 @@ _FIXES: Final[Mapping[Kind, Fix]] = {
     "vision_profile": memory_changes, "context": memory_changes, "utilisation_low": memory_changes,
     "utilisation_over_free": over_free_changes,
     "encoder_cache": _encoder_cache, "prompt_too_long": _prompt,
+    "tenants": _beside_others, "too_many_images": _more_images,
     "unknown_flag": _gone, "removed_switch": _gone, "port": _port, "dtype": _dtype,
     "settings": _tensor_parallel, "serving_memory": _serving, "compiler": _compiler,
 }  # fmt: skip
 
 
-def _told(table: str, kind: Kind) -> list[Change]:
-    """What a table of `known.toml` says for a cause."""
-    return [Change(old=None, **change) for change in known()[table].get(kind, ())]
+def _told(facts: RunFacts, table: str, kind: Kind) -> list[Change]:
+    """What a table of `known.toml` says for a cause, less what this run has or what would not help it."""
+    told = (Change(old=None, **change) for change in known()[table].get(kind, ()))
+    return [change for each in told if (change := _fitting(facts, each))]
+
+
+def _fitting(facts: RunFacts, change: Change) -> Change | None:
+    new = change.new or ""
+    if change.flag == "PYTORCH_CUDA_ALLOC_CONF":  # PyTorch's message has the name that its build reads
+        said = facts.run.last("alloc_conf")
+        if said is None and facts.run.has("not_cuda"):
+            return None
+        return replace(change, flag=said.groups[0]) if said else change
+    if change.flag == "--no-mmproj-offload" and in_main_memory(facts.run):
+        return None  # images are encoded on the CPU already
+    used = facts.context if change.flag in _CONTEXT else None
+    given = facts.command.get(change.flag) if facts.command else None
+    used = int(given) if given and given.isdigit() else used
+    return None if used and new.isdigit() and used <= int(new) else change
 
 
 def advice(facts: RunFacts, causes: Sequence[Cause]) -> str:
@@ -207,9 +265,13 @@ _MEMORY: Final = (
     "weights",
     "out_of_memory",
     "utilisation_low",
-    "cuda_graphs",
     "tied_head",
 )
+SOME_IMAGES: Final = 4
+_AMOUNTS: Final = (
+    "--max-num-seqs", "--max-num-batched-tokens", "-c", "-ub", "--image-max-tokens", "OLLAMA_CONTEXT_LENGTH",
+)  # fmt: skip
+_CONTEXT: Final = ("-c", "OLLAMA_CONTEXT_LENGTH")
 _VALUED: Final = (
     "--max-model-len",
     "--mm-processor-kwargs",
@@ -220,19 +282,44 @@ _VALUED: Final = (
 
 def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
     """What to do beside flags, and what to run where a number could not be computed."""
-    run = facts.run
-    tables = known()
-    said = [tables["notes"][cause.kind] for cause in causes if cause.kind in tables["notes"]]
-    if causes and (line := next((text for key, text in tables["notes_by_line"].items() if run.has(key)), "")):
-        hit = run.last("numba")
-        model = facts.model if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", facts.model or "") else "MODEL"
-        said.append(
-            line.replace("{numpy}", hit.groups[0] if hit else "").replace("{model}", model or "MODEL")
-        )
-    unknown = any(cause.kind in _MEMORY for cause in causes) and not any(
-        change.flag in _VALUED for change in found
-    )
+    run, tables = facts.run, known()
+    valued = any(change.flag in _VALUED for change in found)
+    line, answered = _by_line(facts, causes)
+    if valued:
+        answered |= {"vision_profile"}
+    if facts.utilisation_given:
+        answered |= {"serving_memory"}
+    if facts.free:
+        answered |= {"utilisation_low"}
+    kinds = [cause.kind for cause in causes if cause.kind not in answered]
+    said = [tables["notes"][kind] for kind in kinds if kind in tables["notes"]] + line
+    unknown = any(cause.kind in _MEMORY for cause in causes) and not valued and not run.has("block_limit")
     if unknown and not any("{plan}" in note for note in said):
-        said.append("The log has too few numbers for new values; `{plan}` computes them.")
-    plan = plan_command(facts) if any("{plan}" in note for note in said) else ""
+        said.append("The log has too few numbers to compute flags from; `{plan}` says what fits.")
+    if not any("{plan}" in note for note in said):
+        return tuple(dict.fromkeys(said))
+    plan = plan_command(facts)
+    if "--vram" in plan and "--held" not in plan:
+        said.append(
+            "The log does not say what other programs hold on that GPU: `nvidia-smi` shows it, and for example `--held 900MiB` gives it to the plan."
+        )
     return tuple(note.replace("{plan}", plan) for note in dict.fromkeys(said))
+
+
+def _by_line(facts: RunFacts, causes: Sequence[Cause]) -> tuple[list[str], set[str]]:
+    """What the line that told a cause asks for, the first that the table has; and the causes that answers."""
+    table: Mapping[str, str] = known()["notes_by_line"]
+    of_vllm = facts.engine == "vllm"
+    lines = (key for key in table if causes and facts.run.has(key) and not (of_vllm and key == "frame_tower"))
+    key = next(lines, None)
+    hit = facts.run.last(key) if key else None
+    if key is None or hit is None:
+        return [], set()
+    model = facts.model if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", facts.model or "") else "MODEL"
+    text = table[key].replace("{model}", model or "MODEL")
+    text = text.replace(
+        "{engine}", {"vllm": "vllm", "transformers": "transformers"}.get(facts.engine or "", "ENGINE")
+    )
+    for number, group in enumerate(hit.groups):
+        text = text.replace(f"{{{number}}}", group)
+    return [text], {kind for keys, kind, *_ in known()["causes"] if key in keys}

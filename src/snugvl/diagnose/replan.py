@@ -38,8 +38,8 @@ _AT_MOST: Final = ("--max-num-seqs", "--max-num-batched-tokens")
 
 def machine_of(facts: RunFacts) -> Machine | None:
     """The GPU of the log as a machine to plan for, before vLLM started; None where its memory is not known."""
-    if not facts.total or facts.total.nbytes <= 0:
-        return None
+    if not facts.total or facts.total.nbytes <= 0 or facts.run.has("not_cuda"):
+        return None  # what is planned with below is CUDA's: its context, its libraries, its kernels
     total = facts.total.nbytes
     free = max(0, min(facts.free.nbytes, total)) if facts.free else total
     system = "wsl2" if facts.wsl2 else "linux"
@@ -191,14 +191,11 @@ def _why(choice: Choice, flag: str) -> str:
 def utilisation_change(facts: RunFacts, choice: Choice | None) -> list[Change]:
     """--gpu-memory-utilization as planned, or as the planner's budget allows; none where nothing says more."""
     value = utilisation(choice) if choice else safe_utilisation(facts)
-    if facts.free and facts.total:
-        why = f"{gib(facts.free.nbytes)} of {gib(facts.total.nbytes)} were free; the rest is margin"
-    elif facts.utilisation_given and (facts.utilisation or 1) <= 0.85:
-        value, why = safe_utilisation(facts), "if nothing else holds memory; look with nvidia-smi first"
-    else:
-        return []
-    if not value or value == facts.utilisation:
-        return []
+    if not (facts.free and facts.total) or not value or value == facts.utilisation:
+        return []  # what others hold is not known, so nothing says that more is there
+    if choice is None and value > (facts.utilisation or 0):
+        return []  # more of the card is not what it needs, as far as anybody has computed
+    why = f"{gib(facts.free.nbytes)} of {gib(facts.total.nbytes)} were free; the rest is margin"
     return [Change("--gpu-memory-utilization", None, f"{value:g}", why)]
 
 
@@ -213,7 +210,7 @@ def _by_message(facts: RunFacts) -> int | None:
 
 def plan_command(facts: RunFacts) -> str:
     """`snugvl plan …` for the GPU of the log: what is printed has been solved, so it finds a plan."""
-    if not facts.total:
+    if not facts.total or facts.run.has("not_cuda"):
         return "snugvl plan"
     system, name = "wsl2" if facts.wsl2 else "linux", _gpu_name(facts)
     vram = f"{facts.total.nbytes // MIB}MiB"

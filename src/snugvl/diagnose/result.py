@@ -19,7 +19,7 @@ Kind = Literal[
     "residency", "cpu_offload", "unknown_flag", "removed_switch", "port", "model_access", "architecture",
     "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory", "settings", "serving_memory",
     "vision_weights", "compiler", "no_kernel", "checkpoint", "packages", "communication", "forked_cuda",
-    "compute_buffer", "exception",
+    "compute_buffer", "projector", "disk_full", "exception",
 ]  # fmt: skip
 Confidence = Literal["certain", "likely", "possible"]
 Origin = Literal["measured", "computed", "inferred"]
@@ -74,8 +74,9 @@ class RunBudget:
         frame: what there was: total, free, ceiling.
         uses: what it was spent on; together at most the ceiling.
         remainder_bytes: ceiling − uses; None where the log does not say enough. Negative: over the ceiling.
-        needed_bytes: KV cache that the run asked for, or None.
+        needed_bytes: what the run asked for and did not get, such as its KV cache; None: not said.
         note: what is unknown, in a sentence, or "".
+        needed_name: what `needed_bytes` were for.
     """
 
     frame: tuple[MemoryPart, ...] = ()
@@ -83,6 +84,7 @@ class RunBudget:
     remainder_bytes: int | None = None
     needed_bytes: int | None = None
     note: str = ""
+    needed_name: str = "asked for at last, and refused"
 
     def __bool__(self) -> bool:
         return bool(self.frame or self.uses or self.needed_bytes)
@@ -190,7 +192,7 @@ def _budget(budget: RunBudget) -> str:
         where = f"{part.origin}, line {part.line}" if part.line else part.origin
         lines.append(_row(part.name, part.nbytes, where))
     if budget.needed_bytes is not None:
-        lines.append(_row("asked for", budget.needed_bytes, ""))
+        lines.append(_row(budget.needed_name, budget.needed_bytes, ""))
     if budget.remainder_bytes is not None:
         lines.append(_row("remains", budget.remainder_bytes, "computed"))
     if budget.note:
@@ -199,7 +201,8 @@ def _budget(budget: RunBudget) -> str:
 
 
 def _row(name: str, nbytes: int, where: str) -> str:
-    return f"  {name:<{NAME_WIDTH}}{nbytes / GIB:8.2f}  {where}".rstrip()
+    shown = round(nbytes / GIB, 2) + 0.0  # no "-0.00"
+    return f"  {name:<{NAME_WIDTH}}{shown:8.2f}  {where}".rstrip()
 
 
 def _command(diagnosis: Diagnosis) -> str:

@@ -25,6 +25,8 @@ _ORDER: Final = {"command": 0, "version": 1, "args": 2, "namespace": 2, "engine"
 _LASTING: Final = frozenset({"gpu", "wsl", "smi_row", "version_line", "env_v1"})
 # Lines that may be the only word on a failure. All ranks of a parallel start say the same: each is kept once.
 _ERRORS: Final = frozenset({"raised", "error_line"})
+# A line may say this of many, one after the other: each is a hit of its own.
+_REPEATED: Final = frozenset({"oom_others"})
 _PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
 
 
@@ -157,6 +159,12 @@ class LoggedRun:
         """Any of them."""
         return any(key in self.hits for key in keys)
 
+    @property
+    def version(self) -> str | None:
+        """Of the engine, as it says."""
+        lines = ("version", "engine", "version_line", "ollama_version", "gguf_build")
+        return next((hit.groups[0][:40] for key in lines if (hit := self.last(key))), None)
+
     def evidence(self, *keys: str) -> tuple[Evidence, ...]:
         """The last line of each kind, in the log's order, none twice."""
         found = {hit.line: hit.evidence for key in keys if (hit := self.last(key))}
@@ -220,23 +228,28 @@ def _line_starts(block: bytes, needle: bytes, most: int) -> list[int]:
 
 def _take(run: LoggedRun, found: list[Pattern], number: int, text: str) -> None:
     for pattern in found:
-        match = pattern.regex.search(text)
-        if match is None:
-            continue
-        if pattern.key in _ORDER:
-            _begin(run, pattern.key)
-        groups = tuple(value or "" for value in match.groups())
-        named = {name: value or "" for name, value in match.groupdict().items()}
-        hits = run.hits.setdefault(pattern.key, [])
-        if pattern.key in _ERRORS and any(hit.groups == groups for hit in hits):
-            continue
-        if len(hits) >= KEPT:
-            del hits[KEPT // 2]
-        hits.append(Hit(number, text, match.start(), groups, named))
-        if pattern.engine:
-            run.engines.add(pattern.engine)
-        if pattern.fails:
-            run.failures.add(pattern.key)
+        every = pattern.key in _REPEATED
+        for match in pattern.regex.finditer(text):
+            _keep(run, pattern, number, match, 8 * KEPT if every else KEPT)
+            if not every:
+                break
+
+
+def _keep(run: LoggedRun, pattern: Pattern, number: int, match: re.Match[str], most: int) -> None:
+    if pattern.key in _ORDER:
+        _begin(run, pattern.key)
+    groups = tuple(value or "" for value in match.groups())
+    named = {name: value or "" for name, value in match.groupdict().items()}
+    hits = run.hits.setdefault(pattern.key, [])
+    if pattern.key in _ERRORS and any(hit.groups == groups for hit in hits):
+        return
+    if len(hits) >= most:
+        del hits[most // 2]
+    hits.append(Hit(number, match.string, match.start(), groups, named))
+    if pattern.engine:
+        run.engines.add(pattern.engine)
+    if pattern.fails:
+        run.failures.add(pattern.key)
 
 
 def _begin(run: LoggedRun, key: str) -> None:

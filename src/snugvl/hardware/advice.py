@@ -181,32 +181,41 @@ def _gpu_steps(gpu: Gpu, machine: Machine) -> Sequence[Step]:
         names = ", ".join(tenant.name for tenant in drawing)
         steps.append(
             step(
-                f"Draw the desktop ({names}) on the processor's graphics (monitor on the mainboard's socket) "
-                "or log in without one: sudo systemctl isolate multi-user.target",
+                f"Draw the desktop ({names}) on the processor's graphics, {_elsewhere(gpu)}; or end it, and "
+                "every program in it, with `sudo systemctl isolate multi-user.target` (graphical.target "
+                "brings it back)",
                 sum(tenant.held_bytes for tenant in drawing),
             )
         )
     others = [tenant for tenant in gpu.tenants if tenant not in drawing and tenant.name != RESERVED]
-    return [*steps, *(step(_about(tenant, machine), tenant.held_bytes) for tenant in others)]
+    return [*steps, *(step(_about(tenant, gpu, machine), tenant.held_bytes) for tenant in others)]
 
 
-def _about(tenant: Tenant, machine: Machine) -> str:
+def _elsewhere(gpu: Gpu) -> str:
+    """How a desktop is drawn by other graphics than `gpu`."""
+    if "laptop" in gpu.name.lower():
+        return "as hybrid graphics do (a setting of the firmware or of the maker's program)"
+    return "where the processor has some (monitor on the mainboard's socket)"
+
+
+def _about(tenant: Tenant, gpu: Gpu, machine: Machine) -> str:
     """How to make one tenant leave."""
     if tenant.pid is not None:
         for pattern, name, how in _ENGINES:
             if re.search(pattern, tenant.name, re.IGNORECASE):
                 also = "" if tenant.name.lower() == name.lower() else f"{tenant.name}, "
-                return f"Stop {name} ({also}process {tenant.pid}): {how}"
-        return f"Close {tenant.name} (process {tenant.pid})"
+                return f"If nobody needs it, end {name} ({also}process {tenant.pid}): {how}"
+        return f"Close {tenant.name} (process {tenant.pid}), if nobody needs it"
     if tenant.name == OUTSIDE:
-        return "Look outside this container who uses the GPU (nvidia-smi on the host), and stop it"
+        who = "Look outside this container who uses the GPU (nvidia-smi on the host)"
+        return f"{who}, and ask whether they need it"
     if tenant.name == UNNAMED:
-        return "Look who else uses the GPU (sudo fuser -v /dev/nvidia*), and stop it"
+        return "Look who else uses the GPU (sudo fuser -v /dev/nvidia*), and end what nobody needs"
     if machine.os in ("wsl2", "windows"):
         return (
-            "Draw the Windows desktop on the processor's graphics (monitor on the mainboard's socket), or "
-            "close what draws: browsers, chat, games (Task Manager, Details, column “Dedicated GPU memory”); "
-            "stop engines in Windows too (Ollama, LM Studio, ComfyUI)"
+            "Close in Windows what draws or computes: browsers, chat, games, engines such as Ollama, LM "
+            "Studio and ComfyUI (Task Manager, Details, column “Dedicated GPU memory”); or draw the "
+            f"desktop on the processor's graphics, {_elsewhere(gpu)}"
         )
     return f"Close {tenant.name}; nvidia-smi names the processes"
 
@@ -216,7 +225,7 @@ def _ram_steps(machine: Machine) -> Sequence[Step]:
         if machine.os == "wsl2" and machine.source != "described" and machine.ram_total_bytes < LOW_RAM_BYTES:
             text = (
                 "Give WSL2 more memory: memory=… under [wsl2] in %UserProfile%\\.wslconfig, then "
-                "wsl --shutdown"
+                "`wsl --shutdown`, which ends everything that runs in WSL"
             )
             # By default WSL2 gets half of the PC's memory, so as much again is there.
             return [Step(text, machine.ram_total_bytes, "ram")]
