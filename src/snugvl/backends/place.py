@@ -218,24 +218,25 @@ def with_driver(place: Place) -> Place:
     before anything is planned, and measured.
 
     The context, cuBLAS with its handle and the stream of captures cost what card, driver and torch make of
-    them. Nothing is done on a CPU, or where this process has a context already. A figure that an earlier
-    engine left stays where it is larger: kernels that came later are part of it.
+    them. Nothing is done on a CPU, or where this process had a context when it was looked at. A figure that
+    an earlier engine left stays where it is larger: kernels that came later are part of it.
+
+    Where the driver doesn't tell what a process holds (WSL2, some containers), it is what the card has lost
+    since `place.free_bytes`, unless that can't be a context: others take and give memory, too.
     """
     if place.device.type == "cpu" or not place.context_bytes:
         return place
-    before = _free_bytes(place)
     in_thread_that_ends(lambda: _take_driver(place.device))
     give_back_free_blocks()
     taken = process_reader(place.device)()
-    if taken is None and not place.context_measured and before is not None:  # WSL2, some containers
-        after = _free_bytes(place)
-        taken = None if after is None else before - after
-        if taken is not None and not LEAST_DRIVER_BYTES <= taken <= MOST_DRIVER_BYTES:
-            taken = None
-    if taken is None:
+    if taken is not None:
+        known = place.context_bytes if place.context_measured else 0
+        return replace(place, context_bytes=max(taken, known), context_measured=True)
+    free = _free_bytes(place)
+    lost = 0 if free is None else place.free_bytes - free
+    if not LEAST_DRIVER_BYTES <= lost <= MOST_DRIVER_BYTES:
         return place
-    known = place.context_bytes if place.context_measured else 0
-    return replace(place, context_bytes=max(taken, known), context_measured=True)
+    return replace(place, context_bytes=lost, context_measured=True)
 
 
 def _take_driver(device: torch.device) -> None:
@@ -246,7 +247,7 @@ def _take_driver(device: torch.device) -> None:
 
 
 def _free_bytes(place: Place) -> int | None:
-    """The card's free memory by NVML, which needs no context; None where it doesn't tell."""
+    """The card's free memory by NVML, as `Place.free_bytes` is; None where it doesn't tell."""
     module = nvml.started()
     if module is None or place.gpu is None or place.gpu.uuid is None:
         return None

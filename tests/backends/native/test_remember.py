@@ -98,6 +98,25 @@ def test_the_drivers_part_of_recordings_is_not_the_contexts(cache: Path) -> None
     assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
 
 
+def test_where_the_driver_tells_nothing_the_newest_start_is_remembered(cache: Path) -> None:
+    """As under WSL2: others may have been a part of an earlier figure."""
+
+    def silent() -> Ledger:
+        whole = ledger(0, 60 * MIB)
+        rows = (LedgerRow(CONTEXT, 490 * MIB), *whole.rows[1:])
+        return replace(whole, rows=rows)
+
+    for nbytes in (600, 520):
+        keep = keeper(replace(PLACE, context_bytes=nbytes * MIB, context_measured=True), "subject")
+        keep(silent(), Load())
+        assert recall(GPU) == nbytes * MIB
+        cache_before = cache.read_text()
+        keep(silent(), Load())
+        assert cache.read_text() == cache_before, "once a start"
+    keeper(replace(PLACE, context_bytes=450 * MIB), "subject")(silent(), Load())
+    assert recall(GPU) == 520 * MIB, "a default is no measurement"
+
+
 def test_only_growth_is_written_down(cache: Path) -> None:
     keep = keeper(PLACE, "subject")
     keep(ledger(400 * MIB, 60 * MIB), Load())

@@ -32,6 +32,9 @@ def keeper(place: Place, subject: str, graphs_bytes: int = 0) -> Callable[[Ledge
     kept: dict[str, int] = {}
 
     def keep(ledger: Ledger, load: Load) -> None:
+        context = ledger.row(CONTEXT)
+        told = context is None or context.measured_bytes is not None
+        untold = not told and place.context_measured and CONTEXT not in kept
         ledger = replace(ledger, rows=_rows(ledger, graphs_bytes, load.recorded))
         graphs = ledger.row(GRAPHS)
         ran = graphs is not None and bool(graphs.measured_bytes)
@@ -43,13 +46,22 @@ def keeper(place: Place, subject: str, graphs_bytes: int = 0) -> Callable[[Ledge
             # The driver loads kernels when they first run: before, its part looks too small.
             and (ran or row.name != CONTEXT)
         }
+        if untold:  # the start's own figure is all there is; the newest, since others are a part of it
+            kept[CONTEXT] = place.context_bytes
+            _add([_measurement(place, ANY_ENGINE, COMPONENT, measured=place.context_bytes)])
         if grown:
             kept.update(grown)
-            found, context = _measurements(place, subject, ledger, grown)
-            with suppress(OSError):  # a cache folder that can't be written costs an estimate, no more
-                calibration.add(calibration.calibration_file(), found, largest=context)
+            _add(*_measurements(place, subject, ledger, grown))
 
     return keep
+
+
+def _add(found: list[Measurement | None], largest: list[Measurement | None] | None = None) -> None:
+    """Write them down; a cache folder that can't be written costs an estimate, no more."""
+    known, most = ([each for each in some or [] if each is not None] for some in (found, largest))
+    if known or most:
+        with suppress(OSError):
+            calibration.add(calibration.calibration_file(), known, largest=most)
 
 
 def _rows(ledger: Ledger, graphs_bytes: int, count: int) -> tuple[LedgerRow, ...]:
@@ -70,23 +82,11 @@ def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, count: int
 
 def _measurements(
     place: Place, subject: str, ledger: Ledger, grown: dict[str, int]
-) -> tuple[list[Measurement], list[Measurement]]:
-    """As the planner asks for them, and the context; none for a GPU of which NVML says nothing."""
-    where = calibration.place_of(place.gpu) if place.gpu is not None else None
-    if where is None:
-        return [], []
+) -> tuple[list[Measurement | None], list[Measurement | None]]:
+    """As the planner asks for them, and the context."""
     planned = {row.name: row.planned_bytes or 0 for row in ledger.rows}
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-
-    def measurement(
-        engine: str, version: str, component: str, of: str, plan: int, measured: int
-    ) -> Measurement:
-        return Measurement(
-            where.gpu, where.driver, where.torch, version, engine, component, of, plan, measured, when
-        )
-
     found = [
-        measurement("native", where.snugvl, name, subject, planned[name], nbytes)
+        _measurement(place, "native", name, subject, planned=planned[name], measured=nbytes)
         for name, nbytes in grown.items()
     ]
     if CONTEXT not in grown:
@@ -95,4 +95,18 @@ def _measurements(
     # than the driver took before there were any.
     more = place.planned().cublas_bytes - KERNEL_BYTES
     plan, whole = max(planned[CONTEXT] + more, 0), max(grown[CONTEXT] + more, place.context_bytes)
-    return found, [measurement(ANY_ENGINE, "", COMPONENT, "", plan, whole)]
+    return found, [_measurement(place, ANY_ENGINE, COMPONENT, planned=plan, measured=whole)]
+
+
+def _measurement(
+    place: Place, engine: str, component: str, subject: str = "", *, planned: int = 0, measured: int
+) -> Measurement | None:
+    """A figure of an engine's component here; None for a GPU of which NVML says nothing."""
+    where = calibration.place_of(place.gpu) if place.gpu is not None else None
+    if where is None:
+        return None
+    version = "" if engine == ANY_ENGINE else where.snugvl
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return Measurement(
+        where.gpu, where.driver, where.torch, version, engine, component, subject, planned, measured, when
+    )
