@@ -134,6 +134,7 @@ def no_room(*_: object) -> None:
 def test_a_load_that_fails_leaves_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl+C between two weights, and no room for the cache, while somebody looks at the error."""
     made: list[weakref.ref[Any]] = []
+    before = set(threading.enumerate())
 
     def noted(*arguments: Any, **options: Any) -> Any:
         outlined = options.pop("outlined")
@@ -157,7 +158,7 @@ def test_a_load_that_fails_leaves_nothing(where: str, monkeypatch: pytest.Monkey
     assert raised.value.__traceback__ is not None
     assert made[0]() is None
     assert not claims._claims
-    until(lambda: not any(each.name.startswith(("snugvl", "processor")) for each in threading.enumerate()))
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_transformers_gives_back_its_model() -> None:

@@ -71,7 +71,7 @@ class TransformersEngine:
             device, dtype: of the inputs.
             context: tokens of one choice, prompt and answer together.
             max_waiting: requests that may queue before `QueueFull`; None: 256.
-            claim: of whoever loaded.
+            claim: of whoever loaded the model for this engine alone: its tensors end with the engine.
         """
         self.model = model
         self.context = context
@@ -83,16 +83,19 @@ class TransformersEngine:
         self._claim = claim or DeviceClaim(device)
         # What accelerate keeps in main memory is in a circle of its hooks and modules, and nowhere else: only
         # the garbage collector finds that.
-        self._claim.use(lambda: None, self._masks.close, partial(_empty, model), gc.collect)
+        more = () if claim is None else (partial(_empty, model), gc.collect)
+        self._claim.use(lambda: None, self._masks.close, self._take_off_hooks, *more)
         self._queue: deque[GenerationRequest] = deque()
         self._running: GenerationRequest | None = None
         self._cache: Any = None  # of the answer that runs
         self._computed = self._generated = self._encoded = self._faults = 0
         self._beats = 0  # layers and tokens that were begun: whether it gets on
-        for module in model.modules():
-            if isinstance(module, torch.nn.ModuleList):
-                for layer in module:
-                    layer.register_forward_pre_hook(self._beat)
+        self._hooks = [
+            layer.register_forward_pre_hook(self._beat)
+            for module in model.modules()
+            if isinstance(module, torch.nn.ModuleList)
+            for layer in module
+        ]
         self._closed = False
         self._ending: EngineError | None = None  # the fault that ended the thread
         self._changed = Condition()
@@ -297,6 +300,10 @@ class TransformersEngine:
     def _note_cache(self, _model: Any, _inputs: Any, outputs: Any) -> None:
         found = (getattr(outputs, name, None) for name in _CACHES)
         self._cache = next((cache for cache in found if cache is not None), None)
+
+    def _take_off_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def _beat(self, *_: Any) -> None:
         self._beats += 1
