@@ -203,17 +203,31 @@ def test_what_a_process_had_on_disk_goes_with_it(monkeypatch: pytest.MonkeyPatch
     run(test())
 
 
-def test_a_second_close_does_not_keep_the_first_from_ending_the_process() -> None:
+def test_a_second_close_does_not_keep_the_first_from_ending_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when draining has taken too long and the server ends at the same time."""
+    stop, go_on = life.EngineProcess.stop, asyncio.Event()
+
     async def test() -> None:
+        stopping = asyncio.Event()
+
+        async def slow(self: life.EngineProcess) -> None:
+            stopping.set()
+            await go_on.wait()
+            await stop(self)
+
+        monkeypatch.setattr(life.EngineProcess, "stop", slow)
         async with engine() as service:
             await ready(service)
             process = service._process
             assert process is not None
-            closes = [asyncio.create_task(service.close()) for _ in range(2)]
+            first = asyncio.create_task(service.close())
+            await stopping.wait()
+            second = asyncio.create_task(service.close())
             await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            closes.append(asyncio.create_task(service.close()))
-            await asyncio.gather(*closes)
+            go_on.set()
+            await asyncio.gather(first, second)
             assert process._popen.returncode is not None
 
     run(test())
