@@ -75,7 +75,6 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
         native=not why,
         gguf=GgufFacts(
             FILE_TYPES.get(values.get("general.file_type", -1)) or _commonest(tensors),
-            section.values.get("expert_used_count") or 0,
             section.values.get("n_deepstack_layers") or 0,
             values.get(FILE, ""),
             (material.images or {}).get(FILE, ""),
@@ -132,6 +131,7 @@ def _text(section: Section, architecture: str, tensors: tuple[TensorFact, ...]) 
         vocab_size=vocabulary,
         max_position_embeddings=section.count("context_length"),
         kv_layers=tuple(_kv_layers(section, architecture, layers, hidden // max(heads, 1))),
+        experts_used=section.values.get("expert_used_count") or 0,
     )
 
 

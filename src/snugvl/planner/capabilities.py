@@ -278,7 +278,7 @@ def _transformers(model: Inventory, device: Device, wishes: Wishes) -> list[Opti
         return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
     wide = prefers_fp32(model, device) if device.cpu and wishes.float32 is None else bool(wishes.float32)
     plain = Option(model, "transformers", "fp32" if wide else "bf16", stored, float32=wide)
-    if device.cpu or stored != "bf16":
+    if device.cpu or stored != "bf16" or model.mixed:  # bitsandbytes leaves experts as they are
         return [plain]
     low: tuple[WeightFormat, ...] = ("int8", "int4")
     return [

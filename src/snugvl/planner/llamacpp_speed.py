@@ -38,10 +38,8 @@ def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
     """Bytes that are read for a token in one of the memories."""
     weights = placed(model, settings, gpu=gpu)
     facts = model.facts
-    experts = next((tensor.shape[0] for tensor in facts.tensors if tensor.role == "expert"), 1)
-    used = facts.gguf.experts_used if facts.gguf else 0
     total: float = sum(nbytes for part, nbytes in weights.items() if part not in (EMBEDDING, TOWER, EXPERTS))
-    total += weights[EXPERTS] * used / experts
+    total += weights[EXPERTS] * model.experts_read
     if not settings.on_gpu and facts.tied and not weights[HEAD]:
         total += weights[EMBEDDING]
     cache, states = cache_bytes(model, settings, gpu=gpu)

@@ -260,6 +260,8 @@ def _stored_as(option: Option) -> str:
     stored = option.model.facts.quantization or "bf16"
     if option.model.facts.gguf is not None:
         return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
+    if option.model.mixed and option.engine == "transformers" and stored == "bf16":
+        return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a ready-made edition or a GGUF"
     if option.engine == "vllm":
         return f"vLLM serves what is stored, {stored}"
     return f"the checkpoint is stored in {stored}"

@@ -67,7 +67,7 @@ def tower_crossing_s(model: Inventory, settings: Settings, gpu: Gpu | None) -> f
 
 
 def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
-    """The bounds on one device; None where its bandwidth or peak is unknown, or experts make it a guess."""
+    """The bounds on one device; None where its bandwidth or peak is unknown."""
     gpu, cpu = budget.gpu, budget.device.cpu
     rate = HOST_BANDWIDTH if cpu else gpu.bandwidth if gpu is not None else None
     flops = HOST_FLOPS if cpu else gpu.bf16_flops if gpu is not None else None
@@ -77,16 +77,15 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
         return Speed(decode, first, assumed=cpu, predicted=True)
     if rate is None:
         return Speed(None, None)
-    routed = any(tensor.role == "expert" for tensor in model.facts.tensors)
     bandwidth = rate * settings.tensor_parallel
     crossing = layer_bytes(model, settings) if settings.offloaded else 0
     read = _bytes(model, settings, "decoder") + _head_bytes(model, settings) - crossing
     sharing = settings.tensor_parallel * settings.pipeline_parallel  # GPUs of one copy of the model
     cache = kv_bytes(model, settings, settings.context // 2) * sharing
     across = crossing / copy_rate(gpu) if gpu is not None else 0.0
-    # Experts that cross all do, whichever are chosen; those on the GPU make the rest a guess.
-    decode = None if routed and not crossing else 1 / ((read + cache) / bandwidth + across)
-    if flops is None or routed:
+    idle = 0.0 if crossing else _bytes(model, settings, "decoder", experts=True) * (1 - model.experts_read)
+    decode = 1 / ((read - idle + cache) / bandwidth + across)  # experts that cross all do, used or not
+    if flops is None:
         return Speed(decode, None, crossing, cpu)
     peak = flops * settings.tensor_parallel
     image = largest_image(model, settings.max_pixels)
@@ -112,7 +111,8 @@ def _first_token_s(model: Inventory, settings: Settings, flops: float | None) ->
 def _prefill_flops(model: Inventory, tokens: int) -> float:
     w = widths(model)
     attention = 2.0 * w.q * tokens**2 * model.facts.text.num_layers
-    return 2.0 * _elements(model, "decoder") * tokens + attention
+    active = _elements(model, "decoder") - _elements(model, "decoder", experts=True) * (1 - model.experts_read)
+    return 2.0 * active * tokens + attention
 
 
 def _vision_flops(model: Inventory, patches: int) -> float:
@@ -132,8 +132,8 @@ def _vision_seconds(
     return max(computing, crossing_s)
 
 
-def _bytes(model: Inventory, settings: Settings, part: Part) -> int:
-    return sum(size * count for size, count in sizes(model, settings, part))
+def _bytes(model: Inventory, settings: Settings, part: Part, *, experts: bool = False) -> int:
+    return sum(size * count for size, count in sizes(model, settings, part, experts=experts))
 
 
 def _head_bytes(model: Inventory, settings: Settings) -> int:
@@ -141,9 +141,9 @@ def _head_bytes(model: Inventory, settings: Settings) -> int:
     return _bytes(model, settings, "lm_head") or _bytes(model, settings, "embedding")
 
 
-def _elements(model: Inventory, part: Part) -> int:
+def _elements(model: Inventory, part: Part, *, experts: bool = False) -> int:
     return sum(
         group.elements * group.count
         for group in model.groups
-        if group.part == part and group.kind not in ("scale", "scale8")
+        if group.part == part and group.kind not in ("scale", "scale8") and (group.expert or not experts)
     )
