@@ -90,10 +90,10 @@ def plan_for(
     from snugvl.planner.solve import held_to, require, solve
     from snugvl.planner.wishes import wishes_of
 
-    machine = on_device(load.device, (seen or look()).result())
     kept = None if saved is None else read(saved)
     if kept is not None:
         load = kept.over(load)
+    machine = on_device(load.device, (seen or look()).result())
     named = load.model or None
     try:
         candidates = _downloaded() if named is None else [_named(named)]

@@ -4,15 +4,17 @@ from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_UPPER
-
-PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
-NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
-VLLM: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
-VLLM_FP8_KV: Final = (8, 9)
+from snugvl.planner.settings import Engine
 
 Capability = tuple[int, int]
 """Of a GPU, as CUDA counts them."""
 
+PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
+NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
+# Oldest GPUs by engine: vLLM's, whose FP8 weights go through Marlin from here on, and those of torch's builds for
+# CUDA 13. llama.cpp runs on older ones, too.
+OLDEST: Final[dict[Engine, Capability]] = {"native": NATIVE, "transformers": (7, 5), "vllm": (7, 5)}
+VLLM_FP8_KV: Final = (8, 9)
 
 def older(capability: Capability | None, needed: Capability) -> str | None:
     """As a clause: that a GPU is older than what is needed; None where it isn't, or is no GPU."""
