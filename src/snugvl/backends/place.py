@@ -10,7 +10,7 @@ from snugvl.hardware import host
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
-from snugvl.planner.budget import Budget, host_margin_bytes, margin_bytes
+from snugvl.planner.budget import Budget, beside_bytes, host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
@@ -139,9 +139,8 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
     Raises:
         RequestError: the limit is nothing, or not even the CUDA context fits into it.
     """
-    available = host.memory().free_bytes
     if device.type == "cpu":
-        return Place(device, "main memory", available, limit_bytes=limit_bytes)
+        return Place(device, "main memory", host.memory().free_bytes, limit_bytes=limit_bytes)
     fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     machine = machine or probe()  # first: whatever asks torch for more makes a context
     facts = torch.cuda.get_device_properties(device)
@@ -173,7 +172,7 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
         limit_bytes,
         facts.multi_processor_count,
         gpu,
-        available - host_margin_bytes(available),
+        beside_bytes(machine),
         machine.pinned_bytes,
         machine,
     )

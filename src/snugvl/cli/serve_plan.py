@@ -252,9 +252,9 @@ def on_device(device: str, machine: Machine) -> Machine:
     """
     if device == "cpu":
         return replace(machine, gpus=(), others=())
-    kind, _, index = device.partition(":")
-    if kind == "auto" or not machine.gpus:
+    if device == "auto":
         return machine
+    kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdecimal()):
         raise RequestError(f"device {device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device")
     gpus = tuple(gpu for gpu in machine.gpus if gpu.index == int(index or 0))

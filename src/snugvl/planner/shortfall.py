@@ -1,15 +1,16 @@
 """Why something does not fit, in bytes, with what is to blame and what would fit."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from snugvl.core.sizes import format_size, megapixels
-from snugvl.planner.budget import Budget
+from snugvl.core.sizes import exact_size, format_size, megapixels
+from snugvl.planner.budget import Budget, given_back, programs_bytes
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
-from snugvl.planner.wishes import LEAST_ROOM_TOKENS
+from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
@@ -72,27 +73,33 @@ def why_not_fitting(fitter: Fitter) -> Rejection:
 
 
 def _remedy(fitter: Fitter, least: Fitted) -> str | None:
-    """What would fit: a shorter context, fewer requests, memory that others hold."""
-    wishes, settings = fitter.wishes, least.settings
-    if wishes.max_pixels is not None:
-        smaller = Fitter(fitter.option, replace(wishes, max_pixels=None), fitter.budgets, fitter.host).best
-        if smaller is not None:
-            return f"at {megapixels(smaller.settings.max_pixels or 0)} ({smaller.tokens:,} tokens) it fits"
-    if wishes.context is not None:
-        context = fitter.longest_context_at(settings)
-        if context is not None:
-            return f"a context of {context:,} tokens fits"
-    if settings.concurrency > 1:
-        alone = replace(settings, concurrency=1)
-        if fitter.fastest(alone) is not None:
-            return "one request at a time fits"
-    short = least.missing_bytes
-    if wishes.memory_bytes is not None and wishes.memory_bytes + short <= least.budget.free_bytes * 9 // 10:
-        return f"it fits with --memory {-(-(wishes.memory_bytes + short) >> 20)}MiB"
-    if short <= least.budget.held_bytes * 9 // 10:
-        back, held = format_size(short * 10 // 9), format_size(least.budget.held_bytes)
-        return f"it fits when others give {back} of their {held} back"
+    """What would fit, by one change that was tried: options, or memory that other programs hold."""
+    short, lent = least.missing_bytes, programs_bytes(least.budget)
+    for text, wishes in _changes(fitter, least):
+        if Fitter(fitter.option, wishes, fitter.budgets, fitter.host).best is not None:
+            return f"it fits with {text}"
+    given = -(-short * 10 // 9 >> 20) << 20
+    limit = fitter.wishes.memory_bytes
+    freed = [given_back(budget, given, limit) for budget in fitter.budgets]
+    if given <= lent and Fitter(fitter.option, fitter.wishes, freed, fitter.host).best is not None:
+        where = " on each GPU" if least.settings.gpus > 1 else ""
+        return f"it fits when other programs give {given >> 20:,} MiB back{where}, of {format_size(lent)} that they hold"
     return None
+
+
+def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
+    """Options that might make it fit, and the wishes with them."""
+    wishes = fitter.wishes
+    if wishes.max_pixels is not None and least.settings.images:
+        pixels = pixels_for(fitter.option.model, wishes.least_image_tokens)
+        yield f"--max-pixels {pixels}", replace(wishes, max_pixels=pixels)
+    if wishes.context is not None and (context := fitter.longest_context_at(least.settings)) is not None:
+        yield f"--context {context}", replace(wishes, context=context)
+    if wishes.concurrency > 1:
+        yield "--concurrency 1", replace(wishes, concurrency=1)
+    if wishes.memory_bytes is not None:
+        needed = -(-(wishes.memory_bytes + least.missing_bytes) >> 20) << 20
+        yield f"--memory {exact_size(needed)}", replace(wishes, memory_bytes=needed)
 
 
 def _rejection(
@@ -151,4 +158,5 @@ def way_out(plan: Plan, budget: Budget) -> str:
         "a file with fewer bits a weight, " if plan.closest and plan.closest.option.model.facts.gguf else ""
     )
     more = "machine" if budget.device.unified or budget.gpu is None else "GPU"
-    return f"use {fewer}a smaller model, or a {more} with more memory"
+    limit = ", and no --memory" if plan.wishes.memory_bytes is not None else ""
+    return f"use {fewer}a smaller model, or a {more} with more memory{limit}"

@@ -380,6 +380,12 @@ def _runners_up(choices: list[Choice]) -> tuple[Choice, ...]:
     return tuple(kept[:RUNNERS_UP])
 
 
+def _no_better(option: Option, best: Option) -> bool:
+    """Whether an option is the model that was chosen, in weights that are no finer."""
+    quality = FORMAT_QUALITY[option.stored_quality], FORMAT_QUALITY[best.stored_quality]
+    return option.model.name == best.model.name and quality[0] <= quality[1]
+
+
 def _rejections(
     best: Choice | None,
     fitters: list[tuple[Fitter, int]],
@@ -392,7 +398,7 @@ def _rejections(
     nearest: dict[str, tuple[int, Fitter]] = {}
     several = len({fitter.option.model.name for fitter, _ in fitters}) > 1
     for fitter, quality in failed:
-        if best is not None and quality < best.quality:
+        if best is not None and (quality < best.quality or _no_better(fitter.option, best.option)):
             continue
         # Of several models, each is refused once, where it comes nearest.
         option = fitter.option

@@ -110,16 +110,19 @@ def _commands(plan: Plan, machine: Machine, *, pull: bool) -> list[str]:
 
 def headline(plan: Plan, machine: Machine) -> str:
     """The answer in one line."""
-    where = f"{plan.budget.name} ({format_size(plan.budget.total_bytes)}, {SYSTEMS[machine.os]})"
+    there, shown = len(machine.gpus), plan.choice or plan.closest
+    used = shown.settings.gpus if shown else 1
+    many = f" × {used}" if used > 1 else f", one of {there}" if there > 1 else ""
+    where = f"{plan.budget.name}{many} ({format_size(plan.budget.total_bytes)}{' each' if used > 1 else ''}, "
+    where += f"{SYSTEMS[machine.os]})"
     if plan.choice is None:
         if plan.closest is None:
             return f"nothing can run this on {where}"
         short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
         return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
     name, engine = plan.choice.option.model.name, ENGINES[plan.choice.option.engine]
-    many = f" × {plan.choice.settings.gpus}" if plan.choice.settings.gpus > 1 else ""
     only = ", only with layers in main memory" if plan.choice.option.offload else ""
-    return f"{name} fits {where}{many}, with {engine}{only}"
+    return f"{name} fits {where}, with {engine}{only}"
 
 
 def settings_facts(choice: Choice) -> list[tuple[str, str]]:
