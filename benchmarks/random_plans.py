@@ -336,13 +336,28 @@ def _follow(case: Case, outcome: Outcome, text: str) -> Iterator[Violation]:
         if planned(replace(case, model=instead["model"])).choice is None:
             yield "remedy", f"{text}: no plan then"
     elif BIGGER in text and "GPU" in text:
+        case = without_limit(case, text)
         if planned(case.on(vram="2TiB", held="0MiB", ram="4TiB")).choice is None:
             yield "remedy", f"{text}: not even with 2 TiB"
     elif BIGGER in text:
-        if planned(case.on(ram="4TiB")).choice is None:
+        case = without_limit(case, text)
+        larger = case.on(ram="4TiB", **({"vram": "2TiB"} if machine_has_card(case) else {}))
+        if planned(larger).choice is None:
             yield "remedy", f"{text}: not even with 4 TiB"
     elif "give" in text and "back" in text:
         yield "remedy", f"{text}: says of no program what to give"
+
+
+def machine_has_card(case: Case) -> bool:
+    """Whether a GPU with memory of its own was described."""
+    name = dict(case.machine).get("--gpu")
+    return name is not None and name not in ("none", *APPLE)
+
+
+def without_limit(case: Case, text: str) -> Case:
+    """Without `--memory`, where the remedy says so; in words of the machine that a Mac and a card both have."""
+    kept = tuple((name, value) for name, value in case.wishes if name != "--memory" or "no --memory" not in text)
+    return replace(case, wishes=kept)
 
 
 def held_by_programs(machine: Machine) -> int:
@@ -432,7 +447,8 @@ def _worse(before: Choice, after: Choice) -> str:
     context = min(before.settings.context, after.settings.context)
     was, now = (speed(each, context) for each in (before, after))
     slower = was is not None and now is not None and now < SLOWER * was
-    if slower and more <= bits:
+    gained = any(after_ > before_ for before_, after_ in zip(gains(before), gains(after), strict=True))
+    if slower and (more < bits or (more == bits and not gained)):
         return f"{more:g} bits at {now:.1f} tokens/s instead of {bits:g} at {was:.1f}"
     if before.settings.weights_name == after.settings.weights_name:
         if after.settings.context < before.settings.context:
@@ -440,6 +456,11 @@ def _worse(before: Choice, after: Choice) -> str:
         if after.tokens < before.tokens:
             return f"images of {after.tokens} tokens instead of {before.tokens}"
     return ""
+
+
+def gains(choice: Choice) -> tuple[int, int, int]:
+    """What a person may have for less speed: a longer context, larger images, more requests at once."""
+    return choice.settings.context, choice.tokens, choice.settings.sequences
 
 
 def speed(choice: Choice, context: int) -> float | None:

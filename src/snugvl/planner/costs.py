@@ -16,10 +16,14 @@ MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
     "bf16": {},
     "int8": {"pocket": 0.00008},
     "fp8": {"pocket": 0.00031},
-    "int6": {"pocket": 0.00028, "SmolLM2-135M": 0.011},
-    "int5": {"pocket": 0.00111, "SmolLM2-135M": 0.0337},
-    "int4": {"pocket": 0.00352, "SmolLM2-135M": 0.141},
+    "int6": {"pocket": 0.00028, "Qwen2.5-Coder-1.5B": 0.0029, "SmolLM2-135M": 0.011},
+    "int5": {"pocket": 0.00111, "Qwen2.5-Coder-1.5B": 0.009, "SmolLM2-135M": 0.0337},
+    "int4": {"pocket": 0.00352, "Qwen2.5-Coder-1.5B": 0.0512, "SmolLM2-135M": 0.141},
 }
+# The same in words. With int4 the small SmolLM2 takes another likeliest word at about every fourth place.
+SEEN: Final[dict[WeightFormat, str]] = {
+    "int6": "hardly", "int5": "little", "int4": "noticeably (small models more, large ones less)"
+}  # fmt: skip
 # What `snugvl quantize --with` makes of it instead: mean bits; KL of answers that calibrated nothing, of what
 # is rounded while loading, and of that (docs/quantize.md).
 QUANTIZED: Final[dict[WeightFormat, tuple[float, float, float]]] = {
@@ -56,23 +60,33 @@ def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
     return sum(cost(option, settings) >= least for least in NOTICEABLE) + slow
 
 
-def told(option: Option) -> list[str]:
-    """What is said of weights that our engine rounds to few bits."""
+def told(option: Option, settings: Settings) -> list[str]:
+    """How noticeable formats are that our engine makes, for people; `figures` has the numbers."""
+    said = []
+    if option.engine == "native" and option.weights in FEW_BITS and option.made:
+        finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
+        said.append(
+            f"{option.weights}: answers differ {SEEN[option.weights]} from those of the original weights. "
+            f"--quality {finer} refuses it; --verbose has figures."
+        )
+        if option.weights in QUANTIZED:
+            bits = QUANTIZED[option.weights][0]
+            said.append(
+                f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy that differs less, "
+                "rounded for what is yours, and starts sooner (docs/quantize.md)."
+            )
+    if settings.kv_name == "fp8":
+        said.append("The fp8 cache: answers hardly differ, as this model norms its keys; --kv-cache bf16 refuses it.")
+    return said
+
+
+def figures(option: Option) -> list[str]:
+    """What was measured of a format that our engine makes."""
     if option.engine != "native" or option.weights not in FEW_BITS or not option.made:
         return []
-    costs = " and ".join(
-        f"{kl:.2g} nats a token on {model}" for model, kl in MEASURED[option.weights].items()
-    )
-    finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
-    said = [
-        f"{option.weights} changes answers: by {costs}, small models both; no larger one has been compared "
-        f"(docs/plan.md). --quality {finer} refuses it."
-    ]
+    costs = ", ".join(f"{kl:.2g} on {model}" for model, kl in MEASURED[option.weights].items())
+    said = [f"{option.weights}: {costs} (nats a token against the original weights; docs/plan.md)"]
     if option.weights in QUANTIZED:
-        bits, loaded, written = QUANTIZED[option.weights]
-        said.append(
-            f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy that is "
-            f"rounded for what is yours and starts without rounding: {written:.2g} instead of {loaded:.2g} "
-            "nats a token on other answers of SmolLM2-135M (docs/quantize.md)."
-        )
+        _, loaded, written = QUANTIZED[option.weights]
+        said.append(f"snugvl quantize: {written:.2g} instead of {loaded:.2g} on other answers of SmolLM2-135M")
     return said

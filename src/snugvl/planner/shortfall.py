@@ -46,7 +46,7 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
         wider.append((part, replace(base, head="bf16"), f"in int8 {fits}"))
     for part, tried, fits in wider:
         if fitter.fastest(tried) is None:
-            what = f"{part} in bf16, with the same images and context"
+            what = f"{part} in bf16, with the same {'images and ' if base.images else ''}context"
             rejections.append(_rejection(what, _leanest(fitter, tried), fits))
     limit = fitter.option.context_limit
     if fitter.wishes.context is None and base.context < limit:
@@ -69,7 +69,7 @@ def why_not_fitting(fitter: Fitter) -> Rejection:
     least = fitter.least
     images = f", {least.tokens:,}-token images" if least.tokens else ""
     what = f"{fitter.option.title}, {least.settings.context:,} tokens of context{images}"
-    return _rejection(what, least, _remedy(fitter, least))
+    return replace(_rejection(what, least, _remedy(fitter, least)), model=fitter.option.model.name)
 
 
 def _remedy(fitter: Fitter, least: Fitted) -> str | None:
@@ -150,7 +150,8 @@ def way_out(plan: Plan, budget: Budget) -> str:
     """What to do where nothing fits."""
     if plan.instead is not None:
         other = plan.instead
-        return f"{other.option.model.name} fits, in {other.settings.weights_name}"
+        on = f" on {other.settings.gpus} GPUs" if other.settings.gpus > 1 else ""
+        return f"{other.option.model.name} fits, in {other.settings.weights_name}, with {other.option.engine}{on}"
     remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
     if remedies:
         return remedies[0]

@@ -37,6 +37,8 @@ ENGINE_NAMES = {
 
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
+SHORT_WAIT_S: Final = 0.1  # that nobody feels
+MANY_TOKENS: Final = 1000  # a second; beyond, other things than memory decide
 QUICK_PIXELS: Final = 512 * 512
 
 
@@ -68,6 +70,17 @@ class Report:
     notes: tuple[str, ...]
     engines: tuple[str, ...] = ()
     plain_command: str | None = None
+    figures: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> str:
+        """What is taken, or would be, of what may be used."""
+        used, usable = format_size(self.used_bytes), format_size(self.usable_bytes)
+        return (
+            f"Memory: {used} of {usable} that may be used"
+            if self.fits
+            else f"Memory: {used} would be needed; {usable} may be used"
+        )
 
 
 def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pull: bool = False) -> Report:
@@ -86,6 +99,7 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pu
         why_not=tuple(_why_not(plan)),
         notes=tuple(_notes(plan, machine)),
         plain_command=plain_command(plan.choice) if plan.choice else None,
+        figures=tuple(costs.figures(plan.choice.option)) if plan.choice else (),
         engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
     )
 
@@ -205,19 +219,22 @@ def _speed(speed: Speed) -> str | None:
     if speed.decode_tokens_per_s is None:
         return None
     if speed.predicted:
-        first = (
-            "" if speed.first_token_s is None else f", first token after at least {speed.first_token_s:.2f} s"
-        )
         assumed = ", by assumed rates of main memory" if speed.assumed else ""
-        return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{first} (predicted{assumed})"
+        return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{_first(speed)} (predicted{assumed})"
     if speed.crossing_bytes:
         crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
         first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
         return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
-    bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
-    if speed.first_token_s is not None:
-        bound += f", first token after at least {speed.first_token_s:.2f} s"
+    many = speed.decode_tokens_per_s > MANY_TOKENS
+    bound = f"memory allows over {MANY_TOKENS:,}" if many else f"at most {speed.decode_tokens_per_s:,.0f}"
+    bound += f" tokens/s{_first(speed)}"
     return f"{bound} (roofline, {'by assumed rates of main memory' if speed.assumed else 'an upper bound'})"
+
+
+def _first(speed: Speed) -> str:
+    """The wait for the first token, where a person might feel it."""
+    least_s = speed.first_token_s
+    return "" if least_s is None or least_s < SHORT_WAIT_S else f", first token after at least {least_s:.1f} s"
 
 
 def _weights(choice: Choice) -> str:
@@ -294,15 +311,17 @@ def _also(choice: Choice) -> str:
 
 
 def _why_not(plan: Plan) -> list[str]:
-    lines = []
+    found: dict[str, list[str]] = {}  # models of one shape are refused alike
     for rejection in plan.rejections:
         why = f"{rejection.blame} {format_size(rejection.blame_bytes)}"
         line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
-        lines.append(f"{line}; {rejection.remedy}" if rejection.remedy else line)
+        line = f"{line}; {rejection.remedy}" if rejection.remedy else line
+        found.setdefault(line.removeprefix(rejection.model), []).append(rejection.model)
+    lines = [f"{', '.join(filter(None, models))}{line}" for line, models in found.items()]
     reasons: dict[str, list[str]] = {}
     said = plan.choice.option.model.name if plan.choice else None  # of the chosen one it is in `engines`
     for name, refusal in plan.refusals:
-        if name == said:
+        if name == said or (plan.choice is not None and refusal.engine == "llamacpp"):  # nobody named a GGUF
             continue
         reasons.setdefault(f"with {refusal.engine}: {refusal.reason}", []).append(name)
     lines += [f"{', '.join(names)} {reason}" for reason, names in reasons.items()]
@@ -345,7 +364,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
-    notes += costs.told(choice.option)
+    notes += costs.told(choice.option, choice.settings)
     if plan.instead is not None and plan.choice is not None:
         other = plan.instead
         speed = other.speed.decode_tokens_per_s
