@@ -118,6 +118,7 @@ class GgufFacts:
         file, projector: the first part and the mmproj on this machine, or "".
         levels: blocks of the tower after which a deepstack merger stands.
         why_not: why our own engine doesn't run it, or "".
+        unlike: of an mmproj beside it that doesn't fit, as a sentence, or "".
     """
 
     file_type: str
@@ -126,6 +127,7 @@ class GgufFacts:
     projector: str = ""
     levels: tuple[int, ...] = ()
     why_not: str = ""
+    unlike: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
+UNLIKE: Final = "snugvl.unlike"  # of an mmproj that was left out
 MMPROJ: Final = "clip"  # the architecture of a vision tower's own file
 FAMILIES: Final = {
     "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5",
@@ -80,6 +81,7 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
             (material.images or {}).get(FILE, ""),
             tuple(levels_of(material.images)),
             why,
+            values.get(UNLIKE, ""),
         ),
     )
 

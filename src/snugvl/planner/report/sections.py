@@ -346,7 +346,9 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
 
 
 def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
-    notes, settings = [], choice.settings
+    notes, settings, gguf = [], choice.settings, choice.option.model.facts.gguf
+    if gguf is not None and gguf.unlike:
+        notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
         freed = format_size(tower_bytes(choice.option.model, choice.settings))
         notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
