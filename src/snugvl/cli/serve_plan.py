@@ -84,7 +84,7 @@ def plan_for(
         DoesNotFit: it needs more memory than there is, with the numbers.
         RequestError: a wish that no plan can meet; a device that is not there; a file that is no plan.
     """
-    from snugvl.planner.commands import next_command
+    from snugvl.planner.commands import plain_command
     from snugvl.planner.recommend import with_instead
     from snugvl.planner.saved import read
     from snugvl.planner.solve import held_to, require, solve
@@ -113,7 +113,7 @@ def plan_for(
     if choice.option.engine == "llamacpp" and load.backend == "auto" and not _finds_llamacpp(child):
         raise UnsupportedModel(
             f"llama.cpp runs this GGUF, and it is not installed: {LLAMACPP}. This machine's plan for it: "
-            f"{next_command(choice, plan.wishes)}"
+            f"{plain_command(choice)}"
         )
     name = choice.option.model.name
     reason = _reason(name) if named is None else None

@@ -62,13 +62,20 @@ def programs_bytes(budget: Budget) -> int:
     return max(0, budget.held_bytes - sum(each.held_bytes for each in gpu.tenants if each.name == RESERVED))
 
 
-def given_back(budget: Budget, nbytes: int, limit_bytes: int | None) -> Budget:
-    """The budget when others hold so much less; a tenth of it goes to the margin."""
-    usable = budget.usable_bytes + nbytes * 9 // 10
-    usable = max(budget.usable_bytes, min(usable, limit_bytes or usable))
-    return replace(
-        budget, held_bytes=budget.held_bytes - nbytes, margin_bytes=budget.free_bytes + nbytes - usable
-    )
+def free_for(budget: Budget, nbytes: int) -> int:
+    """Free memory that surely leaves so many bytes to use, by the larger of both systems' margins."""
+    return max(-(-nbytes * 10 // 9), nbytes + _floor(budget))
+
+
+def changed(budget: Budget, free_bytes: int, limit_bytes: int | None) -> Budget:
+    """The budget with so much free, and with that limit; by the larger of both systems' margins."""
+    usable = max(0, free_bytes - max(free_bytes // 10, _floor(budget)))
+    usable = usable if limit_bytes is None else min(usable, limit_bytes)
+    return replace(budget, held_bytes=budget.total_bytes - free_bytes, margin_bytes=free_bytes - usable)
+
+
+def _floor(budget: Budget) -> int:
+    return 512 * MIB if budget.gpu is None or budget.device.unified else 256 * MIB
 
 
 def gpu_budget(

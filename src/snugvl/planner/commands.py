@@ -83,7 +83,7 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
     return LoadOptions(
         facts.name,
         device=f"cuda:{choice.gpus[0].index}" if one else "auto",
-        context=wishes.context,
+        context=wishes.context or (settings.context if wishes.min_image_tokens else None),
         max_pixels=wishes.max_pixels or (settings.max_pixels if wishes.min_image_tokens else None),
         weights="auto" if weights is None else "bf16" if weights == "fp32" else weights,
         memory=None if wishes.memory_bytes is None else exact_size(wishes.memory_bytes),

@@ -16,9 +16,9 @@ MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
     "bf16": {},
     "int8": {"pocket": 0.00008},
     "fp8": {"pocket": 0.00031},
-    "int6": {"pocket": 0.00028, "Qwen2.5-Coder-1.5B": 0.0029, "SmolLM2-135M": 0.011},
-    "int5": {"pocket": 0.00111, "Qwen2.5-Coder-1.5B": 0.009, "SmolLM2-135M": 0.0337},
-    "int4": {"pocket": 0.00352, "Qwen2.5-Coder-1.5B": 0.0512, "SmolLM2-135M": 0.141},
+    "int6": {"pocket": 0.00028, "SmolLM2-135M": 0.011},
+    "int5": {"pocket": 0.00111, "SmolLM2-135M": 0.0337},
+    "int4": {"pocket": 0.00352, "SmolLM2-135M": 0.141},
 }
 # The same in words. With int4 the small SmolLM2 takes another likeliest word at about every fourth place.
 SEEN: Final[dict[WeightFormat, str]] = {

@@ -45,6 +45,7 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     others = [form.repo for form in known[0].forms if form != known[1]] if known else []
     editions = [Candidate(form) for repo in others if (form := catalogue_facts(repo)) is not None]
     found = solve(editions, machine, plan.wishes).choice if editions else None
+    found = None if found is not None and found.option.offload else found
     if found is None and facts.quantization is None and facts.gguf is None and machine.gpus:
         edition = replace(awq(facts), name=f"a ready-made 4-bit edition of {facts.name} (AWQ, GPTQ)")
         found = solve([Candidate(edition)], machine, plan.wishes).choice

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from snugvl.core.sizes import exact_size, format_size, megapixels
-from snugvl.planner.budget import Budget, given_back, programs_bytes
+from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
@@ -74,14 +74,16 @@ def why_not_fitting(fitter: Fitter) -> Rejection:
 
 def _remedy(fitter: Fitter, least: Fitted) -> str | None:
     """What would fit, by one change that was tried: options, or memory that other programs hold."""
-    short, lent = least.missing_bytes, programs_bytes(least.budget)
+    lent, limit = programs_bytes(least.budget), fitter.wishes.memory_bytes
     for text, wishes in _changes(fitter, least):
-        if Fitter(fitter.option, wishes, fitter.budgets, fitter.host).best is not None:
+        found = fitter.budgets
+        if wishes.memory_bytes != limit:
+            found = [changed(budget, budget.free_bytes, wishes.memory_bytes) for budget in found]
+        if Fitter(fitter.option, wishes, found, fitter.host).best is not None:
             return f"it fits with {text}"
-    given = -(-short * 10 // 9 >> 20) << 20
-    limit = fitter.wishes.memory_bytes
-    freed = [given_back(budget, given, limit) for budget in fitter.budgets]
-    if given <= lent and Fitter(fitter.option, fitter.wishes, freed, fitter.host).best is not None:
+    given = -(-(free_for(least.budget, least.footprint.total_bytes) - least.budget.free_bytes) >> 20) << 20
+    freed = [changed(budget, budget.free_bytes + given, limit) for budget in fitter.budgets]
+    if 0 < given <= lent and Fitter(fitter.option, fitter.wishes, freed, fitter.host).best is not None:
         where = " on each GPU" if least.settings.gpus > 1 else ""
         return f"it fits when other programs give {given >> 20:,} MiB back{where}, of {format_size(lent)} that they hold"
     return None
