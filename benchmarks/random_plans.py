@@ -5,16 +5,16 @@
 Each case is a command line of `snugvl plan`, run through the real parser in this process. Of what it prints:
 
     remedy       every remedy is followed (its options or its machine), and gives a plan
-    command      the next command, parsed by the real parser, plans the same settings in the same memory; so does
-                 `snugvl serve --plan` with the saved plan
+    command      the next command, parsed by the real parser, plans the same settings in the same memory; so
+                 does `snugvl serve --plan` with the saved plan
     engine       no plan is made for a machine where its engine doesn't run
-    more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits *and* less
-                 speed, never less speed for nothing, and never smaller images or a shorter context in the same format
-                 (but where layers come back from main memory, which was a last resort)
+    more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits
+                 *and* less speed, never less speed for nothing, and never smaller images or a shorter context
+                 in the same format (but where layers come back from main memory, which was a last resort)
     text         no figure that nobody can act on
 
-The words here are this file's own: the solver's score isn't asked. Prints counts, and the first violations of each
-kind as command lines that repeat them. Exit code 1 where there is one.
+The words here are this file's own: the solver's score isn't asked. Prints counts, and the first violations
+of each kind as command lines that repeat them. Exit code 1 where there is one.
 """
 
 import argparse
@@ -57,15 +57,22 @@ MODELS: Final = (
     "pocket", "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-2B-Instruct-FP8", "Qwen/Qwen3-VL-4B-Instruct",
     "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-8B-Instruct-FP8", "Qwen/Qwen3-VL-32B-Instruct",
     "Qwen/Qwen3-VL-32B-Instruct-FP8", "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct",
-    "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-2B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B",
-    "Qwen/Qwen3.5-27B", "google/gemma-3-4b-it", "google/gemma-3-12b-it", "OpenGVLab/InternVL3-2B-hf",
-    "HuggingFaceTB/SmolVLM-256M-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-8B",
+    "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-2B", "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "google/gemma-3-4b-it", "google/gemma-3-12b-it",
+    "OpenGVLab/InternVL3-2B-hf", "HuggingFaceTB/SmolVLM-256M-Instruct", "Qwen/Qwen2.5-1.5B-Instruct",
+    "Qwen/Qwen3-8B",
     "meta-llama/Llama-3.1-8B-Instruct", "microsoft/Phi-4-mini-instruct", "mistralai/Mistral-7B-Instruct-v0.3",
 )  # fmt: skip
-GGUFS: Final = ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3.5-4B", "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-8B")
+GGUFS: Final = (
+    "Qwen/Qwen3-VL-4B-Instruct",
+    "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3-VL-30B-A3B-Instruct",
+    "Qwen/Qwen3-8B",
+)
 NVIDIA: Final = (
-    "gtx-1650", "gtx-1060", "rtx-2060", "rtx-2080-ti", "rtx-3050", "rtx-3060", "rtx-3080", "rtx-3090", "rtx-4060",
-    "rtx-4070", "rtx-4090", "rtx-5060", "rtx-5090", "t4", "l4", "l40s", "v100", "a100", "h100", "h200",
+    "gtx-1650", "gtx-1060", "rtx-2060", "rtx-2080-ti", "rtx-3050", "rtx-3060", "rtx-3080", "rtx-3090",
+    "rtx-4060", "rtx-4070", "rtx-4090", "rtx-5060", "rtx-5090", "t4", "l4", "l40s", "v100", "a100",
+    "h100", "h200",
 )  # fmt: skip
 OTHERS: Final = ("rx-7900-xtx", "rx-7600", "rx-9070-xt", "arc-a770", "arc-b580", "mi300x")
 APPLE: Final = ("m1", "m2-max", "m3-ultra", "m4", "m4-max")
@@ -90,7 +97,9 @@ class Case:
 
     def on(self, **changed: str) -> "Case":
         """With another machine."""
-        return replace(self, machine=tuple(({**dict(self.machine), **{f"--{k}": v for k, v in changed.items()}}).items()))
+        return replace(
+            self, machine=tuple(({**dict(self.machine), **{f"--{k}": v for k, v in changed.items()}}).items())
+        )
 
     def wishing(self, words: Sequence[str]) -> "Case":
         """With options changed."""
@@ -132,7 +141,9 @@ def random_machine(pick: random.Random) -> tuple[tuple[str, str], ...]:
     if kind == "apple":
         words |= {"--os": "macos"} if pick.random() < 0.7 else {}
     elif pick.random() < 0.4:
-        words |= {"--os": pick.choices(["linux", "wsl2", "windows", "macos", "other"], [20, 45, 20, 10, 5])[0]}
+        words |= {
+            "--os": pick.choices(["linux", "wsl2", "windows", "macos", "other"], [20, 45, 20, 10, 5])[0]
+        }
     if kind != "none" and pick.random() < 0.4:
         words |= {"--held": f"{pick.choice([0, 300, 951, 2000, 4000])}MiB"}
     if kind in ("nvidia", "vram") and pick.random() < 0.3:
@@ -171,7 +182,11 @@ def random_case(pick: random.Random, files: Sequence[str]) -> Case:
     """A model, or one time in thirty the whole catalogue; a machine; wishes."""
     kind = pick.random()
     model = None if kind < 0.03 else pick.choice(files) if files and kind < 0.25 else pick.choice(MODELS)
-    return Case(model, random_machine(pick), random_wishes(pick, sees=model is None or facts(model).vision is not None))
+    return Case(
+        model,
+        random_machine(pick),
+        random_wishes(pick, sees=model is None or facts(model).vision is not None),
+    )
 
 
 @dataclass(frozen=True)
@@ -259,8 +274,8 @@ def served(serving: Any, machine: Machine) -> tuple[Settings, str, int | None]:
     seen.set_result(machine)
     with (
         mock.patch.object(serve_plan, "_named", lambda model: Candidate(facts(model))),
-        mock.patch.object(serve_plan, "_missing", lambda *_: {}),
-        mock.patch.object(serve_plan, "_finds_llamacpp", lambda _: True),
+        mock.patch.object(serve_plan, "_missing", return_value={}),
+        mock.patch.object(serve_plan, "_finds_llamacpp", return_value=True),
     ):
         try:
             found = serve_plan.plan_for(serving.load, serving.child, seen, serving.plan)
@@ -289,11 +304,14 @@ def check_command(case: Case, outcome: Outcome, folder: Path) -> Iterator[Violat
     for kind, words in (("command", shlex.split(document_["command"])), ("saved plan", saved)):
         try:
             settings, model, memory = followed_command(words, outcome)
-        except (ValueError, Exception) as error:  # noqa: BLE001 (whatever it is, it is a violation)
+        except (ValueError, Exception) as error:
             yield kind, f"{shlex.join(words)} fails: {error!r}"[:300]
             continue
         if model != choice.option.model.name or memory != limit:
-            yield kind, f"{shlex.join(words)} plans {model} in {memory}, not {choice.option.model.name} in {limit}"
+            yield (
+                kind,
+                f"{shlex.join(words)} plans {model} in {memory}, not {choice.option.model.name} in {limit}",
+            )
         elif settings != choice.settings:
             differs = [
                 f"{name} {getattr(choice.settings, name)} → {getattr(settings, name)}"
@@ -303,7 +321,9 @@ def check_command(case: Case, outcome: Outcome, folder: Path) -> Iterator[Violat
             yield kind, f"{shlex.join(words)} plans otherwise: {', '.join(differs)}"
 
 
-REMEDY: Final = re.compile(r"it fits (?:with (?P<words>--\S+ \S+)|when other programs give (?P<size>[\d,.]+ \w+) back)")
+REMEDY: Final = re.compile(
+    r"it fits (?:with (?P<words>--\S+ \S+)|when other programs give (?P<size>[\d,.]+ \w+) back)"
+)
 INSTEAD: Final = re.compile(r"^(?P<model>\S+) fits, in ")
 BIGGER: Final = "with more memory"
 
@@ -358,8 +378,10 @@ def machine_has_card(case: Case) -> bool:
 
 
 def without_limit(case: Case, text: str) -> Case:
-    """Without `--memory`, where the remedy says so; in words of the machine that a Mac and a card both have."""
-    kept = tuple((name, value) for name, value in case.wishes if name != "--memory" or "no --memory" not in text)
+    """Without `--memory`, where the remedy says so."""
+    kept = tuple(
+        (name, value) for name, value in case.wishes if name != "--memory" or "no --memory" not in text
+    )
     return replace(case, wishes=kept)
 
 
@@ -466,8 +488,8 @@ def _worse(before: Choice, after: Choice) -> str:
 
 
 def gains(choice: Choice) -> tuple[float, ...]:
-    """What a person may have for less speed: a longer context, larger images, more requests at once, a finer cache or
-    finer weights beside the layers', GPUs that stay free for something else."""
+    """What a person may have for less speed: a longer context, larger images, more requests at once, a finer
+    cache or finer weights beside the layers', GPUs that stay free for something else."""
     settings = choice.settings
     cache = {"fp8": 8.0, "q8_0": 8.5, "bf16": 16.0, "f16": 16.0, "fp32": 32.0}[settings.kv_name]
     parts = float(settings.head == "bf16"), float(settings.vision_weights == "bf16")
@@ -516,7 +538,9 @@ def built() -> Any:
     return mock.patch.object(app, "app", typer.main.get_command(app.app))
 
 
-def run(cases: int, seed: int, files: Sequence[str], folder: Path) -> tuple[Counter[str], dict[str, list[str]]]:
+def run(
+    cases: int, seed: int, files: Sequence[str], folder: Path
+) -> tuple[Counter[str], dict[str, list[str]]]:
     """Counts by kind, and the violations with what repeats them."""
     counts: Counter[str] = Counter()
     found: dict[str, list[str]] = {}

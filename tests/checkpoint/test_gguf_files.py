@@ -224,7 +224,8 @@ def test_a_tower_of_another_width_is_not_left_out_without_a_word(tmp_path: Path)
     gguf = facts_of(str(path), offline=True).gguf
     assert gguf is not None
     assert gguf.unlike == (
-        "mmproj-model-f16.gguf is left out, so the model sees no pictures: it gives 48 values a token of a picture, and "
+        "mmproj-model-f16.gguf is left out, so the model sees no pictures: it gives 48 values a token of a "
+        "picture, and "
         "the model takes 32."
     )
     tower(tmp_path / "mmproj-model-f32.gguf", width=32)

@@ -63,7 +63,11 @@ def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--quality", "best"], 2, "best"),
         (["--quality", "bf16", "--weights", "int4"], 2, "--quality bf16 refuses --weights int4"),
         (["--speculation", "ngram", "--backend", "vllm"], 2, "--speculation ngram is not for --backend vllm"),
-        (["--kv-cache", "fp8", "--backend", "transformers"], 2, "--kv-cache fp8 is not for --backend transformers"),
+        (
+            ["--kv-cache", "fp8", "--backend", "transformers"],
+            2,
+            "--kv-cache fp8 is not for --backend transformers",
+        ),
         (["--os", "macos"], 2, "rtx-5060 is none of a Mac's"),
         (["--gpu", "m4", "--os", "linux"], 2, "m4 is a Mac's, and --os is linux"),
         (["--gpu", "none", "--gpus", "2", "--held", "0"], 2, "a machine with --gpu none"),

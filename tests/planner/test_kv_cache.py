@@ -7,7 +7,8 @@ import torch
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from snugvl.checkpoint.catalogue import catalogue_facts
-from snugvl.planner.capabilities import Option, kv_formats_on
+from snugvl.planner.capabilities import Option
+from snugvl.planner.costs import kv_formats_on
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice
@@ -44,7 +45,9 @@ def test_an_fp8_cache_only_where_it_brings_images_or_context_up_to_comfort() -> 
 def test_a_wished_cache_and_who_may_have_it() -> None:
     assert require(one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB))).settings.kv == "fp8"
     refused = one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB)).refusals
-    assert ("transformers", "its KV cache is bf16, fp8 is wished") in [(each.engine, each.reason) for _, each in refused]
+    assert ("transformers", "its KV cache is bf16, fp8 is wished") in [
+        (each.engine, each.reason) for _, each in refused
+    ]
     model = inventory(FACTS["4B", True])
     rough = replace(model, qk_norm=False)
     card, turing, cpu = Device(0), Device(0, compute_capability=(7, 5)), Device(0, cpu=True)

@@ -20,7 +20,7 @@ from snugvl.hardware.describe import describe
 from snugvl.hardware.devices import with_others
 from snugvl.hardware.machine import Gpu, Machine
 from snugvl.planner.capabilities import options
-from snugvl.planner.commands import next_command, plain_command, visible
+from snugvl.planner.commands import plain_command, visible
 from snugvl.planner.footprint.ggml import Graph, compute_bytes
 from snugvl.planner.footprint.llamacpp import (
     cache_bytes,

@@ -23,6 +23,7 @@ from tests.planner.models import Fixed, qwen3_vl, text_only, with_rule
 FACTS = {(size, fp8): qwen3_vl(size, fp8=fp8) for size in ("2B", "4B", "8B") for fp8 in (False, True)}
 CATALOGUE = [Candidate(facts, ["2B", "4B", "8B"].index(size)) for (size, _), facts in FACTS.items()]
 
+
 def wished(**values: Any) -> Wishes:
     """Wishes; plain ones in place of two that exclude one another."""
     try:
@@ -181,7 +182,9 @@ def test_nothing_fits_says_how_much_is_missing_and_the_way_out() -> None:
         require(one("4B", wishes=Wishes(context=65536)))
     with pytest.raises(DoesNotFit, match=r"it fits with --max-pixels \d+"):
         require(one("4B", wishes=Wishes(max_pixels=16_777_216), on=rtx_5060(3200 * MIB)))
-    with pytest.raises(DoesNotFit, match=r"it fits when other programs give [\d,]+ MiB back, of 4.79 GiB that they hold"):
+    with pytest.raises(
+        DoesNotFit, match=r"it fits when other programs give [\d,]+ MiB back, of 4.79 GiB that they hold"
+    ):
         require(solve([Candidate(FACTS["4B", True])], rtx_5060(4900 * MIB), Wishes()))
 
 

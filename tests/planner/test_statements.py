@@ -1,10 +1,9 @@
 """What a plan states, as a person acts on it: the right value of each statement that was wrong once.
 
-`benchmarks/random_plans.py` follows what is printed for thousands of random machines and wishes; some hundred of them
-are followed here. The tests below it are single cases, each with what once was said.
+`benchmarks/random_plans.py` follows what is printed for thousands of random machines and wishes; some hundred
+of them are followed here. The tests below it are single cases, each with what once was said.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,8 @@ def chosen(name: str, gpu: str | None, wishes: dict[str, Any] | None = None, **m
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
-    yield random_plans.ggufs(tmp_path_factory.mktemp("ggufs"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    return random_plans.ggufs(tmp_path_factory.mktemp("ggufs"))
 
 
 @pytest.mark.parametrize("seed", [11, 12])
@@ -105,7 +104,9 @@ def test_a_ready_made_edition_is_tried_before_a_smaller_model_is_named() -> None
 
 def test_more_ram_is_never_slower() -> None:
     """Once 15.7 tokens/s in bf16 with 16 GiB, and 7.8 in float32 with 17."""
-    rates = [chosen("Qwen/Qwen3.5-2B", "none", ram=f"{ram}GiB").speed.decode_tokens_per_s for ram in range(12, 40)]
+    rates = [
+        chosen("Qwen/Qwen3.5-2B", "none", ram=f"{ram}GiB").speed.decode_tokens_per_s for ram in range(12, 40)
+    ]
     assert all(rate is not None for rate in rates)
     assert max(rates) / min(rates) < 1.05  # type: ignore[type-var, operator]
 
@@ -117,7 +118,9 @@ def test_what_the_driver_holds_is_nobodys_to_give_back() -> None:
         assert not [each.remedy for each in plan.rejections if each.remedy and "give" in each.remedy]
     lent = planned("Qwen/Qwen3-VL-4B-Instruct-FP8", "rtx-5060", os="wsl2", held="4900MiB")
     assert "of 4.79 GiB that they hold" in way_out(lent, lent.budget)
-    bound = planned("Qwen/Qwen3-VL-4B-Instruct-FP8", "rtx-5060", {"memory_bytes": 2 * GIB}, os="wsl2", held="1000MiB")
+    bound = planned(
+        "Qwen/Qwen3-VL-4B-Instruct-FP8", "rtx-5060", {"memory_bytes": 2 * GIB}, os="wsl2", held="1000MiB"
+    )
     assert way_out(bound, bound.budget).startswith("it fits with --memory ")
 
 
@@ -165,8 +168,9 @@ def test_no_engine_is_planned_where_it_does_not_run(gpu: str, machine: dict[str,
 @pytest.mark.parametrize(
     ("gpu", "machine", "api", "gib"),
     [
-        ("rx-7900-xtx", {}, "vulkan", 24), ("arc-b580", {"os": "windows"}, "vulkan", 12), ("m4", {"ram": "36GiB"}, "metal", 24),
-        ("m4-max", {"ram": "128GiB"}, "metal", 96), ("mi300x", {}, "vulkan", 192), ("Radeon RX 7600", {}, "vulkan", 8),
+        ("rx-7900-xtx", {}, "vulkan", 24), ("arc-b580", {"os": "windows"}, "vulkan", 12),
+        ("m4", {"ram": "36GiB"}, "metal", 24), ("m4-max", {"ram": "128GiB"}, "metal", 96),
+        ("mi300x", {}, "vulkan", 192), ("Radeon RX 7600", {}, "vulkan", 8),
     ],
 )  # fmt: skip
 def test_other_makers_gpus_are_llama_cpps(
@@ -204,7 +208,9 @@ def test_a_machine_that_can_not_be_is_refused(gpu: str | None, machine: dict[str
 def test_every_row_of_the_table_can_be_described() -> None:
     """A row of compute capability 6 once broke every look-up."""
     for model in known():
-        on = describe(model.name, os="macos" if model.api == "metal" else "linux", vram=model.total_bytes or None)
+        on = describe(
+            model.name, os="macos" if model.api == "metal" else "linux", vram=model.total_bytes or None
+        )
         assert (on.gpus or on.others)[0].name == model.product
 
 
@@ -246,7 +252,9 @@ def test_texts_say_nothing_that_helps_nobody() -> None:
     assert "first token" not in text
     large = solve([Candidate(facts("Qwen/Qwen3-VL-32B-Instruct"))], on, Wishes())
     assert "would be needed; " in plain(report(large, on))
-    text_alone = solve([Candidate(facts("Qwen/Qwen3-VL-4B-Instruct-FP8"))], describe("rtx-3050"), Wishes(images=0))
+    text_alone = solve(
+        [Candidate(facts("Qwen/Qwen3-VL-4B-Instruct-FP8"))], describe("rtx-3050"), Wishes(images=0)
+    )
     assert "same images" not in plain(report(text_alone, on))
     from snugvl.planner.recommend import catalogue_candidates
 

@@ -67,7 +67,9 @@ def gguf_files(model: str) -> GgufFiles | None:
     if (found := repository(model)) is not None:
         return _of_hub_cache(*found)
     path = Path(model).expanduser()
-    if model and path.is_file() and (path.suffix == SUFFIX or is_gguf(path)):  # else reading it says what it is
+    if (
+        model and path.is_file() and (path.suffix == SUFFIX or is_gguf(path))
+    ):  # else reading it says what it is
         return _beside(path)
     if not model or not path.is_dir() or (path / "config.json").is_file():
         return None

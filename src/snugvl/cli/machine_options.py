@@ -32,7 +32,9 @@ Gpu = Annotated[
 ]
 Os = Annotated[
     Literal["linux", "wsl2", "windows", "macos", "other"] | None,
-    typer.Option("--os", help="The described machine's system (linux by default, macos with a GPU of Apple's)."),
+    typer.Option(
+        "--os", help="The described machine's system (linux by default, macos with a GPU of Apple's)."
+    ),
 ]
 Held = Annotated[
     str | None,

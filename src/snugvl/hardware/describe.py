@@ -32,15 +32,16 @@ def describe(
     """A machine with `count` GPUs of one kind; what isn't said is assumed, and a note says so.
 
     Args:
-        gpu: a name of the table, however spelled, or "none"; or None with `vram`: an NVIDIA GPU of that memory.
+        gpu: a name of the table, however spelled, or "none"; or None with `vram`: an NVIDIA GPU of that
+            memory.
         held: of each GPU's memory by others, such as "951MiB". On Linux the driver keeps its own part beside
             that (`gpus.reserved_bytes`), which nvidia-smi shows neither as used nor as free.
         vram: total memory of each GPU; the table's by default.
         ram: system memory (under WSL2 that of the virtual machine), of which the system has its part.
 
     Raises:
-        InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is none, zero or
-            negative, more held than there is.
+        InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is none, zero
+            or negative, more held than there is.
     """
     system = _system(os)
     model = _model(gpu, system, held, vram, count)
@@ -93,7 +94,9 @@ def _model(
     model = gpus.lookup(name, _size(vram, "vram")) if name is not None else None
     if (model is not None and model.api == "metal") != (system == "macos"):
         what = f"{name or 'an NVIDIA GPU'} is none of a Mac's" if system == "macos" else f"{name} is a Mac's"
-        raise InputError(f"{what}, and --os is {system}; a Mac is --os macos --gpu m4 (or another) --ram 16GiB")
+        raise InputError(
+            f"{what}, and --os is {system}; a Mac is --os macos --gpu m4 (or another) --ram 16GiB"
+        )
     if model is not None and not model.total_bytes and (vram is not None or held is not None or count > 1):
         raise InputError(f"{name} has main memory as its own; describe that with --ram alone")
     return model

@@ -25,7 +25,9 @@ MemorySource = Literal["nvml", "nominal", "published", "main memory"]
 _CORES_PER_SM: Final = {7: 64, 8: 128, 12: 128}  # by major compute capability, GeForce only
 _TENSOR_OPS: Final = 512  # per SM and clock, fp16 in, fp32 accumulated: GeForce Turing to Blackwell
 _PLAIN_OPS: Final = 256  # GTX 16xx has no tensor cores: 128 fp16 multiply-adds
-_IGNORED = re.compile(r"nvidia|amd|intel|apple|radeon|instinct|geforce|tesla|quadro|graphics|generation|workstationedition|gpu|\((?:r|tm)\)")
+_IGNORED = re.compile(
+    r"nvidia|amd|intel|apple|radeon|instinct|geforce|tesla|quadro|graphics|generation|workstationedition|gpu|\((?:r|tm)\)"
+)
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
 
 
@@ -66,8 +68,8 @@ class GpuModel:
     Attributes:
         name: NVML's, without the vendor.
         total_bytes: as NVML reports it.
-        memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less. "published": those of
-            another maker. "main memory": it has none of its own, and `total_bytes` is 0.
+        memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less. "published": those
+            of another maker. "main memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
     """
@@ -127,7 +129,9 @@ def lookup(name: str, total_bytes: int | None = None) -> GpuModel:
         return model
     near = nearest(name)
     hint = f"nearest: {', '.join(near)}" if near else "no name comes near"
-    raise InputError(f"no GPU {name!r} in the table ({hint}); an NVIDIA GPU may be said by its memory alone, with --vram")
+    raise InputError(
+        f"no GPU {name!r} in the table ({hint}); an NVIDIA GPU may be said by its memory alone, with --vram"
+    )
 
 
 def is_mac(name: str) -> bool:
@@ -164,7 +168,11 @@ def _key(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    words = re.sub(r"geforce |amd |intel |apple |radeon |instinct ", "", name.lower()).replace(" gpu", "").replace(" generation", "")
+    words = (
+        re.sub(r"geforce |amd |intel |apple |radeon |instinct ", "", name.lower())
+        .replace(" gpu", "")
+        .replace(" generation", "")
+    )
     return words.replace("tesla ", "").replace(" ", "-")
 
 

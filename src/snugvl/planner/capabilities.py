@@ -21,7 +21,7 @@ from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
-from snugvl.planner.generations import OLDEST, PLANES, VLLM_FP8_KV, older, too_old
+from snugvl.planner.generations import PLANES, not_here, older, too_old
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import (
     ENGINES,
@@ -164,52 +164,11 @@ def options(
             Refusal("vllm", OWN) if own else _vllm(model, device),
         )
         refused = [Refusal("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")]
-    nowhere = {engine: why for engine in ENGINES if (why := _not_here(engine, device, system))}
+    nowhere = {engine: why for engine in ENGINES if (why := not_here(engine, device, system))}
     refused += [Refusal(engine, why) for engine, why in nowhere.items()]
     found = [option for each in made if not isinstance(each, Refusal) for option in each]
     found = [option for option in found if option.engine not in nowhere]
     return found, [*(each for each in made if isinstance(each, Refusal)), *refused]
-
-
-def _not_here(engine: Engine, device: Device, system: OperatingSystem) -> str | None:
-    """Why an engine runs on no machine of this maker, system or age, as a clause, or None."""
-    if engine == "llamacpp":
-        return None
-    if system == "windows":
-        return "it does not run on Windows; in WSL2 it does"
-    if engine == "vllm" and system not in ("linux", "wsl2"):
-        return "it runs on Linux and in WSL2 alone"
-    if device.api != "CUDA":
-        return f"it has nothing for a GPU that is reached by {device.api}"
-    return older(device.compute_capability, OLDEST[engine])
-
-
-def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None) -> tuple[KVFormat, ...]:
-    """KV formats for an option on a device, best first; of a wished one that alone, or none.
-
-    Unasked it is FP8 on a GPU alone, where memory is what is short, and for models alone that norm their keys. Our
-    kernels need no hardware for FP8, vLLM's do.
-    """
-    able, capability = option.kv_formats, device.compute_capability
-    if no_fp8_cache(option) or (option.engine == "vllm" and older(capability, VLLM_FP8_KV)):
-        able = able[:1]
-    if wished is not None:
-        return tuple(kind for kind in able if kind == wished)
-    return able if option.model.qk_norm and (option.engine == "vllm" or not device.cpu) else able[:1]
-
-
-def no_fp8_cache(option: Option) -> str | None:
-    """Why an engine refuses keys and values in FP8 for a model, as a clause, or None.
-
-    e4m3 has no scale here, and outliers of keys that aren't normed saturate. llama.cpp's eight bits have a scale for
-    every 32 values.
-    """
-    if option.engine == "llamacpp" or option.model.qk_norm:
-        return None
-    return (
-        "its keys have no norm, and an FP8 cache spoils them: Qwen2.5-Coder-1.5B loses 0.55 nats a token by it "
-        "(perplexity 11.96 instead of 6.81); leave --kv-cache fp8 out"
-    )
 
 
 def _stored(model: Inventory) -> WeightFormat:

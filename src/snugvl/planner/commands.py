@@ -53,7 +53,8 @@ def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
 def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     """The words of our own command: the model and what was wished, since the same solver plans again there.
 
-    vLLM, llama.cpp, layers in main memory, and options that a task's command doesn't have, come with the server.
+    vLLM, llama.cpp, layers in main memory, and options that a task's command doesn't have, come with the
+    server.
     """
     asked = load_options(choice, wishes)
     said = {name: asked.said()[name] for name in ("backend", *asked.said()) if name in asked.said()}
@@ -66,14 +67,16 @@ def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
 
 
 def _words(said: dict[str, Any]) -> list[str]:
-    return [word for name, value in said.items() for word in (flag(name, value), str(value)) if word != "True"]
+    return [
+        word for name, value in said.items() for word in (flag(name, value), str(value)) if word != "True"
+    ]
 
 
 def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
     """What to load the choice with, so that the same plan is made again: for a command, and for a saved plan.
 
-    What only `plan` can be asked for (a floor of quality, the least tokens of an image) becomes what the plan made of
-    it.
+    What only `plan` can be asked for (a floor of quality, the least tokens of an image) becomes what the plan
+    made of it.
     """
     settings, facts = choice.settings, choice.option.model.facts
     weights = wishes.weights or (settings.weights if wishes.quality != "any" else None)

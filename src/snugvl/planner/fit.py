@@ -7,9 +7,9 @@ from functools import cached_property
 
 from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
+from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option
 from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
-from snugvl.planner.costs import tier
+from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.footprint import llamacpp
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
@@ -62,9 +62,7 @@ class Fitter:
         self.budgets = found
         self.host = host
         self.cpu = found[0].device.cpu
-        self.goals = goals(
-            option.model, wishes, option.context_limit, engine=option.engine, cpu=self.cpu
-        )
+        self.goals = goals(option.model, wishes, option.context_limit, engine=option.engine, cpu=self.cpu)
         self._footprints: dict[Settings, Footprint] = {}  # many are asked for again
 
     @cached_property

@@ -91,8 +91,8 @@ def goals(
 
     Args:
         limit: tokens of the longest context.
-        engine: ours has a KV pool that is planned for itself; others' follows from the contexts, and of them vLLM
-            alone lets more requests than those share it.
+        engine: ours has a KV pool that is planned for itself; others' follows from the contexts, and of them
+            vLLM alone lets more requests than those share it.
         cpu: beyond comfort only the pool grows.
     """
     found: list[Goal] = []

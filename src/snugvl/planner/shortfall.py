@@ -1,16 +1,21 @@
-"""Why something does not fit, in bytes, with what is to blame and what would fit."""
+"""Why something is excluded by a wish, or does not fit: in bytes, with what is to blame and what would
+fit."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from snugvl.checkpoint.catalogue import find
 from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
+from snugvl.planner.capabilities import Option
+from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
-from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
+from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, LEAST_ROOM_TOKENS, Wishes
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
@@ -58,6 +63,72 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
     return rejections
 
 
+def excluded(option: Option, wishes: Wishes) -> list[str | None]:
+    """Which wishes exclude an option, each as a clause or None, in the order in which they are checked."""
+    # Who wishes bf16 on a CPU wishes weights that aren't quantised.
+    narrowed = "bf16" if option.weights == "fp32" else option.weights
+    facts, ours = option.model.facts, option.engine == "native"
+    coarser = FORMAT_QUALITY[option.stored_quality] < wishes.floor
+    blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
+    unlike = wishes.weights not in (None, option.weights, narrowed)
+    checks = {
+        f"{wishes.weights} weights can't be had of it: {_stored_as(option)}": unlike,
+        f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
+        "only our own engine streams the vision tower": wishes.tower == "streamed" and not ours,
+        "only our own engine reads the embedding from main memory": wishes.embedding == "cpu" and not ours,
+        f"only our own engine guesses tokens (--speculation {wishes.speculation})": wishes.speculation
+        in GUESSING
+        and not ours,
+        "the checkpoint has no multi-token predictor for --speculation mtp; use ngram": wishes.speculation
+        == "mtp"
+        and not facts.predicts,
+        "the model reads no images": blind,
+        "its vendor doesn't say that it finds boxes": wishes.good_for == "detect"
+        and not grounds(option.model),
+    }
+    return [why if so else None for why, so in checks.items()]
+
+
+def no_cache(fitter: Fitter) -> str | None:
+    """Why a wished format of the KV cache excludes an option, as a clause."""
+    if fitter.kv_formats:
+        return None
+    wished, option = fitter.wishes.kv_cache, fitter.option
+    if wished not in option.kv_formats:
+        return f"its KV cache is {' or '.join(option.kv_formats)}, {wished} is wished"
+    return no_fp8_cache(option) or f"its {wished} KV cache needs compute capability 8.9"
+
+
+def _stored_as(option: Option) -> str:
+    stored = option.model.facts.quantization or "bf16"
+    if option.model.facts.gguf is not None:
+        return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
+    if option.model.mixed and option.engine == "transformers" and stored == "bf16":
+        return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a ready-made edition"
+    if option.engine == "vllm":
+        return f"vLLM serves what is stored, {stored}"
+    return f"the checkpoint is stored in {stored}"
+
+
+def no_goal(fitter: Fitter) -> str:
+    limit, wishes = fitter.option.context_limit, fitter.wishes
+    if wishes.context is not None and wishes.context > limit:
+        most = fitter.option.model.facts.text.max_position_embeddings
+        here = " here" if limit < most else ""
+        ours = here and fitter.option.engine == "native" and wishes.context <= most
+        longer = f"; transformers goes up to {most:,}" if ours else ""
+        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished{longer}"
+    if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
+        return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"
+    return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"
+
+
+def grounds(model: Inventory) -> bool:
+    """Whether a model finds boxes, by its vendor's word; one that isn't in the catalogue may."""
+    known = find(model.name)
+    return known is None or known[0].grounds
+
+
 def _leanest(fitter: Fitter, base: Settings) -> Fitted:
     tokens = largest_image(fitter.option.model, base.max_pixels).tokens
     tried = [fitter.fitted(settings, tokens) for settings in fitter.variants(base)]
@@ -85,7 +156,8 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
     freed = [changed(budget, budget.free_bytes + given, limit) for budget in fitter.budgets]
     if 0 < given <= lent and Fitter(fitter.option, fitter.wishes, freed, fitter.host).best is not None:
         where = " on each GPU" if least.settings.gpus > 1 else ""
-        return f"it fits when other programs give {given >> 20:,} MiB back{where}, of {format_size(lent)} that they hold"
+        back = f"{given >> 20:,} MiB back{where}, of {format_size(lent)} that they hold"
+        return f"it fits when other programs give {back}"
     return None
 
 
@@ -153,7 +225,8 @@ def way_out(plan: Plan, budget: Budget) -> str:
     if plan.instead is not None:
         other = plan.instead
         on = f" on {other.settings.gpus} GPUs" if other.settings.gpus > 1 else ""
-        return f"{other.option.model.name} fits, in {other.settings.weights_name}, with {other.option.engine}{on}"
+        how = f"in {other.settings.weights_name}, with {other.option.engine}{on}"
+        return f"{other.option.model.name} fits, {how}"
     remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
     if remedies:
         return remedies[0]

@@ -20,25 +20,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from snugvl.checkpoint.catalogue import find
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import SpeculationName
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
-from snugvl.planner.capabilities import Option, Refusal, no_fp8_cache, offloading, options
+from snugvl.planner.capabilities import Option, Refusal, offloading, options
 from snugvl.planner.checkpoints import CHECKPOINTS
 from snugvl.planner.costs import cost
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.goals import COMFORT
-from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
+from snugvl.planner.shortfall import (
+    excluded,
+    no_cache,
+    no_goal,
+    refusal_line,
+    why_not_fitting,
+    why_not_more,
+)
 from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
-from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, Wishes
+from snugvl.planner.wishes import FORMAT_QUALITY, Wishes
 
 ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 3, "vllm": 2, "llamacpp": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
@@ -149,15 +155,17 @@ def _possible(
     model = inventory(facts.with_predictor() if wishes.speculation == "mtp" else facts)
     possible, refused = options(model, found[0].device, machine.os, wishes)
     refusals = {refusal.engine: refusal for refusal in refused}
-    passed: dict[Engine, int] = {}  # checks, by the option of an engine that passes most: its refusal is the true one
+    passed: dict[
+        Engine, int
+    ] = {}  # checks, by the option of an engine that passes most: its refusal is the true one
     fitters: list[Fitter] = []
     for option in possible:
         fitter = Fitter(option, wishes, found)
         if option.by_bits and "bitsandbytes" in missing and wishes.weights is None:
             continue
-        checks = [missing.get(option.engine), *_excluded(option, wishes), _no_cache(fitter)]
+        checks = [missing.get(option.engine), *excluded(option, wishes), no_cache(fitter)]
         place = next((number for number, why in enumerate(checks) if why), len(checks))
-        why = _no_goal(fitter) if place == len(checks) and not fitter.goals else [*checks, None][place]
+        why = no_goal(fitter) if place == len(checks) and not fitter.goals else [*checks, None][place]
         if why and place >= passed.get(option.engine, 0):
             passed[option.engine], refusals[option.engine] = place, Refusal(option.engine, why)
         elif not why and wishes.backend in ("auto", option.engine):
@@ -225,63 +233,6 @@ def require(plan: Plan) -> Choice:
     raise DoesNotFit(refusal_line(plan))
 
 
-def _excluded(option: Option, wishes: Wishes) -> list[str | None]:
-    """Which wishes exclude an option, each as a clause or None, in the order in which they are checked."""
-    # Who wishes bf16 on a CPU wishes weights that aren't quantised.
-    narrowed = "bf16" if option.weights == "fp32" else option.weights
-    facts, ours = option.model.facts, option.engine == "native"
-    coarser = FORMAT_QUALITY[option.stored_quality] < wishes.floor
-    blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
-    unlike = wishes.weights not in (None, option.weights, narrowed)
-    checks = {
-        f"{wishes.weights} weights can't be had of it: {_stored_as(option)}": unlike,
-        f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
-        "only our own engine streams the vision tower": wishes.tower == "streamed" and not ours,
-        "only our own engine reads the embedding from main memory": wishes.embedding == "cpu" and not ours,
-        f"only our own engine guesses tokens (--speculation {wishes.speculation})": wishes.speculation in GUESSING
-        and not ours,
-        "the checkpoint has no multi-token predictor for --speculation mtp; use ngram": wishes.speculation == "mtp"
-        and not facts.predicts,
-        "the model reads no images": blind,
-        "its vendor doesn't say that it finds boxes": wishes.good_for == "detect" and not grounds(option.model),
-    }
-    return [why if so else None for why, so in checks.items()]
-
-
-def _no_cache(fitter: Fitter) -> str | None:
-    """Why a wished format of the KV cache excludes an option, as a clause."""
-    if fitter.kv_formats:
-        return None
-    wished, option = fitter.wishes.kv_cache, fitter.option
-    if wished not in option.kv_formats:
-        return f"its KV cache is {' or '.join(option.kv_formats)}, {wished} is wished"
-    return no_fp8_cache(option) or f"its {wished} KV cache needs compute capability 8.9"
-
-
-def _stored_as(option: Option) -> str:
-    stored = option.model.facts.quantization or "bf16"
-    if option.model.facts.gguf is not None:
-        return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
-    if option.model.mixed and option.engine == "transformers" and stored == "bf16":
-        return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a ready-made edition or a GGUF"
-    if option.engine == "vllm":
-        return f"vLLM serves what is stored, {stored}"
-    return f"the checkpoint is stored in {stored}"
-
-
-def _no_goal(fitter: Fitter) -> str:
-    limit, wishes = fitter.option.context_limit, fitter.wishes
-    if wishes.context is not None and wishes.context > limit:
-        most = fitter.option.model.facts.text.max_position_embeddings
-        here = " here" if limit < most else ""
-        ours = here and fitter.option.engine == "native" and wishes.context <= most
-        longer = f"; transformers goes up to {most:,}" if ours else ""
-        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished{longer}"
-    if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
-        return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"
-    return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"
-
-
 def _decide(
     fitters: list[tuple[Fitter, int]],
     choices: list[Choice],
@@ -321,12 +272,6 @@ def _enough(choices: list[Choice], quality: int) -> bool:
 def _bearable(choice: Choice) -> bool:
     rate, first_s = choice.speed.decode_tokens_per_s, choice.speed.first_token_s
     return (rate is None or rate >= LEAST_RATE) and (first_s is None or first_s <= MOST_WAITING_S)
-
-
-def grounds(model: Inventory) -> bool:
-    """Whether a model finds boxes, by its vendor's word; one that isn't in the catalogue may."""
-    known = find(model.name)
-    return known is None or known[0].grounds
 
 
 def _streamed(choices: list[Choice]) -> Choice | None:

@@ -107,7 +107,8 @@ class Wishes:
         """Refuse two options of which one excludes the other, whatever the model and the machine."""
         if self.weights is not None and FORMAT_QUALITY[self.weights] < self.floor:
             raise RequestError(
-                f"--quality {self.quality} refuses --weights {self.weights}; leave one of them out", field="weights"
+                f"--quality {self.quality} refuses --weights {self.weights}; leave one of them out",
+                field="weights",
             )
         asked = {
             "tower": self.tower == "streamed",
@@ -118,7 +119,8 @@ class Wishes:
         for name in (name for name, so in asked.items() if so and self.backend not in ("auto", "native")):
             option = flag(name, getattr(self, name))
             raise RequestError(
-                f"{option} {getattr(self, name)} is not for --backend {self.backend}; say --backend native, or leave one "
+                f"{option} {getattr(self, name)} is not for --backend {self.backend}; say --backend "
+                f"native, or leave one "
                 "of them out",
                 field=name,
             )

@@ -106,8 +106,8 @@ def _bitsandbytes(weights: str, dtype: torch.dtype) -> Any:
 
 
 def by_bits_bytes(skeleton: torch.nn.Module, weights: str) -> int:
-    """Bytes of the weights that bitsandbytes makes. It replaces plain linear layers alone: the head stays, and so do
-    experts that a mixture has in one tensor."""
+    """Bytes of the weights that bitsandbytes makes. It replaces plain linear layers alone: the head stays,
+    and so do experts that a mixture has in one tensor."""
     head = skeleton.get_output_embeddings()  # type: ignore[operator]
     linear = (each for each in skeleton.modules() if isinstance(each, torch.nn.Linear) and each is not head)
     made = [each.weight for each in linear]

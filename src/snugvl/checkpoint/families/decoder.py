@@ -17,7 +17,8 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture: `count` gated MLPs of `intermediate`, `used` of them for a token, in layers that `sparse` says."""
+    """A mixture: `count` gated MLPs of `intermediate`, `used` of them for a token, in layers that `sparse`
+    says."""
 
     count: int
     used: int

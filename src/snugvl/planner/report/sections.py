@@ -16,7 +16,7 @@ from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, to
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import way_out
-from snugvl.planner.speed import ASSUMED_LINK, Speed, roofline, tower_crossing_s
+from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
@@ -37,8 +37,6 @@ ENGINE_NAMES = {
 
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
-SHORT_WAIT_S: Final = 0.1  # that nobody feels
-MANY_TOKENS: Final = 1000  # a second; beyond, other things than memory decide
 QUICK_PIXELS: Final = 512 * 512
 
 
@@ -168,7 +166,7 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
         facts.append(
             ("host", f"the embedding stays in main memory ({held}); the GPU reads a row for each token")
         )
-    if speed := _speed(choice.speed):
+    if speed := speed_text(choice.speed):
         facts.append(("speed", speed))
     return facts
 
@@ -212,29 +210,6 @@ def _crossing(choice: Choice) -> str:
     least = 1e3 * tower_crossing_s(choice.option.model, choice.settings, gpu)
     slot = f"at {rate / 1e9:.1f} GB/s{'' if known else ' (assumed)'}"
     return f"every picture waits at least {least:,.0f} ms for it to cross PCI Express {slot}"
-
-
-def _speed(speed: Speed) -> str | None:
-    """A bound, or a prediction where the link decides."""
-    if speed.decode_tokens_per_s is None:
-        return None
-    if speed.predicted:
-        assumed = ", by assumed rates of main memory" if speed.assumed else ""
-        return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{_first(speed)} (predicted{assumed})"
-    if speed.crossing_bytes:
-        crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
-        first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
-        return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
-    many = speed.decode_tokens_per_s > MANY_TOKENS
-    bound = f"memory allows over {MANY_TOKENS:,}" if many else f"at most {speed.decode_tokens_per_s:,.0f}"
-    bound += f" tokens/s{_first(speed)}"
-    return f"{bound} (roofline, {'by assumed rates of main memory' if speed.assumed else 'an upper bound'})"
-
-
-def _first(speed: Speed) -> str:
-    """The wait for the first token, where a person might feel it."""
-    least_s = speed.first_token_s
-    return "" if least_s is None or least_s < SHORT_WAIT_S else f", first token after at least {least_s:.1f} s"
 
 
 def _weights(choice: Choice) -> str:
