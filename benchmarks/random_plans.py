@@ -35,10 +35,9 @@ from unittest import mock
 
 import typer.main
 
-from snugvl.backends.native.allocation import choose
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
-from snugvl.cli import app, serve_plan, session
+from snugvl.cli import app, serve_options, serve_plan, session
 from snugvl.cli import plan as plan_command
 from snugvl.cli import serve as serve_command
 from snugvl.core.sizes import GIB, MIB, parse_size
@@ -52,6 +51,7 @@ from snugvl.planner.report.sections import report
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.speed import roofline
+from snugvl.planner.wishes import wishes_of
 
 MODELS: Final = (
     "pocket", "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-2B-Instruct-FP8", "Qwen/Qwen3-VL-4B-Instruct",
@@ -219,7 +219,8 @@ def planned(case: Case) -> Outcome:
         mock.patch.object(app, "say", said.append),
     ):
         code = app.run(case.words)
-    return Outcome(code, *seen, said=" ".join(said))
+    plan, machine = seen or (None, None)
+    return Outcome(code, plan, machine, " ".join(said))
 
 
 def followed_command(words: Sequence[str], outcome: Outcome) -> tuple[Settings, str, int | None]:
@@ -229,7 +230,9 @@ def followed_command(words: Sequence[str], outcome: Outcome) -> tuple[Settings, 
         ValueError: it is refused.
     """
     assert outcome.machine is not None
-    machine, caught, said = outcome.machine, [], []
+    machine = outcome.machine
+    caught: list[Any] = []
+    said: list[str] = []
 
     def stop(*values: Any) -> Any:
         caught.append(values[0])
@@ -262,9 +265,6 @@ def followed_command(words: Sequence[str], outcome: Outcome) -> tuple[Settings, 
 
 def serve_plan_wishes(load: Any, model: ModelFacts, backend: Any) -> Any:
     """The wishes of a task's command, as `backends.native.allocation.choose` makes them."""
-    from snugvl.planner.wishes import wishes_of
-
-    assert choose is not None
     return wishes_of(load, sees=model.vision is not None, backend=backend)
 
 
@@ -282,7 +282,7 @@ def served(serving: Any, machine: Machine) -> tuple[Settings, str, int | None]:
         except SnugvlError as error:
             raise ValueError(str(error)) from None
     assert isinstance(found, serve_plan.Planned)
-    serve_command.serve_options.check_engine(serving.load, serving.child, found.engine, found.why)
+    serve_options.check_engine(serving.load, serving.child, found.engine, found.why)
     return found.choice.settings, found.name, found.asked.memory_bytes
 
 
@@ -333,12 +333,14 @@ def check_remedies(case: Case, outcome: Outcome) -> Iterator[Violation]:
     plan = outcome.plan
     if plan is None or outcome.machine is None:
         return
-    remedies = [(each.what.split()[0], each.remedy) for each in plan.rejections if each.remedy]
+    remedies: list[tuple[str | None, str]] = [
+        (each.what.split()[0], each.remedy) for each in plan.rejections if each.remedy
+    ]
     if plan.choice is None and plan.closest is not None:
         text = plain(report(plan, outcome.machine))
         remedies += [(case.model, said.removesuffix(".")) for said in re.findall(r"Way out: (.*)", text)]
     for model, text in remedies:
-        yield from _follow(replace(case, model=case.model or model), outcome, str(text))
+        yield from _follow(replace(case, model=case.model or model), outcome, text)
 
 
 def _follow(case: Case, outcome: Outcome, text: str) -> Iterator[Violation]:
