@@ -494,7 +494,8 @@ def gains(choice: Choice) -> tuple[float, ...]:
     cache or finer weights beside the layers', GPUs that stay free for something else."""
     settings = choice.settings
     cache = {"fp8": 8.0, "q8_0": 8.5, "bf16": 16.0, "f16": 16.0, "fp32": 32.0}[settings.kv_name]
-    parts = float(settings.head == "bf16"), float(settings.vision_weights == "bf16")
+    parts = [float(each) for each in (settings.head == "bf16", settings.vision_weights == "bf16")]
+    parts.append(float(settings.vision != "cpu"))  # where a picture takes minutes
     return settings.context, choice.tokens, settings.sequences, cache, *parts, -settings.gpus
 
 

@@ -3,6 +3,7 @@ fit."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from snugvl.checkpoint.catalogue import find
 from snugvl.core.sizes import exact_size, format_size, megapixels
@@ -220,6 +221,9 @@ def refusal_line(plan: Plan) -> str:
     return f"{line}; {way_out(plan, budget)}"
 
 
+LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table
+
+
 def way_out(plan: Plan, budget: Budget) -> str:
     """What to do where nothing fits."""
     if plan.instead is not None:
@@ -233,6 +237,8 @@ def way_out(plan: Plan, budget: Budget) -> str:
     fewer = (
         "a file with fewer bits a weight, " if plan.closest and plan.closest.option.model.facts.gguf else ""
     )
+    if plan.closest and plan.closest.footprint.total_bytes > LARGEST_BYTES:
+        return f"use {fewer}a smaller model, or a shorter context: no GPU has so much memory"
     more = "machine" if budget.device.unified or budget.gpu is None else "GPU"
     limit = ", and no --memory" if plan.wishes.memory_bytes is not None else ""
     return f"use {fewer}a smaller model, or a {more} with more memory{limit}"

@@ -84,7 +84,7 @@ def _wait(speed: Speed) -> str:
     """The wait for the first token, where a person might feel it."""
     least_s = speed.first_token_s
     return (
-        "" if least_s is None or least_s < SHORT_WAIT_S else f", first token after at least {least_s:.1f} s"
+        "" if least_s is None or least_s < SHORT_WAIT_S else f", first token after at least {least_s:.2f} s"
     )
 
 
