@@ -30,6 +30,7 @@ from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.vllm_pages import pages
 from snugvl.planner.footprint.vllm_tensors import MAX_SPLIT_BYTES, loading_bytes
 from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.recommend import awq
 from snugvl.planner.settings import Settings
 
 OBSERVATIONS: Final = Path(__file__).with_suffix(".json")
@@ -37,7 +38,7 @@ GIB: Final = 1 << 30
 WEIGHTS_GOAL: Final = 0.005
 TOKENS_GOAL: Final = 0.002
 SPLIT_LIMIT_SINCE: Final = (0, 23)  # `max_split_size_mb:20` while weights are loaded
-GROUP: Final = 128  # of AWQ
+GROUP: Final = 128  # of FP8
 LOADED: Final = ("weights", "allocator rounding", "vLLM rotary", "vLLM deepstack")
 
 
@@ -161,23 +162,6 @@ def model_of(seen: Mapping[str, Any]) -> Inventory:
     facts = replace(facts, text=text, family=change.get("family", facts.family))
     stored = {"awq": awq, "fp8": fp8}.get(change.get("format", ""))
     return inventory(stored(facts) if stored else facts)
-
-
-def awq(facts: ModelFacts) -> ModelFacts:
-    """The same with the decoder's matrices in 4 bits: codes, scales and zero points of 128 inputs each."""
-    tensors: list[TensorFact] = []
-    for tensor in facts.tensors:
-        if tensor.role != "linear":
-            tensors.append(tensor)
-            continue
-        rows, columns = tensor.shape
-        name, groups = tensor.name.removesuffix("weight"), columns // GROUP
-        tensors += [
-            TensorFact(f"{name}qweight", "linear", "I32", (columns, rows // 8), columns * rows // 2),
-            TensorFact(f"{name}qzeros", "linear", "I32", (groups, rows // 8), groups * rows // 2),
-            TensorFact(f"{name}scales", "scale", "F16", (groups, rows), 2 * groups * rows),
-        ]
-    return replace(facts, tensors=tuple(tensors), quantization="int4")
 
 
 def fp8(facts: ModelFacts) -> ModelFacts:

@@ -198,3 +198,37 @@ def test_what_lm_studio_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = model(tmp_path / ".lmstudio/models/owner/repo/m-Q8_0.gguf")
     tower(path.with_name("mmproj-m-F16.gguf"))
     assert list(lm_studio_models()) == [str(path)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "is empty; download it again"),
+        (b"<!DOCTYPE html>\n<html>", "is a web page, saved under the model's name"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        (b"lmgg" + b"\0" * 40, "is in GGML, the format before GGUF"),
+        (b"PK\x03\x04" + b"\0" * 40, "is not a GGUF file: it begins with b'PK"),
+    ],
+)
+def test_a_file_that_is_no_gguf_is_named(raw: bytes, words: str, tmp_path: Path) -> None:
+    """It was once "a file; give the folder that holds config.json and the weights"."""
+    path = tmp_path / "model-Q4_K_M.gguf"
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=words):
+        facts_of(str(path), offline=True)
+
+
+def test_a_tower_of_another_width_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+    path = model(tmp_path / "model-Q4_K_M.gguf")
+    tower(tmp_path / "mmproj-model-f16.gguf", width=48)
+    gguf = facts_of(str(path), offline=True).gguf
+    assert gguf is not None
+    assert gguf.unlike == (
+        "mmproj-model-f16.gguf is left out, so the model sees no pictures: it gives 48 values a token of a "
+        "picture, and "
+        "the model takes 32."
+    )
+    tower(tmp_path / "mmproj-model-f32.gguf", width=32)
+    gguf = facts_of(str(path), offline=True).gguf
+    assert gguf is not None
+    assert not gguf.unlike

@@ -77,13 +77,32 @@ def test_an_unknown_dtype_is_unsupported(tmp_path: Path) -> None:
         read_header(write(tmp_path / "x.safetensors", entry(dtype="F4"), b"x" * 8))
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"\x08\x00\x00", struct.pack("<Q", 2**60) + b"{}", b"version https://git-lfs"]
-)
+@pytest.mark.parametrize("raw", [b"", b"\x08\x00\x00", struct.pack("<Q", 2**60) + b"{}"])
 def test_a_file_too_short_for_its_header_is_refused(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw)
     with pytest.raises(CheckpointError, match="truncated"):
+        read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n",
+            "is a Git LFS pointer, not the file",
+        ),
+        (
+            b"<!DOCTYPE html><html><title>Sign in</title></html>",
+            "is a web page, saved under the model's name",
+        ),
+    ],
+)
+def test_what_is_no_weights_file_is_named(raw: bytes, words: str, tmp_path: Path) -> None:
+    """An LFS pointer once "announced a header of 2,336,927,755,350,992,246 bytes"."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=words):
         read_header(path)
 
 

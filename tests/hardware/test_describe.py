@@ -33,7 +33,12 @@ def test_what_is_not_said_is_assumed_and_noted() -> None:
     assert machine.gpus[0].held_bytes == GIB
     assert len(machine.notes) == 2
     assert describe("rtx-5060", os="linux").gpus[0].tenants[0].name == RESERVED  # and nobody else
-    assert describe("rtx-5060", held=0, ram="32GiB").notes == ()
+    said = describe("rtx-5060", held=0, ram="32GiB")
+    assert said.notes == (
+        "System memory: 2.00 GiB of it held by the system and other programs, it is assumed.",
+    )
+    assert said.ram_total_bytes - said.ram_free_bytes == 2 * GIB
+    assert describe("none", ram="4GiB").ram_free_bytes == 3 * GIB
 
 
 def test_several_gpus_and_sizes_in_bytes() -> None:

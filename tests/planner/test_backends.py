@@ -50,8 +50,9 @@ def test_a_family_that_is_not_ours_goes_to_another_engine_with_the_reason() -> N
     plan = planned(FOREIGN, machine(16 * GIB))
     assert why_engine(plan) == "vllm: our engine does not run the gemma3 family yet"
     old = planned(FOREIGN, machine(16 * GIB, capability=(7, 0)))
-    assert why_engine(old) == "transformers: our engine does not run the gemma3 family yet"
-    assert any("older than 7.5" in verdict.reason for verdict in old.verdicts)
+    assert old.choice is None
+    told = {refusal.engine: refusal.reason for _, refusal in old.refusals}
+    assert told["vllm"] == told["transformers"] == "compute capability 7.0 is older than 7.5"
 
 
 def test_what_is_not_installed_is_not_chosen() -> None:

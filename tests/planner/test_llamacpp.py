@@ -20,7 +20,7 @@ from snugvl.hardware.describe import describe
 from snugvl.hardware.devices import with_others
 from snugvl.hardware.machine import Gpu, Machine
 from snugvl.planner.capabilities import options
-from snugvl.planner.commands import next_command, visible
+from snugvl.planner.commands import plain_command, visible
 from snugvl.planner.footprint.ggml import Graph, compute_bytes
 from snugvl.planner.footprint.llamacpp import (
     cache_bytes,
@@ -211,7 +211,7 @@ def test_our_engine_takes_a_gguf_by_wish_or_where_there_is_no_llama_cpp(load: Lo
 
 def test_a_plan_is_a_command(load: Load) -> None:
     choice = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060")
-    words = next_command(choice, Wishes()).split()
+    words = plain_command(choice).split()
     assert words[:2] == ["llama-server", "-m"]
     assert words[words.index("--mmproj") + 1].endswith("mmproj-Qwen3-VL-2B-Instruct-Q4_K_M.gguf")
     assert words[words.index("-ngl") + 1] == "29", "28 layers and the head"
@@ -220,11 +220,11 @@ def test_a_plan_is_a_command(load: Load) -> None:
     assert words[words.index("-fit") + 1] == "off"
     assert "--no-warmup" not in words
     small = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", max_pixels=1024 * 1024)
-    assert "--no-warmup" in next_command(small, Wishes()), "which would take more than any picture"
+    assert "--no-warmup" in plain_command(small), "which would take more than any picture"
     alone = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", images=0)
-    assert "--mmproj" not in next_command(alone, Wishes())
+    assert "--mmproj" not in plain_command(alone)
     several = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", concurrency=3, context=4096)
-    words = next_command(several, Wishes()).split()
+    words = plain_command(several).split()
     assert (words[words.index("-c") + 1], words[words.index("-np") + 1]) == (str(3 * 4096), "3")
 
 
@@ -235,7 +235,7 @@ def test_without_a_gpu_all_is_in_main_memory(load: Load) -> None:
         sum(placed(model, choice.settings, gpu=True).values())
         == placed(model, choice.settings, gpu=True)["lm_head"]
     )
-    assert "-dev none" in next_command(choice, Wishes())
+    assert "-dev none" in plain_command(choice)
     assert choice.footprint.named("weights") == sum(tensor.nbytes for tensor in model.facts.tensors)
 
 
@@ -244,7 +244,7 @@ def test_experts_go_to_main_memory_first(load: Load) -> None:
     choice = plan(model, "RTX 5060")
     assert 0 < choice.settings.host_experts < 48
     assert (choice.settings.offloaded, choice.settings.vision) == (0, "gpu")
-    assert f"--n-cpu-moe {choice.settings.host_experts}" in next_command(choice, Wishes())
+    assert f"--n-cpu-moe {choice.settings.host_experts}" in plain_command(choice)
     assert choice.footprint.total_bytes <= choice.budget.usable_bytes
     fewer = replace(choice.settings, host_experts=choice.settings.host_experts - 1)
     moved = sum(placed(model, fewer, gpu=True).values()) - sum(
@@ -260,7 +260,7 @@ def test_layers_leave_beside_the_cache_that_was_asked_for(load: Load) -> None:
     for kv in ("bf16", "fp8"):
         choice = plan(model, "RTX 5060", context=32768, kv_cache=kv)
         assert choice.settings.kv == kv
-        assert ("-ctk q8_0" in next_command(choice, Wishes())) == (kv == "fp8")
+        assert ("-ctk q8_0" in plain_command(choice)) == (kv == "fp8")
         least[kv] = choice.settings.offloaded
     assert 0 < least["fp8"] < least["bf16"]
 
@@ -281,9 +281,9 @@ def test_states_are_kept_in_main_memory(load: Load) -> None:
     states = cache_bytes(hybrid, settings, gpu=True)[1]
     assert (checkpoint_bytes(plain, settings), checkpoint_bytes(hybrid, settings)) == (0, states // 2)
     choice = plan(hybrid, "none")
-    assert "--ctx-checkpoints 4" in next_command(choice, Wishes())
+    assert "--ctx-checkpoints 4" in plain_command(choice)
     assert choice.footprint.named("state checkpoints") == 4 * checkpoint_bytes(hybrid, choice.settings)
-    assert "--ctx-checkpoints" not in next_command(plan(plain, "none"), Wishes())
+    assert "--ctx-checkpoints" not in plain_command(plan(plain, "none"))
 
 
 def test_quantised_caches_are_smaller_and_need_room_on_a_gpu(load: Load) -> None:
@@ -374,7 +374,7 @@ def test_other_makers_gpus_have_plans_of_their_own(load: Load, name: str) -> Non
     model, machine = load("Qwen/Qwen3-VL-4B-Instruct"), on(name)
     found = solve([Candidate(model.facts)], machine, Wishes())
     choice, gpu = require(found), machine.others[0]
-    words = next_command(choice, Wishes()).split()
+    words = plain_command(choice).split()
     assert words[words.index("-dev") + 1] == gpu.listed
     assert choice.budget.name == gpu.name
     assert choice.footprint.total_bytes < gpu.free_bytes

@@ -78,11 +78,13 @@ def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
         plan = plan_of(size)
         assert plan.choice is not None
         assert plan.choice.settings.weights == weights
-        notes = [note for note in report(plan, rtx_5060()).notes if "changes answers" in note]
+        notes = [note for note in report(plan, rtx_5060()).notes if "answers differ" in note]
         assert len(notes) == (weights == "int4")
-        assert all(
-            f"{kl:.2g} nats a token on {model}" in notes[0] for model, kl in MEASURED["int4"].items() if notes
-        )
+        figures = report(plan, rtx_5060()).figures
+        assert bool(figures) == (weights == "int4")
+        assert all(f"{kl:.2g} on {model}" in figures[0] for model, kl in MEASURED["int4"].items() if figures)
+        assert "nats" not in plain(report(plan, rtx_5060()), verbose=False)
+        assert ("nats" in plain(report(plan, rtx_5060()))) == (weights == "int4")
         copies = [note for note in report(plan, rtx_5060()).notes if note.startswith("snugvl quantize ")]
         assert len(copies) == len(notes)
         assert all("Qwen/Qwen3-VL-8B" in note and "--bits 4.75" in note for note in copies)

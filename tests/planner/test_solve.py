@@ -23,8 +23,17 @@ from tests.planner.models import Fixed, qwen3_vl, text_only, with_rule
 FACTS = {(size, fp8): qwen3_vl(size, fp8=fp8) for size in ("2B", "4B", "8B") for fp8 in (False, True)}
 CATALOGUE = [Candidate(facts, ["2B", "4B", "8B"].index(size)) for (size, _), facts in FACTS.items()]
 
+
+def wished(**values: Any) -> Wishes:
+    """Wishes; plain ones in place of two that exclude one another."""
+    try:
+        return Wishes(**values)
+    except RequestError:
+        return Wishes()
+
+
 wishes_strategy = st.builds(
-    Wishes,
+    wished,
     context=st.sampled_from([None, 2048, 4096, 16384]),
     images=st.sampled_from([0, 1, 2]),
     task=st.sampled_from(["caption", "scene"]),
@@ -100,8 +109,6 @@ def test_the_first_card_a_user_asks_about() -> None:
     assert (choice.settings.engine, choice.settings.weights) == ("native", "fp8")
     assert choice.tokens >= 2048
     assert any("16,384-token images" in rejection.what for rejection in plan.rejections)
-    wide = next(rejection for rejection in plan.rejections if "with transformers" in rejection.what)
-    assert wide.blame == "weights"
     assert plan.runners_up[0].settings.engine == "vllm"
 
 
@@ -171,11 +178,13 @@ def test_nothing_fits_says_how_much_is_missing_and_the_way_out() -> None:
         DoesNotFit, match=r"8B-Instruct-FP8 does not fit .* int4 .* \(weights 4\.67 GiB.* more than the"
     ):
         require(plan)
-    with pytest.raises(DoesNotFit, match=r"a context of .* tokens fits"):
+    with pytest.raises(DoesNotFit, match=r"it fits with --context \d+"):
         require(one("4B", wishes=Wishes(context=65536)))
-    with pytest.raises(DoesNotFit, match=r"megapixels .* fits"):
+    with pytest.raises(DoesNotFit, match=r"it fits with --max-pixels \d+"):
         require(one("4B", wishes=Wishes(max_pixels=16_777_216), on=rtx_5060(3200 * MIB)))
-    with pytest.raises(DoesNotFit, match=r"others give .* back"):
+    with pytest.raises(
+        DoesNotFit, match=r"it fits when other programs give [\d,]+ MiB back, of 4.79 GiB that they hold"
+    ):
         require(solve([Candidate(FACTS["4B", True])], rtx_5060(4900 * MIB), Wishes()))
 
 
@@ -305,7 +314,7 @@ def test_low_bits_before_main_memory_and_other_editions_by_name() -> None:
 
 def test_a_limit_that_somebody_set_is_what_to_raise() -> None:
     tight = one("8B", wishes=Wishes(memory_bytes=4 * GIB), on=machine(24 * GIB))
-    with pytest.raises(DoesNotFit, match=r"it fits with --memory \d+MiB"):
+    with pytest.raises(DoesNotFit, match=r"it fits with --memory \d+[GM]iB"):
         require(tight)
 
 

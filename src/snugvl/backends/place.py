@@ -17,7 +17,7 @@ from snugvl.hardware.software import build_tools, torch_build
 from snugvl.layers.driver import CAPTURES, in_thread_that_ends, stream_on
 from snugvl.layers.kernels.compiler.first_launch import has_launcher
 from snugvl.layers.shared import give_back_free_blocks
-from snugvl.planner.budget import Budget, host_margin_bytes, margin_bytes
+from snugvl.planner.budget import Budget, beside_bytes, host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
@@ -170,9 +170,8 @@ def place_on(
         EngineError: Triton can't launch kernels, for want of a compiler.
         RequestError: the limit is nothing, or not even the CUDA context fits into it.
     """
-    available = host.memory().free_bytes
     if device.type == "cpu":
-        return Place(device, "main memory", available, limit_bytes=limit_bytes)
+        return Place(device, "main memory", host.memory().free_bytes, limit_bytes=limit_bytes)
     # What Triton compiled on this machine once is enough.
     if kernels and (lacking := no_launcher(build_tools())) and not has_launcher():
         raise EngineError(lacking)
@@ -207,7 +206,7 @@ def place_on(
         limit_bytes,
         facts.multi_processor_count,
         gpu,
-        available - host_margin_bytes(available),
+        beside_bytes(machine),
         machine.pinned_bytes,
         machine,
     )

@@ -58,7 +58,7 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The decoder."""
+    """The decoder. `experts_used`: of a token, in a layer that is a mixture of experts; 0 without experts."""
 
     hidden_size: int
     intermediate_size: int
@@ -67,6 +67,7 @@ class TextFacts:
     vocab_size: int
     max_position_embeddings: int
     kv_layers: tuple[KVLayer, ...]
+    experts_used: int = 0
 
 
 class ImageRule(Protocol):
@@ -113,20 +114,20 @@ class GgufFacts:
 
     Attributes:
         file_type: "Q4_K_M", …
-        experts_used: of a token; 0 without experts.
         deepstack: embeddings of a picture's token beyond the first, one for each of the first layers.
         file, projector: the first part and the mmproj on this machine, or "".
         levels: blocks of the tower after which a deepstack merger stands.
         why_not: why our own engine doesn't run it, or "".
+        unlike: of an mmproj beside it that doesn't fit, as a sentence, or "".
     """
 
     file_type: str
-    experts_used: int = 0
     deepstack: int = 0
     file: str = ""
     projector: str = ""
     levels: tuple[int, ...] = ()
     why_not: str = ""
+    unlike: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from snugvl.checkpoint.material import Stored
 from snugvl.checkpoint.safetensors import check_number
-from snugvl.checkpoint.section import plain, shown
+from snugvl.checkpoint.section import foreign, plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 MAGIC: Final = b"GGUF"
@@ -114,8 +114,11 @@ class _Parser:
         self.data, self.at, self.items = b"", 0, 0
 
     def header(self) -> GgufHeader:
+        if not self.size:
+            raise CheckpointError(f"{self.where} {foreign(b'')}")
         if self.take(4) != MAGIC:
-            raise CheckpointError(f"{self.where} is not a GGUF file: it begins with {shown(self.data[:4])}")
+            what = foreign(self.data[:12]) or f"is not a GGUF file: it begins with {shown(self.data[:4])}"
+            raise CheckpointError(f"{self.where} {what}")
         version = self.number("<I")
         if version not in VERSIONS:
             swapped = int.from_bytes(struct.pack("<I", version), "big") in VERSIONS

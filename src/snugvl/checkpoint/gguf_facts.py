@@ -17,6 +17,7 @@ from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
+UNLIKE: Final = "snugvl.unlike"  # of an mmproj that was left out
 MMPROJ: Final = "clip"  # the architecture of a vision tower's own file
 FAMILIES: Final = {
     "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5",
@@ -75,12 +76,12 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
         native=not why,
         gguf=GgufFacts(
             FILE_TYPES.get(values.get("general.file_type", -1)) or _commonest(tensors),
-            section.values.get("expert_used_count") or 0,
             section.values.get("n_deepstack_layers") or 0,
             values.get(FILE, ""),
             (material.images or {}).get(FILE, ""),
             tuple(levels_of(material.images)),
             why,
+            values.get(UNLIKE, ""),
         ),
     )
 
@@ -132,6 +133,7 @@ def _text(section: Section, architecture: str, tensors: tuple[TensorFact, ...]) 
         vocab_size=vocabulary,
         max_position_embeddings=section.count("context_length"),
         kv_layers=tuple(_kv_layers(section, architecture, layers, hidden // max(heads, 1))),
+        experts_used=section.values.get("expert_used_count") or 0,
     )
 
 

@@ -10,13 +10,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from snugvl.checkpoint.facts import FactSource
 from snugvl.checkpoint.gguf import MAGIC, GgufHeader, read_gguf
-from snugvl.checkpoint.gguf_facts import FILE
+from snugvl.checkpoint.gguf_facts import FILE, UNLIKE
 from snugvl.checkpoint.gguf_names import SUFFIX, first_of, is_first, parts_of, projectors_of, quant_of
 from snugvl.checkpoint.listing import is_repo
 from snugvl.checkpoint.material import Material
@@ -33,10 +33,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class GgufFiles:
-    """The files of one model, the first part first; `projector`: its mmproj, or None."""
+    """The files of one model, the first part first; `projector`: its mmproj, or None.
+
+    `unlike`: of an mmproj that lies beside it and doesn't fit, as a sentence, or "".
+    """
 
     parts: tuple[Path, ...]
     projector: Path | None
+    unlike: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +67,9 @@ def gguf_files(model: str) -> GgufFiles | None:
     if (found := repository(model)) is not None:
         return _of_hub_cache(*found)
     path = Path(model).expanduser()
-    if model and path.is_file() and is_gguf(path):
+    if (
+        model and path.is_file() and (path.suffix == SUFFIX or is_gguf(path))
+    ):  # else reading it says what it is
         return _beside(path)
     if not model or not path.is_dir() or (path / "config.json").is_file():
         return None
@@ -91,9 +97,12 @@ def _beside(path: Path) -> GgufFiles:
         raise CheckpointError(f"{path.parent} lacks {missing[0]} ({len(missing)} of {len(parts)} parts)")
     towers = projectors_of((file.name for file in path.parent.glob(f"*{SUFFIX}")), path.name)
     width = _width(path, "{}.embedding_length") if towers else None
-    mine = (path.with_name(name) for name in towers)
-    fitting = (tower for tower in mine if _width(tower, "{}.vision.projection_dim") == width)
-    return GgufFiles(tuple(parts), next(fitting, None))
+    widths = {name: _width(path.with_name(name), "{}.vision.projection_dim") for name in towers}
+    fitting = next((path.with_name(name) for name in towers if widths[name] == width), None)
+    if not towers or fitting is not None:
+        return GgufFiles(tuple(parts), fitting)
+    why = f"it gives {widths[towers[0]]} values a token of a picture, and the model takes {width}"
+    return GgufFiles(tuple(parts), None, f"{towers[0]} is left out, so the model sees no pictures: {why}.")
 
 
 def _width(path: Path, key: str) -> Any:
@@ -189,7 +198,8 @@ def file_material(where: str, files: GgufFiles) -> Material:
     """
     headers = [read_gguf(path) for path in files.parts]
     tower = None if files.projector is None else read_gguf(files.projector)
-    return header_material(where, headers, tower, source="file", nbytes=files.nbytes)
+    found = header_material(where, headers, tower, source="file", nbytes=files.nbytes)
+    return replace(found, config={**found.config, UNLIKE: files.unlike}) if files.unlike else found
 
 
 def header_material(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.listing import INDEX, SINGLE, shards_of
-from snugvl.checkpoint.section import read_json, shown
+from snugvl.checkpoint.section import foreign, read_json, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DTYPE_BYTES = {
@@ -108,10 +108,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                 raise CheckpointError(f"{path} is only {size} bytes; it is truncated, download it again")
             length = struct.unpack("<Q", prefix)[0]
             if length > MAX_HEADER_BYTES or 8 + length > size:
-                raise CheckpointError(
-                    f"{path} announces a header of {length:,} bytes in a file of {size:,}; "
+                announced = (
+                    f"announces a header of {length:,} bytes in a file of {size:,}; "
                     "it is truncated or not a safetensors file"
                 )
+                raise CheckpointError(f"{path} {foreign(prefix) or announced}")
             raw = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None

@@ -27,6 +27,19 @@ def plain(name: str) -> str:
     return name if name.isprintable() and len(name) <= _short.maxstring else shown(name)
 
 
+def foreign(first: bytes) -> str | None:
+    """What a file is that should hold weights and begins so, as a clause with what to do; None for others."""
+    if not first:
+        return "is empty; download it again"
+    if first.startswith(b"version http"[: len(first)]):
+        return "is a Git LFS pointer, not the file itself; fetch it with git lfs pull, or download it again"
+    if first.lstrip()[:2].lower() in (b"<!", b"<h", b"<?"):
+        return "is a web page, saved under the model's name (of a login or an error?); download it again"
+    if first[:4] in (b"lmgg", b"fmgg", b"tjgg"):
+        return "is in GGML, the format before GGUF, which nothing here reads; get the model as GGUF"
+    return None
+
+
 class Section:
     """A JSON object that names itself when a field is missing or of the wrong kind."""
 

@@ -32,7 +32,9 @@ Gpu = Annotated[
 ]
 Os = Annotated[
     Literal["linux", "wsl2", "windows", "macos", "other"] | None,
-    typer.Option("--os", help="The described machine's system (linux by default)."),
+    typer.Option(
+        "--os", help="The described machine's system (linux by default, macos with a GPU of Apple's)."
+    ),
 ]
 Held = Annotated[
     str | None,
@@ -98,23 +100,30 @@ def machine_from(options: MachineChoice) -> Machine:
     """The machine that is meant.
 
     Raises:
-        InputError: a description or a recording that can't be.
+        typer.BadParameter: a description that can't be.
+        InputError: a recording that can't be read.
     """
     if options.machine is not None:
         from snugvl.hardware.recording import replay
 
         return replay(options.machine)
     if options.described:
+        from snugvl.errors import InputError
         from snugvl.hardware.describe import describe
+        from snugvl.hardware.gpus import is_mac
 
-        return describe(
-            options.gpu,
-            os=options.os or "linux",
-            held=options.held,
-            vram=options.vram,
-            count=1 if options.gpus is None else options.gpus,
-            ram=options.ram,
-        )
+        mac = options.gpu is not None and is_mac(options.gpu)
+        try:
+            return describe(
+                options.gpu,
+                os=options.os or ("macos" if mac else "linux"),
+                held=options.held,
+                vram=options.vram,
+                count=1 if options.gpus is None else options.gpus,
+                ram=options.ram,
+            )
+        except InputError as error:  # whatever is wrong was said on the command line
+            raise typer.BadParameter(str(error)) from None
     from snugvl.hardware.probe import probe
 
     return probe()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from snugvl.planner.plan import Choice, Plan
     from snugvl.planner.report.sections import Measured
     from snugvl.planner.solve import Candidate
+    from snugvl.planner.wishes import Wishes
 
 
 Model = Annotated[
@@ -102,10 +103,9 @@ def plan(
     from snugvl.core.sizes import parse_size
     from snugvl.planner.recommend import with_instead
     from snugvl.planner.solve import solve
-    from snugvl.planner.wishes import Wishes
 
     wished = (0 if language_only else 1) if images is None else images
-    wishes = Wishes(
+    wishes = _wishes(
         context, wished, min_image_tokens, max_pixels, quality, backend, concurrency, task,
         weights=None if weights == "auto" else weights,
         memory_bytes=None if memory is None else parse_size(memory, "--memory"),
@@ -120,6 +120,17 @@ def plan(
         _save(result, found, save)
     if result.choice is None:
         raise typer.Exit(DoesNotFit.exit_code)
+
+
+def _wishes(*values: Any, **named: Any) -> Wishes:
+    """The wishes; two that exclude one another are a usage error."""
+    from snugvl.errors import RequestError
+    from snugvl.planner.wishes import Wishes
+
+    try:
+        return Wishes(*values, **named)
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _candidates(model: str | None, offline: bool, sees: bool) -> list[Candidate]:

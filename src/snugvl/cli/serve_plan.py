@@ -84,16 +84,16 @@ def plan_for(
         DoesNotFit: it needs more memory than there is, with the numbers.
         RequestError: a wish that no plan can meet; a device that is not there; a file that is no plan.
     """
-    from snugvl.planner.commands import next_command
+    from snugvl.planner.commands import plain_command
     from snugvl.planner.recommend import with_instead
     from snugvl.planner.saved import read
     from snugvl.planner.solve import held_to, require, solve
     from snugvl.planner.wishes import wishes_of
 
-    machine = on_device(load.device, (seen or look()).result())
     kept = None if saved is None else read(saved)
     if kept is not None:
         load = kept.over(load)
+    machine = on_device(load.device, (seen or look()).result())
     named = load.model or None
     try:
         candidates = _downloaded() if named is None else [_named(named)]
@@ -113,7 +113,7 @@ def plan_for(
     if choice.option.engine == "llamacpp" and load.backend == "auto" and not _finds_llamacpp(child):
         raise UnsupportedModel(
             f"llama.cpp runs this GGUF, and it is not installed: {LLAMACPP}. This machine's plan for it: "
-            f"{next_command(choice, plan.wishes)}"
+            f"{plain_command(choice)}"
         )
     name = choice.option.model.name
     reason = _reason(name) if named is None else None
@@ -252,9 +252,9 @@ def on_device(device: str, machine: Machine) -> Machine:
     """
     if device == "cpu":
         return replace(machine, gpus=(), others=())
-    kind, _, index = device.partition(":")
-    if kind == "auto" or not machine.gpus:
+    if device == "auto":
         return machine
+    kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdecimal()):
         raise RequestError(f"device {device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device")
     gpus = tuple(gpu for gpu in machine.gpus if gpu.index == int(index or 0))

@@ -49,6 +49,12 @@ def parse_size(text: str, what: str = "size") -> int:
     return int(size.to_integral_value(ROUND_FLOOR))
 
 
+def exact_size(size_bytes: int) -> str:
+    """`size_bytes` as `parse_size` reads it, to the byte: "20GiB", "7200MiB", "777777777B"."""
+    units = (("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1))
+    return next(f"{size_bytes // unit}{name}" for name, unit in units if size_bytes % unit == 0)
+
+
 def format_size(size_bytes: int) -> str:
     """`size_bytes` for people: "951 MiB" below a GiB, else "7.20 GiB", "1.2 TiB" above 1024 GiB."""
     if size_bytes < 0:

@@ -1,11 +1,13 @@
 """A machine from a description, to plan for one that isn't here."""
 
+from dataclasses import replace
 from typing import Final, get_args
 
 from snugvl.core.sizes import GIB, format_size, parse_size
 from snugvl.errors import InputError
 from snugvl.hardware import gpus
-from snugvl.hardware.machine import RESERVED, Gpu, Machine, OperatingSystem, Tenant
+from snugvl.hardware.devices import with_used
+from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem, Tenant
 
 DESKTOP: Final = "desktop and other apps"
 NO_GPU: Final = "none"
@@ -30,64 +32,96 @@ def describe(
     """A machine with `count` GPUs of one kind; what isn't said is assumed, and a note says so.
 
     Args:
-        gpu: a name of the table, however spelled, or "none"; or None with `vram`: any GPU of that memory.
+        gpu: a name of the table, however spelled, or "none"; or None with `vram`: an NVIDIA GPU of that
+            memory.
         held: of each GPU's memory by others, such as "951MiB". On Linux the driver keeps its own part beside
             that (`gpus.reserved_bytes`), which nvidia-smi shows neither as used nor as free.
         vram: total memory of each GPU; the table's by default.
-        ram: system memory (under WSL2 that of the virtual machine), all of it free.
+        ram: system memory (under WSL2 that of the virtual machine), of which the system has its part.
 
     Raises:
-        InputError: an unknown GPU or system, a size that is none, zero or negative, more held than there is.
+        InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is none, zero
+            or negative, more held than there is.
     """
     system = _system(os)
+    model = _model(gpu, system, held, vram, count)
     notes: list[str] = []
     ram_bytes = _size(ram, "ram")
-    if ram_bytes is None:
-        ram_bytes = ASSUMED_RAM_BYTES
-        notes.append(f"System memory wasn't described; {format_size(ram_bytes)} is assumed.")
-    return Machine(
+    said = ram_bytes is not None
+    ram_bytes = ASSUMED_RAM_BYTES if ram_bytes is None else ram_bytes
+    taken = min(SYSTEM_BYTES, ram_bytes // 4)
+    rest = f"{format_size(taken)} of it held by the system and other programs"
+    notes.append(
+        f"System memory: {rest}, it is assumed."
+        if said
+        else f"System memory wasn't described; {format_size(ram_bytes)} is assumed, {rest}."
+    )
+    machine = Machine(
         os=system,
-        gpus=_gpus(gpu, system, held, vram, count, notes),
+        gpus=(),
         cpu_cores=ASSUMED_CORES,
         ram_total_bytes=ram_bytes,
-        ram_free_bytes=ram_bytes,
+        ram_free_bytes=ram_bytes - taken,
         disk_free_bytes=ASSUMED_DISK_BYTES,
         source="described",
         spills=system in ("wsl2", "windows"),
         pinned_bytes=ram_bytes // 2 if system in ("wsl2", "windows") else None,
         notes=tuple(notes),
     )
+    if model is None and gpu is not None:
+        return machine
+    cards = _gpus(model, machine, _size(vram, "vram"), _size(held, "held", zero=True), count, notes)
+    machine = replace(machine, notes=tuple(notes))
+    return with_used(machine, cards) if cards[0].api != "cuda" else replace(machine, gpus=cards)
 
 
-def _gpus(
-    name: str | None,
-    system: OperatingSystem,
-    held: str | int | None,
-    vram: str | int | None,
-    count: int,
-    notes: list[str],
-) -> tuple[Gpu, ...]:
+def _model(
+    name: str | None, system: OperatingSystem, held: str | int | None, vram: str | int | None, count: int
+) -> gpus.GpuModel | None:
+    """The GPU of the table; None for none, and for one that has no name.
+
+    Raises:
+        InputError: an unknown one, or one that a machine can't have together with the rest.
+    """
     if not 1 <= count <= MAX_GPUS:
         raise InputError(f"number of GPUs {count} is not from 1 to {MAX_GPUS}")
     if name is not None and name.strip().lower() == NO_GPU:
-        if vram is not None or held is not None:
-            raise InputError("GPU memory was described for a machine with --gpu none; leave one of them out")
-        return ()
-    total_bytes = _size(vram, "vram")
-    if name is None and total_bytes is None:
+        if vram is not None or held is not None or count > 1:
+            raise InputError("GPUs were described for a machine with --gpu none; leave one of them out")
+        return None
+    if name is None and vram is None:
         raise InputError("a description needs a GPU: --gpu rtx-5060, --vram 8151MiB, or --gpu none")
-    model = gpus.lookup(name, total_bytes) if name is not None else None
+    model = gpus.lookup(name, _size(vram, "vram")) if name is not None else None
+    if (model is not None and model.api == "metal") != (system == "macos"):
+        what = f"{name or 'an NVIDIA GPU'} is none of a Mac's" if system == "macos" else f"{name} is a Mac's"
+        raise InputError(
+            f"{what}, and --os is {system}; a Mac is --os macos --gpu m4 (or another) --ram 16GiB"
+        )
+    if model is not None and not model.total_bytes and (vram is not None or held is not None or count > 1):
+        raise InputError(f"{name} has main memory as its own; describe that with --ram alone")
+    return model
+
+
+def _gpus(
+    model: gpus.GpuModel | None,
+    machine: Machine,
+    vram_bytes: int | None,
+    held_bytes: int | None,
+    count: int,
+    notes: list[str],
+) -> tuple[Gpu, ...]:
     if model is None:
         notes.append("The GPU has no name: its speed and what it can compute aren't known.")
-    total = total_bytes or (model.total_bytes if model else 0)
-    held_bytes = _size(held, "held", zero=True)
+    elif not model.total_bytes:
+        return (_unified(model, machine),)
+    total = vram_bytes or (model.total_bytes if model else 0)
     if held_bytes is None:
-        held_bytes = min(ASSUMED_DESKTOP_BYTES, total // 2) if system in ("wsl2", "windows") else 0
+        held_bytes = min(ASSUMED_DESKTOP_BYTES, total // 2) if machine.spills else 0
         notes.append(
             f"What programs hold wasn't described; {format_size(held_bytes)} is assumed (see --held)"
-            f"{', beside what the driver keeps' if system == 'linux' else ''}."
+            f"{', beside what the driver keeps' if machine.os == 'linux' else ''}."
         )
-    reserved = gpus.reserved_bytes(total) if system == "linux" else 0
+    reserved = gpus.reserved_bytes(total) if machine.os == "linux" else 0
     if held_bytes > total - reserved:
         kept = f", of which the driver keeps {format_size(reserved)}" if reserved else ""
         raise InputError(
@@ -96,13 +130,21 @@ def _gpus(
     return tuple(_gpu(index, model, total, held_bytes, reserved) for index in range(count))
 
 
+def _unified(model: gpus.GpuModel, machine: Machine) -> Gpu:
+    """An Apple GPU: Metal lends two thirds of main memory up to 36 GiB, three quarters of more."""
+    ram = machine.ram_total_bytes
+    total = ram * 2 // 3 if ram <= 36 * GIB else ram * 3 // 4
+    free = min(total, machine.ram_free_bytes)
+    return Gpu(0, model.product, total, free, bandwidth=model.bandwidth, api=model.api, unified=True)
+
+
 def _gpu(
     index: int, model: gpus.GpuModel | None, total_bytes: int, held_bytes: int, reserved_bytes: int
 ) -> Gpu:
     holders = (Tenant(DESKTOP, held_bytes), Tenant(RESERVED, reserved_bytes))
     return Gpu(
         index=index,
-        name=model.product if model else f"GPU with {format_size(total_bytes)}",
+        name=model.product if model else "NVIDIA GPU",
         total_bytes=total_bytes,
         free_bytes=total_bytes - held_bytes - reserved_bytes,
         compute_capability=model.compute_capability if model else None,
@@ -110,6 +152,7 @@ def _gpu(
         bf16_flops=model.bf16_flops if model else None,
         tenants=tuple(tenant for tenant in holders if tenant.held_bytes),
         cuda_total_bytes=total_bytes - reserved_bytes,
+        api=model.api if model else "cuda",
     )
 
 

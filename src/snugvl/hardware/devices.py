@@ -84,20 +84,26 @@ def with_others(machine: Machine, text: str) -> Machine:
         for gpu in found
         if gpu.unified and cards
     ]
-    if used and used[0].unified:
-        notes.append(
-            f"{used[0].name} has main memory as its own, of which llama.cpp may take up to "
-            f"{format_size(used[0].total_bytes)}: what is planned there is missing for other programs."
-        )
-    if used:
-        notes.append(
-            f"{used[0].name} is for GGUF files alone, by llama.cpp, such as {EXAMPLE}; everything else runs "
-            "on the processor."
-        )
     if not found and HEAD in text:
         notes.append("llama-server lists no GPU: its build has nothing for the one here, or doesn't know it.")
     said = [note for note in machine.notes if not (used and note.startswith(NOT_NVIDIA))]
-    return replace(machine, others=tuple(used), notes=(*said, *notes))
+    machine = replace(machine, notes=(*said, *notes))
+    return with_used(machine, tuple(used)) if used else machine
+
+
+def with_used(machine: Machine, used: tuple[Gpu, ...]) -> Machine:
+    """The machine with GPUs that llama.cpp uses, the first one first, and what is to be said of that."""
+    first, notes = used[0], list(machine.notes)
+    if first.unified:
+        notes.append(
+            f"{first.name} has main memory as its own, of which llama.cpp may take up to "
+            f"{format_size(first.total_bytes)}: what is planned there is missing for other programs."
+        )
+    rest = "needs WSL2" if machine.os == "windows" else "runs on the processor"
+    notes.append(
+        f"{first.name} is for GGUF files alone, by llama.cpp, such as {EXAMPLE}; everything else {rest}."
+    )
+    return replace(machine, others=used, notes=tuple(notes))
 
 
 def _listed(text: str, machine: Machine) -> Iterator[Gpu]:

@@ -14,17 +14,20 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import InputError
+from snugvl.hardware.machine import Api
 
-MemorySource = Literal["nvml", "nominal"]
+MemorySource = Literal["nvml", "nominal", "published", "main memory"]
 
 _CORES_PER_SM: Final = {7: 64, 8: 128, 12: 128}  # by major compute capability, GeForce only
 _TENSOR_OPS: Final = 512  # per SM and clock, fp16 in, fp32 accumulated: GeForce Turing to Blackwell
 _PLAIN_OPS: Final = 256  # GTX 16xx has no tensor cores: 128 fp16 multiply-adds
-_IGNORED = re.compile(r"nvidia|geforce|tesla|quadro|graphics|generation|workstationedition|gpu|\((?:r|tm)\)")
+_IGNORED = re.compile(
+    r"nvidia|amd|intel|apple|radeon|instinct|geforce|tesla|quadro|graphics|generation|workstationedition|gpu|\((?:r|tm)\)"
+)
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
 
 
@@ -65,7 +68,8 @@ class GpuModel:
     Attributes:
         name: NVML's, without the vendor.
         total_bytes: as NVML reports it.
-        memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less.
+        memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less. "published": those
+            of another maker. "main memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
     """
@@ -75,13 +79,22 @@ class GpuModel:
     total_bytes: int
     memory_source: MemorySource
     bandwidth: float
-    compute_capability: tuple[int, int]
+    compute_capability: tuple[int, int] | None
     bf16_flops: float | None
 
     @property
+    def api(self) -> Api:
+        """How programs reach it: all but NVIDIA's are llama.cpp's alone."""
+        if self.compute_capability is not None:
+            return "cuda"
+        return "vulkan" if self.total_bytes else "metal"
+
+    @property
     def product(self) -> str:
-        """The name as NVML gives it."""
-        return self.name if self.name.startswith(("Tesla", "Quadro", "TITAN")) else f"NVIDIA {self.name}"
+        """The name with its maker's, as the driver gives it."""
+        if self.api != "cuda" or self.name.startswith(("Tesla", "Quadro", "TITAN")):
+            return self.name
+        return f"NVIDIA {self.name}"
 
 
 @cache
@@ -116,7 +129,15 @@ def lookup(name: str, total_bytes: int | None = None) -> GpuModel:
         return model
     near = nearest(name)
     hint = f"nearest: {', '.join(near)}" if near else "no name comes near"
-    raise InputError(f"no GPU {name!r} in the table ({hint}); or say its memory alone, with --vram")
+    raise InputError(
+        f"no GPU {name!r} in the table ({hint}); an NVIDIA GPU may be said by its memory alone, with --vram"
+    )
+
+
+def is_mac(name: str) -> bool:
+    """Whether a GPU of that name is one of Apple's."""
+    model = find(name)
+    return model is not None and model.api == "metal"
 
 
 def nearest(name: str) -> list[str]:
@@ -147,28 +168,32 @@ def _key(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    words = name.lower().replace("geforce ", "").replace(" gpu", "").replace(" generation", "")
+    words = (
+        re.sub(r"geforce |amd |intel |apple |radeon |instinct ", "", name.lower())
+        .replace(" gpu", "")
+        .replace(" generation", "")
+    )
     return words.replace("tesla ", "").replace(" ", "-")
 
 
 def _model(row: dict[str, str]) -> GpuModel:
-    major, minor = row["cc"].split(".")
-    source: MemorySource = "nvml" if row["mib_source"] == "nvml" else "nominal"
+    capability = tuple(map(int, row["cc"].split("."))) if row["cc"] else None
+    source: Any = row["mib_source"]
     return GpuModel(
         name=row["name"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),
-        total_bytes=int(row["mib"]) * MIB,
+        total_bytes=int(row["mib"] or 0) * MIB,
         memory_source=source,
         bandwidth=float(row["gb_per_s"]) * 1e9,
-        compute_capability=(int(major), int(minor)),
-        bf16_flops=_flops(row, int(major)),
+        compute_capability=capability,  # type: ignore[arg-type]
+        bf16_flops=_flops(row, capability),
     )
 
 
-def _flops(row: dict[str, str], major: int) -> float | None:
+def _flops(row: dict[str, str], capability: tuple[int, ...] | None) -> float | None:
     if row["tflops"]:
         return float(row["tflops"]) * 1e12
-    if not (row["cores"] and row["boost_mhz"]):
+    if not (row["cores"] and row["boost_mhz"]) or capability is None or capability[0] not in _CORES_PER_SM:
         return None
     per_clock = _PLAIN_OPS if "GTX" in row["name"] else _TENSOR_OPS
-    return int(row["cores"]) / _CORES_PER_SM[major] * int(row["boost_mhz"]) * 1e6 * per_clock
+    return int(row["cores"]) / _CORES_PER_SM[capability[0]] * int(row["boost_mhz"]) * 1e6 * per_clock

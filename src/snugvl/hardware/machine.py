@@ -13,6 +13,8 @@ SYSTEMS: Final[Mapping[OperatingSystem, str]] = {
 
 # Who holds what the driver keeps of a GPU for itself: nobody gets it.
 RESERVED: Final = "driver (reserved)"
+# What a system with its services holds of main memory, whatever else runs: assumed.
+SYSTEM_BYTES: Final = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)

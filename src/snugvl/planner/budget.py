@@ -10,12 +10,12 @@ Under WSL2 what exceeds the usable memory silently moves to system memory and ru
 A budget never shrinks when more memory is free.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.context_cost import estimate
 from snugvl.hardware.devices import NAMES
-from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
+from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem
 from snugvl.planner.footprint.offload import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.total import Device
 
@@ -52,6 +52,30 @@ def margin_bytes(free_bytes: int, system: OperatingSystem) -> int:
 def host_margin_bytes(free_bytes: int) -> int:
     """Bytes of free main memory that are left alone."""
     return min(free_bytes, max(free_bytes // 10, 512 * MIB))
+
+
+def programs_bytes(budget: Budget) -> int:
+    """What other programs hold of it and could give back: neither the driver's part nor the system's own."""
+    gpu = budget.gpu
+    if gpu is None:
+        return max(0, budget.held_bytes - SYSTEM_BYTES)
+    return max(0, budget.held_bytes - sum(each.held_bytes for each in gpu.tenants if each.name == RESERVED))
+
+
+def free_for(budget: Budget, nbytes: int) -> int:
+    """Free memory that surely leaves so many bytes to use, by the larger of both systems' margins."""
+    return max(-(-nbytes * 10 // 9), nbytes + _floor(budget))
+
+
+def changed(budget: Budget, free_bytes: int, limit_bytes: int | None) -> Budget:
+    """The budget with so much free, and with that limit; by the larger of both systems' margins."""
+    usable = max(0, free_bytes - max(free_bytes // 10, _floor(budget)))
+    usable = usable if limit_bytes is None else min(usable, limit_bytes)
+    return replace(budget, held_bytes=budget.total_bytes - free_bytes, margin_bytes=free_bytes - usable)
+
+
+def _floor(budget: Budget) -> int:
+    return 512 * MIB if budget.gpu is None or budget.device.unified else 256 * MIB
 
 
 def gpu_budget(
@@ -99,12 +123,17 @@ def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
     )
 
 
+def beside_bytes(machine: Machine) -> int:
+    """What weights beside a GPU may take of main memory."""
+    return max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
+
+
 def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
     """One budget a GPU, most usable first; main memory where there is no GPU.
 
     `limit_bytes`: most that may be taken of each.
     """
-    host_bytes = max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
+    host_bytes = beside_bytes(machine)
     pinned_bytes = machine.pinned_bytes
     found = []
     for gpu in machine.gpus:  # what one in the processor takes is missing in main memory

@@ -21,9 +21,10 @@ from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
-from snugvl.planner.generations import PLANES, VLLM, VLLM_FP8_KV, older, too_old
+from snugvl.planner.generations import PLANES, not_here, older, too_old
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import (
+    ENGINES,
     FEW_BITS,
     Engine,
     HeadFormat,
@@ -160,28 +161,14 @@ def options(
         made = (
             native_options(model, device, wishes),
             Refusal("transformers", OWN) if own else _transformers(model, device, wishes),
-            Refusal("vllm", OWN) if own else _vllm(model, device, system),
+            Refusal("vllm", OWN) if own else _vllm(model, device),
         )
         refused = [Refusal("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")]
+    nowhere = {engine: why for engine in ENGINES if (why := not_here(engine, device, system))}
+    refused += [Refusal(engine, why) for engine, why in nowhere.items()]
     found = [option for each in made if not isinstance(each, Refusal) for option in each]
+    found = [option for option in found if option.engine not in nowhere]
     return found, [*(each for each in made if isinstance(each, Refusal)), *refused]
-
-
-def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None) -> tuple[KVFormat, ...]:
-    """KV formats for an option on a device, best first; of a wished one that alone, or none.
-
-    Our engine takes FP8 unasked on a GPU alone, where memory is what is short, and for models alone that norm
-    their keys: without a scale, outliers of keys that aren't normed cost much. Its kernels need no hardware
-    for FP8, vLLM's do.
-    """
-    able, capability = option.kv_formats, device.compute_capability
-    if option.engine == "vllm" and older(capability, VLLM_FP8_KV):
-        able = able[:1]
-    if wished is not None:
-        return tuple(kind for kind in able if kind == wished)
-    if option.engine in ("native", "llamacpp") and (device.cpu or not option.model.qk_norm):
-        able = able[:1]
-    return able
 
 
 def _stored(model: Inventory) -> WeightFormat:
@@ -278,7 +265,7 @@ def _transformers(model: Inventory, device: Device, wishes: Wishes) -> list[Opti
         return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
     wide = prefers_fp32(model, device) if device.cpu and wishes.float32 is None else bool(wishes.float32)
     plain = Option(model, "transformers", "fp32" if wide else "bf16", stored, float32=wide)
-    if device.cpu or stored != "bf16":
+    if device.cpu or stored != "bf16" or model.mixed:  # bitsandbytes leaves experts as they are
         return [plain]
     low: tuple[WeightFormat, ...] = ("int8", "int4")
     return [
@@ -301,16 +288,12 @@ def offloading(option: Option, device: Device) -> Option | Refusal:
     return replace(option, offload=True)
 
 
-def _vllm(model: Inventory, device: Device, system: OperatingSystem) -> list[Option] | Refusal:
-    stored, capability = _stored(model), device.compute_capability
+def _vllm(model: Inventory, device: Device) -> list[Option] | Refusal:
+    stored = _stored(model)
     if device.cpu:
         return Refusal("vllm", "there is no GPU; start its build for CPUs yourself and use --attach URL")
-    if system == "windows":
-        return Refusal("vllm", "it does not run on Windows; in WSL2 it does")
     if model.facts.source == "folder" and model.facts.name == "pocket":
         return Refusal("vllm", "pocket is not worth a server of its own")
-    if why := older(capability, VLLM):
-        return Refusal("vllm", why)
     return [Option(model, "vllm", stored, stored)]
 
 

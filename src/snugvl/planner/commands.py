@@ -1,12 +1,17 @@
 """The command to type next: the server, unless a task was named."""
 
 import shlex
+from typing import Any, Final
 
+from snugvl.core.options import LoadOptions, flag
+from snugvl.core.sizes import exact_size
 from snugvl.planner.llamacpp_flags import llamacpp_arguments
 from snugvl.planner.plan import Choice
 from snugvl.planner.vllm_flags import vllm_arguments
 from snugvl.planner.wishes import Wishes
 
+# Options that the server's command has and a task's hasn't.
+SERVERS: Final = frozenset(("purpose", "images", "concurrency", "language_only", "speculation"))
 SERVED = "caption"  # the task of wishes that name none
 TARGETS = {
     "scene": ["IMAGE"],
@@ -16,14 +21,14 @@ TARGETS = {
 
 
 def next_command(choice: Choice, wishes: Wishes) -> str:
-    """One line for a POSIX shell: ours, or llama.cpp's, which we don't start yet."""
-    if choice.option.engine == "llamacpp":
-        return shlex.join(llamacpp_arguments(choice))
+    """One line for a POSIX shell."""
     return shlex.join(our_arguments(choice, wishes))
 
 
 def plain_command(choice: Choice) -> str | None:
     """The engine's own command, without us, where it has one; for a POSIX shell."""
+    if choice.option.engine == "llamacpp":
+        return shlex.join(llamacpp_arguments(choice))
     if choice.option.engine != "vllm":
         return None
     variables = "".join(f"{name}={value} " for name, value in visible(choice))
@@ -48,51 +53,51 @@ def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
 def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     """The words of our own command: the model and what was wished, since the same solver plans again there.
 
-    What only `plan` can be asked for (a floor of quality, the least tokens of an image) becomes what the plan
-    made of it. vLLM, and layers in main memory, come with the server alone.
+    vLLM, llama.cpp, layers in main memory, and options that a task's command doesn't have, come with the
+    server.
     """
-    model = choice.option.model.name
-    options = [*_wished(choice, wishes), *_device(choice)]
-    if wishes.task == SERVED or choice.option.engine == "vllm" or choice.option.offload:
-        return ["snugvl", "serve", model, *options, *_served(wishes)]
-    if wishes.images <= 1:
-        return ["snugvl", wishes.task, "--model", model, *options, *TARGETS[wishes.task]]
-    images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)]
-    return ["snugvl", "ask", "--together", "--model", model, *options, *images, *TARGETS["ask"][1:]]
+    asked = load_options(choice, wishes)
+    said = {name: asked.said()[name] for name in ("backend", *asked.said()) if name in asked.said()}
+    beyond = said.keys() & SERVERS - ({"purpose"} if wishes.task == "detect" else set())
+    alone = choice.option.engine in ("native", "transformers") and not choice.option.offload and not beyond
+    if wishes.task == SERVED or not alone:
+        return ["snugvl", "serve", asked.model, *_words(said)]
+    said.pop("purpose", None)
+    return ["snugvl", wishes.task, "--model", asked.model, *_words(said), *TARGETS[wishes.task]]
 
 
-def _wished(choice: Choice, wishes: Wishes) -> list[str]:
-    settings = choice.settings
-    weights = wishes.weights or (settings.weights if wishes.quality != "any" else None)
-    pixels = wishes.max_pixels or (settings.max_pixels if wishes.min_image_tokens else None)
-    backend = choice.option.engine if wishes.backend != "auto" or choice.option.engine != "native" else None
-    values = {
-        "--backend": backend,
-        "--context": wishes.context,
-        "--max-pixels": pixels,
-        "--weights": None if weights == "fp32" else weights,
-        "--kv-cache": wishes.kv_cache,
-        "--memory": wishes.memory_bytes,
-        "--tower": None if wishes.tower == "auto" else wishes.tower,
-        "--embedding": None if wishes.embedding == "auto" else wishes.embedding,
-    }
-    return [word for name, value in values.items() if value is not None for word in (name, str(value))]
+def _words(said: dict[str, Any]) -> list[str]:
+    return [
+        word for name, value in said.items() for word in (flag(name, value), str(value)) if word != "True"
+    ]
 
 
-def _device(choice: Choice) -> list[str]:
+def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
+    """What to load the choice with, so that the same plan is made again: for a command, and for a saved plan.
+
+    What only `plan` can be asked for (a floor of quality, the least tokens of an image) becomes what the plan
+    made of it.
+    """
+    settings, facts = choice.settings, choice.option.model.facts
+    made = wishes.quality != "any" or wishes.min_image_tokens is not None
+    weights = wishes.weights or (settings.weights if made else None)
     one = len(choice.gpus) == 1 and choice.gpus[0].index
-    return ["--device", f"cuda:{choice.gpus[0].index}"] if one else []
-
-
-def _served(wishes: Wishes) -> list[str]:
-    """What only the server's command has."""
-    words = ["--language-only"] if wishes.language_only else []
-    if wishes.good_for != "chat":
-        words += ["--for", wishes.good_for]
-    if wishes.images != 1 and not wishes.language_only:
-        words += ["--images", str(wishes.images)]
-    if wishes.speculation == "mtp":
-        words += ["--speculation", "mtp"]
-    if wishes.concurrency > 1:
-        words += ["--concurrency", str(wishes.concurrency)]
-    return words
+    named = wishes.backend != "auto" or choice.option.engine != "native"
+    counted = wishes.images != 1 and not wishes.language_only and facts.vision is not None
+    return LoadOptions(
+        facts.name,
+        device=f"cuda:{choice.gpus[0].index}" if one else "auto",
+        context=wishes.context or (settings.context if wishes.min_image_tokens else None),
+        max_pixels=wishes.max_pixels or (settings.max_pixels if wishes.min_image_tokens else None),
+        weights="auto" if weights is None else "bf16" if weights == "fp32" else weights,
+        memory=None if wishes.memory_bytes is None else exact_size(wishes.memory_bytes),
+        kv_cache=wishes.kv_cache or "auto",
+        backend=choice.option.engine if named else "auto",
+        purpose=wishes.good_for,
+        images=wishes.images if counted else None,
+        concurrency=wishes.concurrency if wishes.concurrency > 1 else None,
+        language_only=wishes.language_only,
+        tower=wishes.tower,
+        embedding=wishes.embedding,
+        speculation=wishes.speculation,
+    )

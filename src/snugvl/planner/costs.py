@@ -7,7 +7,9 @@ No larger language model than these two could be had where it was measured; docs
 from typing import Final
 
 from snugvl.planner.capabilities import Option
-from snugvl.planner.settings import FEW_BITS, LOW_BIT, Settings, WeightFormat
+from snugvl.planner.footprint.total import Device
+from snugvl.planner.generations import VLLM_FP8_KV, older
+from snugvl.planner.settings import FEW_BITS, LOW_BIT, KVFormat, Settings, WeightFormat
 
 # KL to float32, nats a token. SmolLM2's matrices don't divide into groups of 128, so that its int4 is in
 # groups of 64, and what it loses in int8 and FP8 can't be said.
@@ -20,6 +22,10 @@ MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
     "int5": {"pocket": 0.00111, "SmolLM2-135M": 0.0337},
     "int4": {"pocket": 0.00352, "SmolLM2-135M": 0.141},
 }
+# The same in words. With int4 the small SmolLM2 takes another likeliest word at about every fourth place.
+SEEN: Final[dict[WeightFormat, str]] = {
+    "int6": "hardly", "int5": "little", "int4": "noticeably (small models more, large ones less)"
+}  # fmt: skip
 # What `snugvl quantize --with` makes of it instead: mean bits; KL of answers that calibrated nothing, of what
 # is rounded while loading, and of that (docs/quantize.md).
 QUANTIZED: Final[dict[WeightFormat, tuple[float, float, float]]] = {
@@ -56,23 +62,67 @@ def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
     return sum(cost(option, settings) >= least for least in NOTICEABLE) + slow
 
 
-def told(option: Option) -> list[str]:
-    """What is said of weights that our engine rounds to few bits."""
-    if option.engine != "native" or option.weights not in FEW_BITS or not option.made:
-        return []
-    costs = " and ".join(
-        f"{kl:.2g} nats a token on {model}" for model, kl in MEASURED[option.weights].items()
-    )
-    finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
-    said = [
-        f"{option.weights} changes answers: by {costs}, small models both; no larger one has been compared "
-        f"(docs/plan.md). --quality {finer} refuses it."
-    ]
-    if option.weights in QUANTIZED:
-        bits, loaded, written = QUANTIZED[option.weights]
+def told(option: Option, settings: Settings) -> list[str]:
+    """How noticeable formats are that our engine makes, for people; `figures` has the numbers."""
+    said = []
+    if option.engine == "native" and option.weights in FEW_BITS and option.made:
+        finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
         said.append(
-            f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy that is "
-            f"rounded for what is yours and starts without rounding: {written:.2g} instead of {loaded:.2g} "
-            "nats a token on other answers of SmolLM2-135M (docs/quantize.md)."
+            f"{option.weights}: answers differ {SEEN[option.weights]} from those of the original weights. "
+            f"--quality {finer} refuses it; --verbose has figures."
+        )
+        if option.weights in QUANTIZED:
+            bits = QUANTIZED[option.weights][0]
+            said.append(
+                f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy "
+                f"that differs less, "
+                "rounded for what is yours, and starts sooner (docs/quantize.md)."
+            )
+    if settings.kv_name == "fp8":
+        said.append(
+            "The fp8 cache: answers hardly differ, as this model norms its keys; --kv-cache bf16 refuses it."
         )
     return said
+
+
+def figures(option: Option) -> list[str]:
+    """What was measured of a format that our engine makes."""
+    if option.engine != "native" or option.weights not in FEW_BITS or not option.made:
+        return []
+    costs = ", ".join(f"{kl:.2g} on {model}" for model, kl in MEASURED[option.weights].items())
+    said = [f"{option.weights}: {costs} (nats a token against the original weights; docs/plan.md)"]
+    if option.weights in QUANTIZED:
+        _, loaded, written = QUANTIZED[option.weights]
+        said.append(
+            f"snugvl quantize: {written:.2g} instead of {loaded:.2g} on other answers of SmolLM2-135M"
+        )
+    return said
+
+
+def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None) -> tuple[KVFormat, ...]:
+    """KV formats for an option on a device, best first; of a wished one that alone, or none.
+
+    Unasked it is FP8 on a GPU alone, where memory is what is short, and for models alone that norm their
+    keys. Our kernels need no hardware for FP8, vLLM's do.
+    """
+    able, capability = option.kv_formats, device.compute_capability
+    if no_fp8_cache(option) or (option.engine == "vllm" and older(capability, VLLM_FP8_KV)):
+        able = able[:1]
+    if wished is not None:
+        return tuple(kind for kind in able if kind == wished)
+    return able if option.model.qk_norm and (option.engine == "vllm" or not device.cpu) else able[:1]
+
+
+def no_fp8_cache(option: Option) -> str | None:
+    """Why an engine refuses keys and values in FP8 for a model, as a clause, or None.
+
+    e4m3 has no scale here, and outliers of keys that aren't normed saturate. llama.cpp's eight bits have a
+    scale for every 32 values.
+    """
+    if option.engine == "llamacpp" or option.model.qk_norm:
+        return None
+    return (
+        "its keys have no norm, and an FP8 cache spoils them: Qwen2.5-Coder-1.5B loses 0.55 nats a token "
+        "by it "
+        "(perplexity 11.96 instead of 6.81); leave --kv-cache fp8 out"
+    )

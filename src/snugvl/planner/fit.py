@@ -7,9 +7,9 @@ from functools import cached_property
 
 from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
+from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option
 from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
-from snugvl.planner.costs import tier
+from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.footprint import llamacpp
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
@@ -17,7 +17,7 @@ from snugvl.planner.footprint.kv import block_bytes, state_bytes
 from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
-from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, comfort, goals
+from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, Step, comfort, goals
 from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
@@ -62,9 +62,7 @@ class Fitter:
         self.budgets = found
         self.host = host
         self.cpu = found[0].device.cpu
-        self.goals = goals(
-            option.model, wishes, option.context_limit, pooled=option.engine == "native", cpu=self.cpu
-        )
+        self.goals = goals(option.model, wishes, option.context_limit, engine=option.engine, cpu=self.cpu)
         self._footprints: dict[Settings, Footprint] = {}  # many are asked for again
 
     @cached_property
@@ -120,11 +118,10 @@ class Fitter:
         ]
         return within[-1] if within else self.goals[0]
 
-    def comfort(self, fitted: Fitted) -> tuple[int, ...]:
-        """How far towards comfort it is, after whether its KV cache holds keys as they should be."""
-        goal, model = self.goal(fitted), self.option.model
-        rough = fitted.settings.kv == "fp8" and not model.qk_norm
-        return 0 if rough else 1, *comfort(goal, self.wishes.good_for, fixed_tokens=not scales(model))
+    def comfort(self, fitted: Fitted) -> Step:
+        """How far towards comfort it is."""
+        fixed = not scales(self.option.model)
+        return comfort(self.goal(fitted), self.wishes.good_for, fixed_tokens=fixed)
 
     @cached_property
     def least(self) -> Fitted:
@@ -221,7 +218,7 @@ class Fitter:
         else:
             for eager in (False, True):
                 for chunk, sequences in VLLM_STEPS:
-                    most = max(sequences, base.concurrency_of_copy)
+                    most = max(sequences, -(-base.sequences // base.data_parallel))
                     yield replace(base, eager=eager, chunk=chunk, sequences=most)
 
     def fastest(self, base: Settings) -> Settings | None:

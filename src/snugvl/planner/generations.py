@@ -1,17 +1,22 @@
-"""Generations of GPUs: what each engine's kernels need."""
+"""Where engines run: makers, systems, and generations of GPUs."""
 
 from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_UPPER
-
-PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
-NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
-VLLM: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
-VLLM_FP8_KV: Final = (8, 9)
+from snugvl.hardware.machine import OperatingSystem
+from snugvl.planner.footprint.total import Device
+from snugvl.planner.settings import Engine
 
 Capability = tuple[int, int]
 """Of a GPU, as CUDA counts them."""
+
+PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
+NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
+# Oldest GPUs by engine: vLLM's, whose FP8 weights go through Marlin from here on, and those of torch's builds
+# for CUDA 13. llama.cpp runs on older ones, too.
+OLDEST: Final[dict[Engine, Capability]] = {"native": NATIVE, "transformers": (7, 5), "vllm": (7, 5)}
+VLLM_FP8_KV: Final = (8, 9)
 
 
 def older(capability: Capability | None, needed: Capability) -> str | None:
@@ -31,3 +36,16 @@ def too_old(facts: ModelFacts, capability: Capability | None) -> str | None:
 
 def _dotted(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
+
+
+def not_here(engine: Engine, device: Device, system: OperatingSystem) -> str | None:
+    """Why an engine runs on no machine of this maker, system or age, as a clause, or None."""
+    if engine == "llamacpp":
+        return None
+    if system == "windows":
+        return "it does not run on Windows; in WSL2 it does"
+    if engine == "vllm" and system not in ("linux", "wsl2"):
+        return "it runs on Linux and in WSL2 alone"
+    if device.api != "CUDA":
+        return f"it has nothing for a GPU that is reached by {device.api}"
+    return older(device.compute_capability, OLDEST[engine])

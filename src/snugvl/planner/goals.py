@@ -21,6 +21,7 @@ from snugvl.core.options import PurposeName
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Engine
 from snugvl.planner.wishes import ANY_TOKENS, LEAST_ROOM_TOKENS, ROOM_TOKENS, Wishes
 
 Step = tuple[int, int, int, int]
@@ -84,23 +85,24 @@ class Goal:
 
 @lru_cache(maxsize=256)
 def goals(
-    model: Inventory, wishes: Wishes, limit: int, *, pooled: bool = True, cpu: bool = False
+    model: Inventory, wishes: Wishes, limit: int, *, engine: Engine = "native", cpu: bool = False
 ) -> tuple[Goal, ...]:
     """The steps that make sense for a model under the wishes, ascending; empty where none does.
 
     Args:
         limit: tokens of the longest context.
-        pooled: the engine's KV pool is planned for itself (ours); others' follows from the contexts.
+        engine: ours has a KV pool that is planned for itself; others' follows from the contexts, and of them
+            vLLM alone lets more requests than those share it.
         cpu: beyond comfort only the pool grows.
     """
     found: list[Goal] = []
     most, counted = 0, None  # tokens of the largest image that leaves room for text
     for step in STEPS[wishes.good_for]:
-        goal = _goal(model, wishes, limit, step, pooled=pooled, cpu=cpu)
+        goal = _goal(model, wishes, limit, step, engine=engine, cpu=cpu)
         if goal is not None:
             most, counted = step[0], goal.step
         elif counted is not None:  # images end here; what is in flight may grow
-            goal = _goal(model, wishes, limit, (most, *step[1:]), pooled=pooled, cpu=cpu)
+            goal = _goal(model, wishes, limit, (most, *step[1:]), engine=engine, cpu=cpu)
             goal = goal and replace(goal, counted=counted)
         if goal is not None and (not found or goal.step != found[-1].step):
             found.append(goal)
@@ -108,7 +110,7 @@ def goals(
 
 
 def _goal(
-    model: Inventory, wishes: Wishes, limit: int, step: Step, *, pooled: bool, cpu: bool
+    model: Inventory, wishes: Wishes, limit: int, step: Step, *, engine: Engine, cpu: bool
 ) -> Goal | None:
     """One step with the wishes put in its place, or None where the image leaves no room for text."""
     tokens, context, pool, sequences = step
@@ -129,11 +131,9 @@ def _goal(
         return None
     whole = length * wishes.concurrency
     sequences = max(sequences, wishes.concurrency)
-    return (
-        Goal(tokens, length, max(pool, whole), sequences, max_pixels)
-        if pooled
-        else Goal(tokens, length, whole, wishes.concurrency, max_pixels)
-    )
+    if engine == "native":
+        return Goal(tokens, length, max(pool, whole), sequences, max_pixels)
+    return Goal(tokens, length, whole, sequences if engine == "vllm" else wishes.concurrency, max_pixels)
 
 
 def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | None]:

@@ -28,7 +28,7 @@ class Group:
     `kind`: "plain" weights that stay 16-bit, a "matrix" of the decoder that may be quantised, its stored
     "fp8" form, its "scale"s ("scale8": of 8-bit integers among 4-bit ones), a matrix of the vision "tower",
     "packed" integers of a ready-made 4- or 8-bit checkpoint, or the "blocks" of a GGUF, whatever they are a
-    matrix of.
+    matrix of. `expert`: of a mixture's experts.
     """
 
     part: Part
@@ -36,6 +36,7 @@ class Group:
     shape: tuple[int, ...]
     nbytes: int
     count: int
+    expert: bool = False
 
     @property
     def elements(self) -> int:
@@ -62,6 +63,18 @@ class Inventory:
     def name(self) -> str:
         """As the user said it."""
         return self.facts.name
+
+    @property
+    def mixed(self) -> bool:
+        """Whether layers are mixtures of experts."""
+        return any(group.expert for group in self.groups)
+
+    @property
+    def experts_read(self) -> float:
+        """Share of the experts of a layer that one token reads; 1 for other models."""
+        text = self.facts.text
+        stored = next((tensor.shape for tensor in self.facts.tensors if tensor.role == "expert"), None)
+        return text.experts_used / stored[0] if stored and text.experts_used else 1.0
 
     def has(self, kind: Kind, *parts: Part) -> bool:
         """Whether there are tensors of a kind, in any of these parts, or anywhere."""
@@ -91,7 +104,7 @@ def inventory(facts: ModelFacts) -> Inventory:
 def group_of(tensor: TensorFact) -> Group:
     """One tensor as a group of its own."""
     part = _part(tensor)
-    return Group(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1)
+    return Group(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1, tensor.role == "expert")
 
 
 def _part(tensor: TensorFact) -> Part:

@@ -4,7 +4,8 @@
 
 Of a mixture only the experts of a token are read. Share and microseconds were fitted to published rows of
 Q4_K_M and Q8_0 on six cards from an RTX 2080 to an RTX 5090, all within a factor of 1.3; cards before Turing
-reach less than half of their bandwidth. Main memory is assumed: two channels of DDR5, half of it used.
+reach less than half of their bandwidth. Other makers' have a share of their own, from published rows of an
+RX 7900 XTX, an M1 Max and an M4. Main memory is assumed: two channels of DDR5, half of it used.
 """
 
 from typing import Final
@@ -16,6 +17,7 @@ from snugvl.planner.settings import Settings
 
 SHARE: Final = 0.91
 SHARE_BEFORE_TURING: Final = 0.4
+SHARE_OF_OTHERS: Final = 0.72  # of AMD, Intel and Apple, between 0.63 (M1 Max) and 0.9 (M4)
 TURING: Final = (7, 0)
 LAYER_S: Final = 65e-6
 HOST_RATE: Final = 30e9  # bytes per second that a processor reads of main memory
@@ -29,7 +31,7 @@ def llamacpp_rate(model: Inventory, settings: Settings, gpu: Gpu | None) -> floa
     if gpu is None or gpu.bandwidth is None:
         return None
     old = gpu.compute_capability is not None and gpu.compute_capability < TURING
-    share = SHARE_BEFORE_TURING if old else SHARE
+    share = SHARE_OF_OTHERS if gpu.api != "cuda" else SHARE_BEFORE_TURING if old else SHARE
     layers = model.facts.text.num_layers * LAYER_S
     return 1 / (_read(model, settings, gpu=True) / (gpu.bandwidth * share) + layers + host)
 
@@ -38,10 +40,8 @@ def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
     """Bytes that are read for a token in one of the memories."""
     weights = placed(model, settings, gpu=gpu)
     facts = model.facts
-    experts = next((tensor.shape[0] for tensor in facts.tensors if tensor.role == "expert"), 1)
-    used = facts.gguf.experts_used if facts.gguf else 0
     total: float = sum(nbytes for part, nbytes in weights.items() if part not in (EMBEDDING, TOWER, EXPERTS))
-    total += weights[EXPERTS] * used / experts
+    total += weights[EXPERTS] * model.experts_read
     if not settings.on_gpu and facts.tied and not weights[HEAD]:
         total += weights[EMBEDDING]
     cache, states = cache_bytes(model, settings, gpu=gpu)

@@ -96,7 +96,8 @@ class Rejection:
         what: what was tried, such as "16,384-token images (16.8 megapixels)".
         short_bytes: how much too much.
         blame: the largest component that could shrink, or the largest at all, and its bytes.
-        remedy: what would fit, as a clause, or None.
+        remedy: what would fit, as a clause that was tried, or None.
+        model: that `what` begins with; empty where it is of the choice.
     """
 
     what: str
@@ -104,6 +105,7 @@ class Rejection:
     blame: str
     blame_bytes: int
     remedy: str | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

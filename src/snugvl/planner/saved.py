@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from snugvl.core.options import LoadOptions
-from snugvl.errors import InputError
+from snugvl.errors import InputError, RequestError
 from snugvl.hardware.recording import read_value
 from snugvl.planner.settings import Settings
-
-OF_WISHES = (
-    "context", "max_pixels", "language_only", "tower", "embedding", "purpose", "backend", "speculation",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +42,12 @@ def read(path: Path) -> SavedPlan:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        choice, wishes = values["choice"], values["wishes"]
+        choice = values["choice"]
         model, given = choice["model"], choice["settings"]
-        asked = {name: wishes[name] for name in OF_WISHES if wishes.get(name) is not None}
+        asked = LoadOptions(**values["load"]).said()
     except OSError as error:
         raise InputError(f"--plan {path} can't be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RequestError):
         raise InputError(
             f"--plan {path} holds no plan with a choice; make one: snugvl plan MODEL --save {path}"
         ) from None

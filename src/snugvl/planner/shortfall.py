@@ -1,15 +1,22 @@
-"""Why something does not fit, in bytes, with what is to blame and what would fit."""
+"""Why something is excluded by a wish, or does not fit: in bytes, with what is to blame and what would
+fit."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
-from snugvl.core.sizes import format_size, megapixels
-from snugvl.planner.budget import Budget
+from snugvl.checkpoint.catalogue import find
+from snugvl.core.sizes import exact_size, format_size, megapixels
+from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
+from snugvl.planner.capabilities import Option
+from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
-from snugvl.planner.wishes import LEAST_ROOM_TOKENS
+from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, LEAST_ROOM_TOKENS, Wishes
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
@@ -45,7 +52,7 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
         wider.append((part, replace(base, head="bf16"), f"in int8 {fits}"))
     for part, tried, fits in wider:
         if fitter.fastest(tried) is None:
-            what = f"{part} in bf16, with the same images and context"
+            what = f"{part} in bf16, with the same {'images and ' if base.images else ''}context"
             rejections.append(_rejection(what, _leanest(fitter, tried), fits))
     limit = fitter.option.context_limit
     if fitter.wishes.context is None and base.context < limit:
@@ -55,6 +62,72 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
             what = f"a context of {doubled.context:,} tokens"
             rejections.append(_rejection(what, leanest, f"{base.context:,} tokens fit", choice.footprint))
     return rejections
+
+
+def excluded(option: Option, wishes: Wishes) -> list[str | None]:
+    """Which wishes exclude an option, each as a clause or None, in the order in which they are checked."""
+    # Who wishes bf16 on a CPU wishes weights that aren't quantised.
+    narrowed = "bf16" if option.weights == "fp32" else option.weights
+    facts, ours = option.model.facts, option.engine == "native"
+    coarser = FORMAT_QUALITY[option.stored_quality] < wishes.floor
+    blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
+    unlike = wishes.weights not in (None, option.weights, narrowed)
+    checks = {
+        f"{wishes.weights} weights can't be had of it: {_stored_as(option)}": unlike,
+        f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
+        "only our own engine streams the vision tower": wishes.tower == "streamed" and not ours,
+        "only our own engine reads the embedding from main memory": wishes.embedding == "cpu" and not ours,
+        f"only our own engine guesses tokens (--speculation {wishes.speculation})": wishes.speculation
+        in GUESSING
+        and not ours,
+        "the checkpoint has no multi-token predictor for --speculation mtp; use ngram": wishes.speculation
+        == "mtp"
+        and not facts.predicts,
+        "the model reads no images": blind,
+        "its vendor doesn't say that it finds boxes": wishes.good_for == "detect"
+        and not grounds(option.model),
+    }
+    return [why if so else None for why, so in checks.items()]
+
+
+def no_cache(fitter: Fitter) -> str | None:
+    """Why a wished format of the KV cache excludes an option, as a clause."""
+    if fitter.kv_formats:
+        return None
+    wished, option = fitter.wishes.kv_cache, fitter.option
+    if wished not in option.kv_formats:
+        return f"its KV cache is {' or '.join(option.kv_formats)}, {wished} is wished"
+    return no_fp8_cache(option) or f"its {wished} KV cache needs compute capability 8.9"
+
+
+def _stored_as(option: Option) -> str:
+    stored = option.model.facts.quantization or "bf16"
+    if option.model.facts.gguf is not None:
+        return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
+    if option.model.mixed and option.engine == "transformers" and stored == "bf16":
+        return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a ready-made edition"
+    if option.engine == "vllm":
+        return f"vLLM serves what is stored, {stored}"
+    return f"the checkpoint is stored in {stored}"
+
+
+def no_goal(fitter: Fitter) -> str:
+    limit, wishes = fitter.option.context_limit, fitter.wishes
+    if wishes.context is not None and wishes.context > limit:
+        most = fitter.option.model.facts.text.max_position_embeddings
+        here = " here" if limit < most else ""
+        ours = here and fitter.option.engine == "native" and wishes.context <= most
+        longer = f"; transformers goes up to {most:,}" if ours else ""
+        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished{longer}"
+    if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
+        return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"
+    return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"
+
+
+def grounds(model: Inventory) -> bool:
+    """Whether a model finds boxes, by its vendor's word; one that isn't in the catalogue may."""
+    known = find(model.name)
+    return known is None or known[0].grounds
 
 
 def _leanest(fitter: Fitter, base: Settings) -> Fitted:
@@ -68,31 +141,40 @@ def why_not_fitting(fitter: Fitter) -> Rejection:
     least = fitter.least
     images = f", {least.tokens:,}-token images" if least.tokens else ""
     what = f"{fitter.option.title}, {least.settings.context:,} tokens of context{images}"
-    return _rejection(what, least, _remedy(fitter, least))
+    return replace(_rejection(what, least, _remedy(fitter, least)), model=fitter.option.model.name)
 
 
 def _remedy(fitter: Fitter, least: Fitted) -> str | None:
-    """What would fit: a shorter context, fewer requests, memory that others hold."""
-    wishes, settings = fitter.wishes, least.settings
-    if wishes.max_pixels is not None:
-        smaller = Fitter(fitter.option, replace(wishes, max_pixels=None), fitter.budgets, fitter.host).best
-        if smaller is not None:
-            return f"at {megapixels(smaller.settings.max_pixels or 0)} ({smaller.tokens:,} tokens) it fits"
-    if wishes.context is not None:
-        context = fitter.longest_context_at(settings)
-        if context is not None:
-            return f"a context of {context:,} tokens fits"
-    if settings.concurrency > 1:
-        alone = replace(settings, concurrency=1)
-        if fitter.fastest(alone) is not None:
-            return "one request at a time fits"
-    short = least.missing_bytes
-    if wishes.memory_bytes is not None and wishes.memory_bytes + short <= least.budget.free_bytes * 9 // 10:
-        return f"it fits with --memory {-(-(wishes.memory_bytes + short) >> 20)}MiB"
-    if short <= least.budget.held_bytes * 9 // 10:
-        back, held = format_size(short * 10 // 9), format_size(least.budget.held_bytes)
-        return f"it fits when others give {back} of their {held} back"
+    """What would fit, by one change that was tried: options, or memory that other programs hold."""
+    lent, limit = programs_bytes(least.budget), fitter.wishes.memory_bytes
+    for text, wishes in _changes(fitter, least):
+        found = fitter.budgets
+        if wishes.memory_bytes != limit:
+            found = [changed(budget, budget.free_bytes, wishes.memory_bytes) for budget in found]
+        if Fitter(fitter.option, wishes, found, fitter.host).best is not None:
+            return f"it fits with {text}"
+    given = -(-(free_for(least.budget, least.footprint.total_bytes) - least.budget.free_bytes) >> 20) << 20
+    freed = [changed(budget, budget.free_bytes + given, limit) for budget in fitter.budgets]
+    if 0 < given <= lent and Fitter(fitter.option, fitter.wishes, freed, fitter.host).best is not None:
+        where = " on each GPU" if least.settings.gpus > 1 else ""
+        back = f"{given >> 20:,} MiB back{where}, of {format_size(lent)} that they hold"
+        return f"it fits when other programs give {back}"
     return None
+
+
+def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
+    """Options that might make it fit, and the wishes with them."""
+    wishes = fitter.wishes
+    if wishes.max_pixels is not None and least.settings.images:
+        pixels = pixels_for(fitter.option.model, wishes.least_image_tokens)
+        yield f"--max-pixels {pixels}", replace(wishes, max_pixels=pixels)
+    if wishes.context is not None and (context := fitter.longest_context_at(least.settings)) is not None:
+        yield f"--context {context}", replace(wishes, context=context)
+    if wishes.concurrency > 1:
+        yield "--concurrency 1", replace(wishes, concurrency=1)
+    if wishes.memory_bytes is not None:
+        needed = -(-(wishes.memory_bytes + least.missing_bytes) >> 20) << 20
+        yield f"--memory {exact_size(needed)}", replace(wishes, memory_bytes=needed)
 
 
 def _rejection(
@@ -139,16 +221,24 @@ def refusal_line(plan: Plan) -> str:
     return f"{line}; {way_out(plan, budget)}"
 
 
+LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table
+
+
 def way_out(plan: Plan, budget: Budget) -> str:
     """What to do where nothing fits."""
     if plan.instead is not None:
         other = plan.instead
-        return f"{other.option.model.name} fits, in {other.settings.weights_name}"
+        on = f" on {other.settings.gpus} GPUs" if other.settings.gpus > 1 else ""
+        how = f"in {other.settings.weights_name}, with {other.option.engine}{on}"
+        return f"{other.option.model.name} fits, {how}"
     remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
     if remedies:
         return remedies[0]
     fewer = (
         "a file with fewer bits a weight, " if plan.closest and plan.closest.option.model.facts.gguf else ""
     )
+    if plan.closest and plan.closest.footprint.total_bytes > LARGEST_BYTES:
+        return f"use {fewer}a smaller model, or a shorter context: no GPU has so much memory"
     more = "machine" if budget.device.unified or budget.gpu is None else "GPU"
-    return f"use {fewer}a smaller model, or a {more} with more memory"
+    limit = ", and no --memory" if plan.wishes.memory_bytes is not None else ""
+    return f"use {fewer}a smaller model, or a {more} with more memory{limit}"

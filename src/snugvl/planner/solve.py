@@ -3,7 +3,7 @@
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
-    > no FP8 KV cache for models that don't normalise keys > images, context and KV pool up to comfort
+    > images, context and KV pool up to comfort
     (`goals.py`) > formats whose cost isn't noticed (`costs.tier`) > engine (native first)
     > images > context > KV pool > sequences beyond comfort
     > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from snugvl.checkpoint.catalogue import find
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import SpeculationName
 from snugvl.errors import DoesNotFit
@@ -32,17 +31,24 @@ from snugvl.planner.costs import cost
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.goals import COMFORT
-from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
+from snugvl.planner.shortfall import (
+    excluded,
+    no_cache,
+    no_goal,
+    refusal_line,
+    why_not_fitting,
+    why_not_more,
+)
 from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
 from snugvl.planner.wishes import FORMAT_QUALITY, Wishes
 
 ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 3, "vllm": 2, "llamacpp": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
-RIVAL: Final = slice(4, 10)  # what a score says of cache, images, context and pool up to comfort, formats
+RIVAL: Final = slice(4, 9)  # what a score says of cache, images, context and pool up to comfort, formats
 # Nobody is led to a model that can't be quicker than this, even in theory.
 LEAST_RATE: Final = 5.0  # tokens a second
 MOST_WAITING_S: Final = 45.0  # for the first token
@@ -83,11 +89,11 @@ def solve(
         RequestError: the wishes exclude every model, with the reason.
     """
     if wishes.speculation == "auto":
-        plain, guessing = (
-            solve(candidates, machine, replace(wishes, speculation=kind), missing, found)
-            for kind in ("off", "mtp")
-        )
-        return replace(guessing if _costs_nothing(guessing, plain) else plain, wishes=wishes)
+        plain = solve(candidates, machine, replace(wishes, speculation="off"), missing, found)
+        if wishes.backend in ("auto", "native"):
+            guessing = solve(candidates, machine, replace(wishes, speculation="mtp"), missing, found)
+            plain = guessing if _costs_nothing(guessing, plain) else plain
+        return replace(plain, wishes=wishes)
     if machine.others and not machine.gpus and not found and _reads_gguf(candidates):
         machine = replace(machine, gpus=machine.others)  # llama.cpp's alone
     found = list(found or budgets(machine, wishes.memory_bytes))
@@ -149,18 +155,20 @@ def _possible(
     model = inventory(facts.with_predictor() if wishes.speculation == "mtp" else facts)
     possible, refused = options(model, found[0].device, machine.os, wishes)
     refusals = {refusal.engine: refusal for refusal in refused}
+    passed: dict[
+        Engine, int
+    ] = {}  # checks, by the option of an engine that passes most: its refusal is the true one
     fitters: list[Fitter] = []
     for option in possible:
         fitter = Fitter(option, wishes, found)
         if option.by_bits and "bitsandbytes" in missing and wishes.weights is None:
             continue
-        if option.engine in missing:
-            refusals[option.engine] = Refusal(option.engine, missing[option.engine])
-        elif why := _excluded(option, wishes) or _no_cache(fitter):
-            refusals[option.engine] = Refusal(option.engine, why)
-        elif not fitter.goals:
-            refusals[option.engine] = Refusal(option.engine, _no_goal(fitter))
-        elif wishes.backend in ("auto", option.engine):
+        checks = [missing.get(option.engine), *excluded(option, wishes), no_cache(fitter)]
+        place = next((number for number, why in enumerate(checks) if why), len(checks))
+        why = no_goal(fitter) if place == len(checks) and not fitter.goals else [*checks, None][place]
+        if why and place >= passed.get(option.engine, 0):
+            passed[option.engine], refusals[option.engine] = place, Refusal(option.engine, why)
+        elif not why and wishes.backend in ("auto", option.engine):
             fitters.append(fitter)
     if wishes.backend == "auto":
         fitters = _of_one(fitters)
@@ -198,6 +206,8 @@ def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> P
 def held_to(plan: Plan, candidate: Candidate, machine: Machine, settings: Settings) -> Plan:
     """The plan with settings that somebody has saved instead of the solver's, where they fit here; else as it
     is, which says why."""
+    if plan.choice is not None and plan.choice.settings == settings:
+        return plan
     found = budgets(machine, plan.wishes.memory_bytes)
     guesses: SpeculationName = "mtp" if settings.predictor else "off"
     wishes = replace(plan.wishes, backend=settings.engine, speculation=guesses)
@@ -221,61 +231,6 @@ def require(plan: Plan) -> Choice:
     if plan.choice is not None:
         return plan.choice
     raise DoesNotFit(refusal_line(plan))
-
-
-def _excluded(option: Option, wishes: Wishes) -> str | None:
-    """Which wish excludes an option, as a clause."""
-    # Who wishes bf16 on a CPU wishes weights that aren't quantised.
-    narrowed = "bf16" if option.weights == "fp32" else option.weights
-    if wishes.weights not in (None, option.weights, narrowed):
-        return f"{wishes.weights} weights can't be had of it: {_stored_as(option)}"
-    if FORMAT_QUALITY[option.stored_quality] < wishes.floor:
-        return f"{option.stored_quality} is coarser than {wishes.quality}"
-    if wishes.tower == "streamed" and option.engine != "native":
-        return "only our own engine streams the vision tower"
-    if wishes.embedding == "cpu" and option.engine != "native":
-        return "only our own engine reads the embedding from main memory"
-    if wishes.speculation == "mtp" and option.engine != "native":
-        return "only our own engine guesses by a model's predictor (--speculation mtp)"
-    if wishes.speculation == "mtp" and not option.model.facts.predicts:
-        return "the checkpoint has no multi-token predictor for --speculation mtp; use ngram"
-    if option.model.facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect"):
-        return "the model reads no images"
-    if wishes.good_for == "detect" and not grounds(option.model):
-        return "its vendor doesn't say that it finds boxes"
-    return None
-
-
-def _no_cache(fitter: Fitter) -> str | None:
-    """Why a wished format of the KV cache excludes an option, as a clause."""
-    if fitter.kv_formats:
-        return None
-    able = " or ".join(fitter.option.kv_formats)
-    if fitter.wishes.kv_cache in fitter.option.kv_formats:
-        return f"its {fitter.wishes.kv_cache} KV cache needs compute capability 8.9"
-    return f"its KV cache is {able}, {fitter.wishes.kv_cache} is wished"
-
-
-def _stored_as(option: Option) -> str:
-    stored = option.model.facts.quantization or "bf16"
-    if option.model.facts.gguf is not None:
-        return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
-    if option.engine == "vllm":
-        return f"vLLM serves what is stored, {stored}"
-    return f"the checkpoint is stored in {stored}"
-
-
-def _no_goal(fitter: Fitter) -> str:
-    limit, wishes = fitter.option.context_limit, fitter.wishes
-    if wishes.context is not None and wishes.context > limit:
-        most = fitter.option.model.facts.text.max_position_embeddings
-        here = " here" if limit < most else ""
-        ours = here and fitter.option.engine == "native" and wishes.context <= most
-        longer = f"; transformers goes up to {most:,}" if ours else ""
-        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished{longer}"
-    if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
-        return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"
-    return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"
 
 
 def _decide(
@@ -319,12 +274,6 @@ def _bearable(choice: Choice) -> bool:
     return (rate is None or rate >= LEAST_RATE) and (first_s is None or first_s <= MOST_WAITING_S)
 
 
-def grounds(model: Inventory) -> bool:
-    """Whether a model finds boxes, by its vendor's word; one that isn't in the catalogue may."""
-    known = find(model.name)
-    return known is None or known[0].grounds
-
-
 def _streamed(choices: list[Choice]) -> Choice | None:
     """What a streamed tower would make room for beyond the best choice."""
     rivals = [each for each in choices if each.option.parts.vision == "streamed"]
@@ -341,7 +290,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
     speed = roofline(option.model, settings, fitted.budget)
     score = (
         0 if option.offload else 1,
-        1 if led and comfort[1:] >= COMFORT[fitter.wishes.good_for] else 0,
+        1 if led and comfort >= COMFORT[fitter.wishes.good_for] else 0,
         quality,
         1 if option.parts.vision == "gpu" else 0,
         *comfort,
@@ -376,6 +325,12 @@ def _runners_up(choices: list[Choice]) -> tuple[Choice, ...]:
     return tuple(kept[:RUNNERS_UP])
 
 
+def _no_better(option: Option, best: Option) -> bool:
+    """Whether an option is the model that was chosen, in weights that are no finer."""
+    quality = FORMAT_QUALITY[option.stored_quality], FORMAT_QUALITY[best.stored_quality]
+    return option.model.name == best.model.name and quality[0] <= quality[1]
+
+
 def _rejections(
     best: Choice | None,
     fitters: list[tuple[Fitter, int]],
@@ -388,7 +343,7 @@ def _rejections(
     nearest: dict[str, tuple[int, Fitter]] = {}
     several = len({fitter.option.model.name for fitter, _ in fitters}) > 1
     for fitter, quality in failed:
-        if best is not None and quality < best.quality:
+        if best is not None and (quality < best.quality or _no_better(fitter.option, best.option)):
             continue
         # Of several models, each is refused once, where it comes nearest.
         option = fitter.option

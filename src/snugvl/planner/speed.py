@@ -16,6 +16,9 @@ which is assumed (`benchmarks/offload.py` measures it). An unknown slot counts a
 narrowest of the cards that people have.
 
 Without a GPU both bounds take assumed rates of main memory and processor: two channels of DDR5, eight cores.
+    There
+narrower weights are widened for every token and are no quicker than float32 (16.8 million values a row on two
+cores: bf16 9.8 to 10.7 ms, float32 6.4 to 14.6), so every weight counts four bytes.
 
 A streamed vision tower crosses once a picture, from pinned memory at the rate of the slot and while the GPU
 computes: the longer of both is its bound.
@@ -23,6 +26,7 @@ computes: the longer of both is its bound.
 
 from dataclasses import dataclass
 
+from snugvl.core.sizes import format_size
 from snugvl.hardware.link import LANE_BYTES_PER_S
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
@@ -38,6 +42,9 @@ PROMPT_TEXT_TOKENS = 64
 ASSUMED_LINK = 8 * LANE_BYTES_PER_S[4]  # bytes per second
 HOST_BANDWIDTH = 60e9  # bytes per second of main memory
 HOST_FLOPS = 0.5e12  # of a processor
+SHORT_WAIT_S = 0.1  # that nobody feels
+MANY_TOKENS = 1000  # a second; beyond, other things than memory decide
+WIDE_BYTES = 4  # of a weight as a processor multiplies it
 STAGED_RATE = 10e9  # bytes per second that one thread copies
 
 
@@ -56,6 +63,31 @@ class Speed:
     predicted: bool = False
 
 
+def speed_text(speed: Speed) -> str | None:
+    """A bound, or a prediction where the link decides."""
+    if speed.decode_tokens_per_s is None:
+        return None
+    if speed.predicted:
+        assumed = ", by assumed rates of main memory" if speed.assumed else ""
+        return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{_wait(speed)} (predicted{assumed})"
+    if speed.crossing_bytes:
+        crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
+        first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
+        return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
+    many = speed.decode_tokens_per_s > MANY_TOKENS
+    bound = f"memory allows over {MANY_TOKENS:,}" if many else f"at most {speed.decode_tokens_per_s:,.0f}"
+    bound += f" tokens/s{_wait(speed)}"
+    return f"{bound} (roofline, {'by assumed rates of main memory' if speed.assumed else 'an upper bound'})"
+
+
+def _wait(speed: Speed) -> str:
+    """The wait for the first token, where a person might feel it."""
+    least_s = speed.first_token_s
+    return (
+        "" if least_s is None or least_s < SHORT_WAIT_S else f", first token after at least {least_s:.2f} s"
+    )
+
+
 def copy_rate(gpu: Gpu) -> float:
     """Bytes per second from pageable main memory to a GPU."""
     return min((gpu.link_bandwidth or ASSUMED_LINK) / 2, STAGED_RATE)
@@ -67,7 +99,7 @@ def tower_crossing_s(model: Inventory, settings: Settings, gpu: Gpu | None) -> f
 
 
 def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
-    """The bounds on one device; None where its bandwidth or peak is unknown, or experts make it a guess."""
+    """The bounds on one device; None where its bandwidth or peak is unknown."""
     gpu, cpu = budget.gpu, budget.device.cpu
     rate = HOST_BANDWIDTH if cpu else gpu.bandwidth if gpu is not None else None
     flops = HOST_FLOPS if cpu else gpu.bf16_flops if gpu is not None else None
@@ -77,16 +109,21 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
         return Speed(decode, first, assumed=cpu, predicted=True)
     if rate is None:
         return Speed(None, None)
-    routed = any(tensor.role == "expert" for tensor in model.facts.tensors)
     bandwidth = rate * settings.tensor_parallel
     crossing = layer_bytes(model, settings) if settings.offloaded else 0
     read = _bytes(model, settings, "decoder") + _head_bytes(model, settings) - crossing
+    if cpu:
+        read = WIDE_BYTES * (
+            _values(model, "decoder") + (_values(model, "lm_head") or _values(model, "embedding"))
+        )
     sharing = settings.tensor_parallel * settings.pipeline_parallel  # GPUs of one copy of the model
     cache = kv_bytes(model, settings, settings.context // 2) * sharing
     across = crossing / copy_rate(gpu) if gpu is not None else 0.0
-    # Experts that cross all do, whichever are chosen; those on the GPU make the rest a guess.
-    decode = None if routed and not crossing else 1 / ((read + cache) / bandwidth + across)
-    if flops is None or routed:
+    idle = 0.0 if crossing else _bytes(model, settings, "decoder", experts=True) * (1 - model.experts_read)
+    if cpu:
+        idle = WIDE_BYTES * _elements(model, "decoder", experts=True) * (1 - model.experts_read)
+    decode = 1 / ((read - idle + cache) / bandwidth + across)  # experts that cross all do, used or not
+    if flops is None:
         return Speed(decode, None, crossing, cpu)
     peak = flops * settings.tensor_parallel
     image = largest_image(model, settings.max_pixels)
@@ -112,7 +149,10 @@ def _first_token_s(model: Inventory, settings: Settings, flops: float | None) ->
 def _prefill_flops(model: Inventory, tokens: int) -> float:
     w = widths(model)
     attention = 2.0 * w.q * tokens**2 * model.facts.text.num_layers
-    return 2.0 * _elements(model, "decoder") * tokens + attention
+    active = _elements(model, "decoder") - _elements(model, "decoder", experts=True) * (
+        1 - model.experts_read
+    )
+    return 2.0 * active * tokens + attention
 
 
 def _vision_flops(model: Inventory, patches: int) -> float:
@@ -132,8 +172,8 @@ def _vision_seconds(
     return max(computing, crossing_s)
 
 
-def _bytes(model: Inventory, settings: Settings, part: Part) -> int:
-    return sum(size * count for size, count in sizes(model, settings, part))
+def _bytes(model: Inventory, settings: Settings, part: Part, *, experts: bool = False) -> int:
+    return sum(size * count for size, count in sizes(model, settings, part, experts=experts))
 
 
 def _head_bytes(model: Inventory, settings: Settings) -> int:
@@ -141,9 +181,23 @@ def _head_bytes(model: Inventory, settings: Settings) -> int:
     return _bytes(model, settings, "lm_head") or _bytes(model, settings, "embedding")
 
 
-def _elements(model: Inventory, part: Part) -> int:
+def _values(model: Inventory, part: Part) -> int:
+    """Weights of a part, those that are packed unpacked."""
+    each = 1 if model.facts.quantization == "int8" else 2  # of a packed byte
+    packed = sum(
+        group.nbytes * group.count * each
+        for group in model.groups
+        if (group.part, group.kind) == (part, "packed")
+    )
+    beside = sum(
+        group.elements * group.count for group in model.groups if (group.part, group.kind) == (part, "packed")
+    )
+    return _elements(model, part) - beside + packed
+
+
+def _elements(model: Inventory, part: Part, *, experts: bool = False) -> int:
     return sum(
         group.elements * group.count
         for group in model.groups
-        if group.part == part and group.kind not in ("scale", "scale8")
+        if group.part == part and group.kind not in ("scale", "scale8") and (group.expert or not experts)
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, SpeculationName, TowerName
+from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, SpeculationName, TowerName, flag
 from snugvl.errors import RequestError
 from snugvl.planner.settings import Engine, KVFormat, WeightFormat
 
@@ -20,6 +20,7 @@ GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anc
 LEAST_TOKENS: Final = 256
 ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template
 LEAST_ROOM_TOKENS: Final = 256
+GUESSING: Final = ("ngram", "mtp")  # kinds of speculation that our own engine alone has
 ANY_TOKENS: Final = 1  # as `min_image_tokens`: pictures may even be too large for the context
 
 
@@ -90,6 +91,7 @@ class Wishes:
                 "without its vision tower (language only) a model has none to stream; leave one out",
                 field="tower",
             )
+        self._check_engine()
         if self.images == 0 and self.good_for == "detect":
             raise RequestError("boxes need an image; images is 0", field="images")
         room = LEAST_ROOM_TOKENS if self.context is None else min(LEAST_ROOM_TOKENS, self.context // 2)
@@ -99,6 +101,28 @@ class Wishes:
                 f"{self.least_image_tokens:,} tokens and {LEAST_ROOM_TOKENS} of text; at least "
                 f"{self.images * self.least_image_tokens + LEAST_ROOM_TOKENS:,} are needed",
                 field="context",
+            )
+
+    def _check_engine(self) -> None:
+        """Refuse two options of which one excludes the other, whatever the model and the machine."""
+        if self.weights is not None and FORMAT_QUALITY[self.weights] < self.floor:
+            raise RequestError(
+                f"--quality {self.quality} refuses --weights {self.weights}; leave one of them out",
+                field="weights",
+            )
+        asked = {
+            "tower": self.tower == "streamed",
+            "embedding": self.embedding == "cpu",
+            "speculation": self.speculation in GUESSING,
+            "kv_cache": self.kv_cache == "fp8" and self.backend == "transformers",
+        }
+        for name in (name for name, so in asked.items() if so and self.backend not in ("auto", "native")):
+            option = flag(name, getattr(self, name))
+            raise RequestError(
+                f"{option} {getattr(self, name)} is not for --backend {self.backend}; say --backend "
+                f"native, or leave one "
+                "of them out",
+                field=name,
             )
 
     @property

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers import network, requirements
 from snugvl.backends.transformers.loading import load_hosted
-from snugvl.backends.transformers.network import checked, skeleton_of, without_tower
+from snugvl.backends.transformers.network import by_bits_bytes, checked, skeleton_of, without_tower
 from snugvl.backends.transformers.opening import open_checkpoint
 from snugvl.core.messages import Picture, Request, user
 from snugvl.core.sampling import SamplingParams
@@ -392,3 +393,20 @@ def test_a_folder_with_an_image_processor_missing_is_refused(folder: Path, tmp_p
     (broken / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"transformers can't load|image processor"):
         load_engine(broken, device="cpu")
+
+
+def test_bitsandbytes_leaves_fused_experts_and_the_head_as_they_are() -> None:
+    """Counted on transformers' own network without memory: experts are tensors of three dimensions there."""
+    text = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8,
+            "num_experts_per_tok": 2, "vocab_size": 128}  # fmt: skip
+    config = transformers.Qwen3MoeConfig(**text)
+    with torch.device("meta"):
+        network = transformers.Qwen3MoeForCausalLM._from_config(config, dtype=torch.bfloat16)
+    attention = 4 * 64 * 64 * 2
+    whole = sum(each.numel() for each in network.parameters())
+    experts = 2 * 8 * 3 * 64 * 32
+    for weights, each in (("int8", 1.0), ("int4", 0.5625)):
+        left = by_bits_bytes(network, weights) - attention * each
+        assert left >= 2 * (experts + 128 * 64), "experts and head in bf16"
+        assert 2 * (whole - attention) - 2 * 2 * 8 * 64 <= left <= 2 * (whole - attention)

@@ -26,6 +26,7 @@ from snugvl.hardware.machine import Machine
 from snugvl.inputs.reasoning import Thinking
 from snugvl.planner.placement import placement
 
+BY_BITS = ("int8", "int4")  # made by bitsandbytes
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
@@ -175,9 +176,11 @@ def _estimate(checkpoint: Any, options: LoadOptions, place: Place) -> tuple[int,
         return parameters, parameters * kind.itemsize, kind
     if checkpoint.quantization is not None or not parameters:
         return parameters, stored, kind
-    # With what bitsandbytes leaves as it is.
-    factor = {"int8": 1.1, "int4": 0.7}.get(options.weights, kind.itemsize)
-    return parameters, int(parameters * factor), kind
+    if options.weights in BY_BITS:
+        from snugvl.backends.transformers.network import by_bits_bytes, skeleton_of
+
+        return parameters, by_bits_bytes(skeleton_of(checkpoint, kind), options.weights), kind
+    return parameters, parameters * kind.itemsize, kind
 
 
 def _device_map(

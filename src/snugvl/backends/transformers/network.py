@@ -106,6 +106,17 @@ def _bitsandbytes(weights: str, dtype: torch.dtype) -> Any:
     )
 
 
+def by_bits_bytes(skeleton: torch.nn.Module, weights: str) -> int:
+    """Bytes of the weights that bitsandbytes makes. It replaces plain linear layers alone: the head stays,
+    and so do experts that a mixture has in one tensor."""
+    head = skeleton.get_output_embeddings()  # type: ignore[operator]
+    linear = (each for each in skeleton.modules() if isinstance(each, torch.nn.Linear) and each is not head)
+    made = [each.weight for each in linear]
+    share = 1 if weights == "int8" else 0.5 + 4 / 64  # nf4 has a float32 for 64 values
+    whole = sum(each.nbytes for each in skeleton.parameters()) - sum(each.nbytes for each in made)
+    return whole + int(sum(each.numel() for each in made) * share)
+
+
 def checked(
     placement: tuple[tuple[str, str], ...], skeleton: torch.nn.Module, device: torch.device
 ) -> dict[str, str]:

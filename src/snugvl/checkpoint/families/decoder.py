@@ -17,9 +17,11 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture: `count` gated MLPs of `intermediate`, in the layers that `sparse` says."""
+    """A mixture: `count` gated MLPs of `intermediate`, `used` of them for a token, in layers that `sparse`
+    says."""
 
     count: int
+    used: int
     intermediate: int
     sparse: tuple[bool, ...]
 
@@ -53,8 +55,9 @@ class Decoder:
         """The same as the planner's nouns."""
         kv = tuple(KVLayer(self.kv_heads, self.head_dim, window) for window in self.windows)
         return TextFacts(
-            self.hidden, self.intermediate, self.layers, self.heads, self.vocab, self.max_positions, kv
-        )
+            self.hidden, self.intermediate, self.layers, self.heads, self.vocab, self.max_positions, kv,
+            self.experts.used if self.experts else 0,
+        )  # fmt: skip
 
     def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
         """The same as the engine's. `epsilon`: of the norms; `limit`: tokens, where rotary settings say."""

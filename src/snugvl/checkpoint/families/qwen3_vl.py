@@ -95,6 +95,7 @@ def _experts(text: Section, layers: int) -> Experts:
     step = text.count("decoder_sparse_step", 1)
     return Experts(
         count=text.count("num_experts", text.values.get("num_local_experts") or 60),
+        used=text.count("num_experts_per_tok", 4),
         intermediate=text.count("moe_intermediate_size", 1408),
         sparse=tuple(index not in dense and (index + 1) % step == 0 for index in range(layers)),
     )

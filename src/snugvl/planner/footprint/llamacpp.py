@@ -209,7 +209,7 @@ def offloads(model: Inventory, base: Settings) -> list[list[Settings]]:
     minutes for a picture.
     """
     layers = model.facts.text.num_layers
-    experts = layers if model.facts.gguf and model.facts.gguf.experts_used else 0
+    experts = layers if model.mixed else 0
     towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
     kinds = [[replace(base, host_experts=number) for number in range(experts + 1)]]
     for tower in towers:

@@ -147,10 +147,9 @@ class _Step:
 
 def _feed_forward(model: Inventory, graph: Graph, summed: Node, tokens: int) -> Node:
     normed = _normed(graph, summed)
-    text, gguf = model.facts.text, model.facts.gguf
-    assert gguf is not None
+    text = model.facts.text
     wide = FLOAT * text.hidden_size * tokens
-    if not gguf.experts_used:
+    if not text.experts_used:
         inner = FLOAT * text.intermediate_size * tokens
         gate, up = graph.add(inner, normed), graph.add(inner, normed)
         return graph.add(wide, graph.add(inner, gate, up))
@@ -158,13 +157,13 @@ def _feed_forward(model: Inventory, graph: Graph, summed: Node, tokens: int) -> 
     logits = graph.add(FLOAT * experts * tokens, normed)
     chances = graph.over(logits)
     ranked = graph.view(graph.add(FLOAT * experts * tokens, chances))
-    weights = graph.over(graph.add(FLOAT * gguf.experts_used * tokens, graph.view(chances), ranked))
-    inner = FLOAT * expert_width(model) * gguf.experts_used * tokens
+    weights = graph.over(graph.add(FLOAT * text.experts_used * tokens, graph.view(chances), ranked))
+    inner = FLOAT * expert_width(model) * text.experts_used * tokens
     seen = graph.view(normed)
     gate, up = graph.add(inner, seen, ranked), graph.add(inner, seen, ranked)
-    down = graph.add(wide * gguf.experts_used, graph.add(inner, gate, up), ranked)
+    down = graph.add(wide * text.experts_used, graph.add(inner, gate, up), ranked)
     weighed = graph.over(down, weights)
-    parts = [_part(graph, weighed, wide) for _ in range(gguf.experts_used)]
+    parts = [_part(graph, weighed, wide) for _ in range(text.experts_used)]
     total = graph.add(wide, *parts[:2])
     for part in parts[2:]:
         total = graph.over(total, part)

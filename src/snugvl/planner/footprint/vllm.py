@@ -48,9 +48,6 @@ STATE_BYTES: Final = 4  # of a value of a recurrent state between steps
 LINEAR_CHUNK: Final = 64  # tokens that linear attention takes at a time
 UNPROFILED: Final = "linear attention beyond the profile"
 FP8_CAPABILITY: Final = (8, 9)  # GPUs that multiply FP8
-# Of a token, in every mixture of the catalogue (Qwen3: 8 of 128). The configuration's figure isn't among the
-# facts of a model.
-EXPERTS_OF_TOKEN: Final = 8
 
 
 def encoder_cache(model: Inventory, settings: Settings) -> int:
@@ -88,7 +85,7 @@ def experts_workspace(model: Inventory, settings: Settings) -> int:
     if not inner:
         return 0
     h, inner = widths(model).h, -(-inner // settings.tensor_parallel)
-    return settings.chunk * EXPERTS_OF_TOKEN * (max(inner, h) + max(2 * inner, h)) * 2
+    return settings.chunk * model.facts.text.experts_used * (max(inner, h) + max(2 * inner, h)) * 2
 
 
 @lru_cache(maxsize=256)

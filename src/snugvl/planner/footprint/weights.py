@@ -165,18 +165,20 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
         return (int8_parts(rows, columns) or wide) if int8 else wide
     if group.kind == "tower":
         return tower_parts(rows, columns) if settings.vision_weights == "int8" else wide
-    if settings.engine == "transformers" and group.kind == "matrix":
+    if settings.engine == "transformers" and group.kind == "matrix" and not group.expert:
         return bitsandbytes_parts(rows, columns, settings) or wide
     if not native:
         return (group.elements,) if settings.weights == "fp8" and group.kind == "fp8" else wide
     return matrix_parts(rows, columns, settings, stored_fp8=group.kind == "fp8")
 
 
-def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[int, int]]:
-    """(bytes, how many) of the tensors of one part."""
+def sizes(
+    model: Inventory, settings: Settings, part: Part, *, experts: bool = False
+) -> Iterator[tuple[int, int]]:
+    """(bytes, how many) of the tensors of one part, or of its experts alone."""
     packed = any(group.kind in ("packed", "blocks") for group in model.groups)
     for group in model.groups:
-        if group.part != part:
+        if group.part != part or (experts and not group.expert):
             continue
         beside = (
             packed and group.kind in ("scale", "scale8", "matrix") and group.part in ("decoder", "predictor")

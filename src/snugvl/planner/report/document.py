@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from snugvl.hardware.machine import Machine
-from snugvl.planner.commands import next_command, plain_command
+from snugvl.planner.commands import load_options, next_command, plain_command
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.placement import placement
 from snugvl.planner.plan import Choice, Plan
@@ -30,6 +30,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
             **{name: getattr(budget, name) for name in BUDGET},
         },
         "choice": _choice(plan.choice, measured) if plan.choice else None,
+        "load": load_options(plan.choice, plan.wishes).said() if plan.choice else None,
         "command": next_command(plan.choice, plan.wishes) if plan.choice else None,
         "plain_command": plain_command(plan.choice) if plan.choice else None,
         "closest": _choice(plan.closest, measured) if plan.closest else None,

@@ -39,6 +39,7 @@ def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[s
         ("Also fits", report.also if verbose else ()),
         ("Why not more", report.why_not if verbose else report.why_not[:MOST_REASONS]),
         ("Notes", report.notes),
+        ("Figures", report.figures if verbose else ()),
     ]
     return [(title, entries) for title, entries in parts if entries]
 
@@ -57,7 +58,7 @@ def brief(report: Report, width: int | None = None) -> list[str]:
     legend = [f"{MARKS[kind]} {KINDS[kind]} {format_size(nbytes)}" for kind, nbytes in sums.items() if nbytes]
     half = (len(legend) + 1) // 2
     return [
-        f"Memory: {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used",
+        report.memory,
         f"  [{bar(report.rows, _bar_width(report, width))}] {format_size(report.total_bytes)}",
         *(f"  {', '.join(part)}" for part in (legend[:half], legend[half:]) if part),
     ]
@@ -72,9 +73,7 @@ def memory(report: Report) -> list[str]:
     """The table and the bar."""
     width = max(len(row.label) for row in report.rows)
     seen = any(row.measured_bytes is not None for row in report.rows)
-    lines = [
-        f"Memory: {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used"
-    ]
+    lines = [report.memory]
     if seen:
         lines.append(f"  {'':<{width}}  {'planned':>9}  {'measured':>9}")
     for row in report.rows:

@@ -16,7 +16,7 @@ from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, to
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import way_out
-from snugvl.planner.speed import ASSUMED_LINK, Speed, roofline, tower_crossing_s
+from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
@@ -68,6 +68,17 @@ class Report:
     notes: tuple[str, ...]
     engines: tuple[str, ...] = ()
     plain_command: str | None = None
+    figures: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> str:
+        """What is taken, or would be, of what may be used."""
+        used, usable = format_size(self.used_bytes), format_size(self.usable_bytes)
+        return (
+            f"Memory: {used} of {usable} that may be used"
+            if self.fits
+            else f"Memory: {used} would be needed; {usable} may be used"
+        )
 
 
 def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pull: bool = False) -> Report:
@@ -86,6 +97,7 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pu
         why_not=tuple(_why_not(plan)),
         notes=tuple(_notes(plan, machine)),
         plain_command=plain_command(plan.choice) if plan.choice else None,
+        figures=tuple(costs.figures(plan.choice.option)) if plan.choice else (),
         engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
     )
 
@@ -110,16 +122,19 @@ def _commands(plan: Plan, machine: Machine, *, pull: bool) -> list[str]:
 
 def headline(plan: Plan, machine: Machine) -> str:
     """The answer in one line."""
-    where = f"{plan.budget.name} ({format_size(plan.budget.total_bytes)}, {SYSTEMS[machine.os]})"
+    there, shown = len(machine.gpus), plan.choice or plan.closest
+    used = shown.settings.gpus if shown else 1
+    many = f" × {used}" if used > 1 else f", one of {there}" if there > 1 else ""
+    where = f"{plan.budget.name}{many} ({format_size(plan.budget.total_bytes)}{' each' if used > 1 else ''}, "
+    where += f"{SYSTEMS[machine.os]})"
     if plan.choice is None:
         if plan.closest is None:
             return f"nothing can run this on {where}"
         short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
         return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
     name, engine = plan.choice.option.model.name, ENGINES[plan.choice.option.engine]
-    many = f" × {plan.choice.settings.gpus}" if plan.choice.settings.gpus > 1 else ""
     only = ", only with layers in main memory" if plan.choice.option.offload else ""
-    return f"{name} fits {where}{many}, with {engine}{only}"
+    return f"{name} fits {where}, with {engine}{only}"
 
 
 def settings_facts(choice: Choice) -> list[tuple[str, str]]:
@@ -151,7 +166,7 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
         facts.append(
             ("host", f"the embedding stays in main memory ({held}); the GPU reads a row for each token")
         )
-    if speed := _speed(choice.speed):
+    if speed := speed_text(choice.speed):
         facts.append(("speed", speed))
     return facts
 
@@ -195,26 +210,6 @@ def _crossing(choice: Choice) -> str:
     least = 1e3 * tower_crossing_s(choice.option.model, choice.settings, gpu)
     slot = f"at {rate / 1e9:.1f} GB/s{'' if known else ' (assumed)'}"
     return f"every picture waits at least {least:,.0f} ms for it to cross PCI Express {slot}"
-
-
-def _speed(speed: Speed) -> str | None:
-    """A bound, or a prediction where the link decides."""
-    if speed.decode_tokens_per_s is None:
-        return None
-    if speed.predicted:
-        first = (
-            "" if speed.first_token_s is None else f", first token after at least {speed.first_token_s:.2f} s"
-        )
-        assumed = ", by assumed rates of main memory" if speed.assumed else ""
-        return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{first} (predicted{assumed})"
-    if speed.crossing_bytes:
-        crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
-        first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
-        return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
-    bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
-    if speed.first_token_s is not None:
-        bound += f", first token after at least {speed.first_token_s:.2f} s"
-    return f"{bound} (roofline, {'by assumed rates of main memory' if speed.assumed else 'an upper bound'})"
 
 
 def _weights(choice: Choice) -> str:
@@ -291,15 +286,17 @@ def _also(choice: Choice) -> str:
 
 
 def _why_not(plan: Plan) -> list[str]:
-    lines = []
+    found: dict[str, list[str]] = {}  # models of one shape are refused alike
     for rejection in plan.rejections:
         why = f"{rejection.blame} {format_size(rejection.blame_bytes)}"
         line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
-        lines.append(f"{line}; {rejection.remedy}" if rejection.remedy else line)
+        line = f"{line}; {rejection.remedy}" if rejection.remedy else line
+        found.setdefault(line.removeprefix(rejection.model), []).append(rejection.model)
+    lines = [f"{', '.join(filter(None, models))}{line}" for line, models in found.items()]
     reasons: dict[str, list[str]] = {}
     said = plan.choice.option.model.name if plan.choice else None  # of the chosen one it is in `engines`
     for name, refusal in plan.refusals:
-        if name == said:
+        if name == said or (plan.choice is not None and refusal.engine == "llamacpp"):  # nobody named a GGUF
             continue
         reasons.setdefault(f"with {refusal.engine}: {refusal.reason}", []).append(name)
     lines += [f"{', '.join(names)} {reason}" for reason, names in reasons.items()]
@@ -324,7 +321,9 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
 
 
 def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
-    notes, settings = [], choice.settings
+    notes, settings, gguf = [], choice.settings, choice.option.model.facts.gguf
+    if gguf is not None and gguf.unlike:
+        notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
         freed = format_size(tower_bytes(choice.option.model, choice.settings))
         notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
@@ -342,7 +341,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
-    notes += costs.told(choice.option)
+    notes += costs.told(choice.option, choice.settings)
     if plan.instead is not None and plan.choice is not None:
         other = plan.instead
         speed = other.speed.decode_tokens_per_s

@@ -25,9 +25,7 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
         console.print(Text.assemble((f"  {label:<9}", "cyan"), value), soft_wrap=True)
     if report.rows:
         console.print()
-        console.print(
-            f"Memory: {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used"
-        )
+        console.print(report.memory)
         cells = shares(report.rows, min(BAR_WIDTH, console.width - 14))
         bar = Text("  ")
         for row, width in zip(report.rows, cells, strict=True):

@@ -1,0 +1,586 @@
+"""Random machines × wishes: what `snugvl plan` prints is followed, and must hold.
+
+    python benchmarks/random_plans.py [--cases 10000] [--seed 0] [--show 10]
+
+Each case is a command line of `snugvl plan`, run through the real parser in this process. Of what it prints:
+
+    remedy       every remedy is followed (its options or its machine), and gives a plan
+    command      the next command, parsed by the real parser, plans the same settings in the same memory; so
+                 does `snugvl serve --plan` with the saved plan
+    engine       no plan is made for a machine where its engine doesn't run
+    more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits
+                 *and* less speed, never less speed for nothing, and never smaller images or a shorter context
+                 in the same format (but where layers come back from main memory, which was a last resort)
+    text         no figure that nobody can act on
+
+The words here are this file's own: the solver's score isn't asked. Prints counts, and the first violations
+of each kind as command lines that repeat them. Exit code 1 where there is one.
+"""
+
+import argparse
+import json
+import random
+import re
+import shlex
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import typer.main
+
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.read import facts_of
+from snugvl.cli import app, serve_options, serve_plan, session
+from snugvl.cli import plan as plan_command
+from snugvl.cli import serve as serve_command
+from snugvl.core.sizes import GIB, MIB, parse_size
+from snugvl.errors import SnugvlError
+from snugvl.hardware.machine import Machine
+from snugvl.loading import backend_for
+from snugvl.planner.plan import Choice, Plan
+from snugvl.planner.report.document import document
+from snugvl.planner.report.plain import plain
+from snugvl.planner.report.sections import report
+from snugvl.planner.settings import Settings
+from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.speed import roofline
+from snugvl.planner.wishes import wishes_of
+
+MODELS: Final = (
+    "pocket", "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-2B-Instruct-FP8", "Qwen/Qwen3-VL-4B-Instruct",
+    "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-8B-Instruct-FP8", "Qwen/Qwen3-VL-32B-Instruct",
+    "Qwen/Qwen3-VL-32B-Instruct-FP8", "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct",
+    "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-2B", "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "google/gemma-3-4b-it", "google/gemma-3-12b-it",
+    "OpenGVLab/InternVL3-2B-hf", "HuggingFaceTB/SmolVLM-256M-Instruct", "Qwen/Qwen2.5-1.5B-Instruct",
+    "Qwen/Qwen3-8B",
+    "meta-llama/Llama-3.1-8B-Instruct", "microsoft/Phi-4-mini-instruct", "mistralai/Mistral-7B-Instruct-v0.3",
+)  # fmt: skip
+GGUFS: Final = (
+    "Qwen/Qwen3-VL-4B-Instruct",
+    "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3-VL-30B-A3B-Instruct",
+    "Qwen/Qwen3-8B",
+)
+NVIDIA: Final = (
+    "gtx-1650", "gtx-1060", "rtx-2060", "rtx-2080-ti", "rtx-3050", "rtx-3060", "rtx-3080", "rtx-3090",
+    "rtx-4060", "rtx-4070", "rtx-4090", "rtx-5060", "rtx-5090", "t4", "l4", "l40s", "v100", "a100",
+    "h100", "h200",
+)  # fmt: skip
+OTHERS: Final = ("rx-7900-xtx", "rx-7600", "rx-9070-xt", "arc-a770", "arc-b580", "mi300x")
+APPLE: Final = ("m1", "m2-max", "m3-ultra", "m4", "m4-max")
+BITS: Final = {"fp32": 16.0, "bf16": 16.0, "fp8": 8.5, "int8": 8.0, "int6": 6.0, "int5": 5.0, "int4": 4.0}
+SLOWER: Final = 0.97  # what counts as less speed
+RESERVED: Final = "driver (reserved)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """The words of one `snugvl plan`: a model or none, options of the machine, and wishes."""
+
+    model: str | None
+    machine: tuple[tuple[str, str], ...]
+    wishes: tuple[tuple[str, str], ...]
+
+    @property
+    def words(self) -> list[str]:
+        """As typed, behind `snugvl`."""
+        options = [word for pair in (*self.machine, *self.wishes) for word in pair if word]
+        return ["plan", *([self.model] if self.model else []), *options, "--offline"]
+
+    def on(self, **changed: str) -> "Case":
+        """With another machine."""
+        return replace(
+            self, machine=tuple(({**dict(self.machine), **{f"--{k}": v for k, v in changed.items()}}).items())
+        )
+
+    def wishing(self, words: Sequence[str]) -> "Case":
+        """With options changed."""
+        pairs = {words[n]: words[n + 1] for n in range(0, len(words), 2)}
+        return replace(self, wishes=tuple(({**dict(self.wishes), **pairs}).items()))
+
+
+class Captured(BaseException):
+    """What a command was about to do."""
+
+
+@cache
+def facts(model: str) -> ModelFacts:
+    """Read once."""
+    return facts_of(model, offline=True)
+
+
+def ggufs(folder: Path) -> tuple[str, ...]:
+    """Files of the exact shapes, without weights."""
+    from training.gguf_export import export
+
+    paths = [folder / f"{name.rpartition('/')[2]}-Q4_K_M.gguf" for name in GGUFS]
+    for name, path in zip(GGUFS, paths, strict=True):
+        if not path.exists():
+            export(name, path, "Q4_K_M")
+    return tuple(map(str, paths))
+
+
+def random_machine(pick: random.Random) -> tuple[tuple[str, str], ...]:
+    """Options that describe one; now and then one that can't be."""
+    kind = pick.choices(["nvidia", "vram", "none", "other", "apple"], [50, 15, 15, 12, 8])[0]
+    words: dict[str, str] = {}
+    if kind == "none":
+        words |= {"--gpu": "none"}
+    elif kind == "vram":
+        words |= {"--vram": f"{pick.choice([2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 80])}GiB"}
+    else:
+        words |= {"--gpu": pick.choice({"nvidia": NVIDIA, "other": OTHERS, "apple": APPLE}[kind])}
+    if kind == "apple":
+        words |= {"--os": "macos"} if pick.random() < 0.7 else {}
+    elif pick.random() < 0.4:
+        words |= {
+            "--os": pick.choices(["linux", "wsl2", "windows", "macos", "other"], [20, 45, 20, 10, 5])[0]
+        }
+    if kind != "none" and pick.random() < 0.4:
+        words |= {"--held": f"{pick.choice([0, 300, 951, 2000, 4000])}MiB"}
+    if kind in ("nvidia", "vram") and pick.random() < 0.3:
+        words |= {"--gpus": str(pick.choice([1, 2, 2, 3, 4, 8]))}
+    if pick.random() < 0.6 or kind in ("none", "apple"):
+        words |= {"--ram": f"{pick.choice([2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 128, 256])}GiB"}
+    return tuple(words.items())
+
+
+def random_wishes(pick: random.Random, *, sees: bool) -> tuple[tuple[str, str], ...]:
+    """Some options, mostly few."""
+    every: list[tuple[str, Sequence[str], float]] = [
+        ("--context", ["1024", "4096", "8192", "32768", "131072"], 0.2),
+        ("--images", ["0", "1", "2", "4"] if sees else ["0"], 0.1 if sees else 0.9),
+        ("--max-pixels", ["262144", "1048576", "4194304"], 0.1 if sees else 0.0),
+        ("--min-image-tokens", ["256", "1024", "4096"], 0.05 if sees else 0.0),
+        ("--for", ["chat", "documents", "detect", "batch"] if sees else ["chat", "batch"], 0.3),
+        ("--task", ["scene", "ask", "detect"], 0.06 if sees else 0.0),
+        ("--quality", ["int4", "int6", "int8", "fp8", "bf16"], 0.12),
+        ("--weights", ["bf16", "fp8", "int8", "int6", "int5", "int4"], 0.15),
+        ("--backend", ["native", "transformers", "vllm", "llamacpp"], 0.25),
+        ("--kv-cache", ["bf16", "fp8"], 0.12),
+        ("--memory", ["2GiB", "4GiB", "7200MiB", "20GiB", "3.3GiB", "777777777B"], 0.2),
+        ("--concurrency", ["2", "4", "16", "64"], 0.15),
+        ("--speculation", ["ngram", "mtp", "auto"], 0.15),
+        ("--tower", ["resident", "streamed"], 0.06 if sees else 0.0),
+        ("--embedding", ["gpu", "cpu"], 0.06),
+    ]
+    chosen = [(name, pick.choice(values)) for name, values, share in every if pick.random() < share * 0.8]
+    if sees and pick.random() < 0.04 and not {"--images", "--task"} & dict(chosen).keys():
+        chosen.append(("--language-only", ""))
+    return tuple(chosen)
+
+
+def random_case(pick: random.Random, files: Sequence[str]) -> Case:
+    """A model, or one time in thirty the whole catalogue; a machine; wishes."""
+    kind = pick.random()
+    model = None if kind < 0.03 else pick.choice(files) if files and kind < 0.25 else pick.choice(MODELS)
+    return Case(
+        model,
+        random_machine(pick),
+        random_wishes(pick, sees=model is None or facts(model).vision is not None),
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a `snugvl plan` came to: a plan for a machine, or an exit code and what was said."""
+
+    code: int
+    plan: Plan | None = None
+    machine: Machine | None = None
+    said: str = ""
+
+    @property
+    def choice(self) -> Choice | None:
+        """What would run."""
+        return self.plan.choice if self.plan else None
+
+
+def planned(case: Case) -> Outcome:
+    """The command, run up to what it would print."""
+    seen: list[Any] = []
+    said: list[str] = []
+    known = plan_command._candidates
+
+    def candidates(model: str | None, offline: bool, sees: bool) -> list[Candidate]:
+        return known(model, offline, sees) if model is None else [Candidate(facts(model))]
+
+    with (
+        mock.patch.object(plan_command, "_candidates", candidates),
+        mock.patch.object(plan_command, "_put", lambda plan, machine, **_: seen.extend((plan, machine))),
+        mock.patch.object(app, "say", said.append),
+    ):
+        code = app.run(case.words)
+    plan, machine = seen or (None, None)
+    return Outcome(code, plan, machine, " ".join(said))
+
+
+def followed_command(words: Sequence[str], outcome: Outcome) -> tuple[Settings, str, int | None]:
+    """Settings, model and memory limit of a printed command on the same machine.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    assert outcome.machine is not None
+    machine = outcome.machine
+    caught: list[Any] = []
+    said: list[str] = []
+
+    def stop(*values: Any) -> Any:
+        caught.append(values[0])
+        raise Captured
+
+    with (
+        mock.patch.object(serve_command.Serving, "run", stop),
+        mock.patch.object(session, "resolve", stop),
+        mock.patch.object(app, "say", said.append),
+        tempfile.NamedTemporaryFile(suffix=".png") as picture,
+    ):
+        real = [picture.name if re.fullmatch(r"IMAGE\d*", word) else word for word in words[1:]]
+        try:
+            code = app.run(real)
+        except Captured:
+            code = 0
+    if code or not caught:
+        raise ValueError(f"exit {code}: {' '.join(said)}")
+    if isinstance(caught[0], serve_command.Serving):
+        return served(caught[0], machine)
+    load = replace(caught[0].load, model=caught[0].model)
+    backend = backend_for(load) if Path(load.model).exists() or load.model == "pocket" else load.backend
+    model = facts(load.model)
+    wishes = serve_plan_wishes(load, model, "native" if backend == "auto" and model.native else backend)
+    choice = solve([Candidate(model)], serve_plan.on_device(load.device, machine), wishes).choice
+    if choice is None:
+        raise ValueError("no plan any more")
+    return choice.settings, model.name, wishes.memory_bytes
+
+
+def serve_plan_wishes(load: Any, model: ModelFacts, backend: Any) -> Any:
+    """The wishes of a task's command, as `backends.native.allocation.choose` makes them."""
+    return wishes_of(load, sees=model.vision is not None, backend=backend)
+
+
+def served(serving: Any, machine: Machine) -> tuple[Settings, str, int | None]:
+    """What `snugvl serve` plans on this machine, with every engine installed."""
+    seen: Future[Machine] = Future()
+    seen.set_result(machine)
+    with (
+        mock.patch.object(serve_plan, "_named", lambda model: Candidate(facts(model))),
+        mock.patch.object(serve_plan, "_missing", return_value={}),
+        mock.patch.object(serve_plan, "_finds_llamacpp", return_value=True),
+    ):
+        try:
+            found = serve_plan.plan_for(serving.load, serving.child, seen, serving.plan)
+        except SnugvlError as error:
+            raise ValueError(str(error)) from None
+    assert isinstance(found, serve_plan.Planned)
+    serve_options.check_engine(serving.load, serving.child, found.engine, found.why)
+    return found.choice.settings, found.name, found.asked.memory_bytes
+
+
+# The checks. Each yields (kind, what is wrong).
+
+Violation = tuple[str, str]
+
+
+def check_command(case: Case, outcome: Outcome, folder: Path) -> Iterator[Violation]:
+    """What is printed to type next plans the same; so does the saved plan."""
+    choice, plan = outcome.choice, outcome.plan
+    if choice is None or plan is None or outcome.machine is None:
+        return
+    document_ = document(plan, outcome.machine)
+    path = folder / "plan.json"
+    path.write_text(json.dumps(document_), encoding="utf-8")
+    limit = plan.wishes.memory_bytes
+    saved = ["snugvl", "serve", "--plan", str(path)]
+    for kind, words in (("command", shlex.split(document_["command"])), ("saved plan", saved)):
+        try:
+            settings, model, memory = followed_command(words, outcome)
+        except (ValueError, Exception) as error:
+            yield kind, f"{shlex.join(words)} fails: {error!r}"[:300]
+            continue
+        if model != choice.option.model.name or memory != limit:
+            yield (
+                kind,
+                f"{shlex.join(words)} plans {model} in {memory}, not {choice.option.model.name} in {limit}",
+            )
+        elif settings != choice.settings:
+            differs = [
+                f"{name} {getattr(choice.settings, name)} → {getattr(settings, name)}"
+                for name in type(settings).__slots__
+                if getattr(choice.settings, name) != getattr(settings, name)
+                and (name not in LEFT or "--min-image-tokens" not in dict(case.wishes))
+            ]
+            if not differs:
+                continue
+            yield kind, f"{shlex.join(words)} plans otherwise: {', '.join(differs)}"
+
+
+# What follows from the rest: `serve` has no floor of image tokens, and is told the pixels that come of it.
+LEFT: Final = ("pool_tokens", "sequences", "encoder_cache_bytes", "state_checkpoints", "step_graphs")
+REMEDY: Final = re.compile(
+    r"it fits (?:with (?P<words>--\S+ \S+)|when other programs give (?P<size>[\d,.]+ \w+) back)"
+)
+INSTEAD: Final = re.compile(r"^(?P<model>\S+) fits, in ")
+BIGGER: Final = "with more memory"
+
+
+def check_remedies(case: Case, outcome: Outcome) -> Iterator[Violation]:
+    """Every remedy is followed."""
+    plan = outcome.plan
+    if plan is None or outcome.machine is None:
+        return
+    remedies: list[tuple[str | None, str]] = [
+        (each.what.split()[0], each.remedy) for each in plan.rejections if each.remedy
+    ]
+    if plan.choice is None and plan.closest is not None:
+        text = plain(report(plan, outcome.machine))
+        remedies += [(case.model, said.removesuffix(".")) for said in re.findall(r"Way out: (.*)", text)]
+    for model, text in remedies:
+        yield from _follow(replace(case, model=case.model or model), outcome, text)
+
+
+def _follow(case: Case, outcome: Outcome, text: str) -> Iterator[Violation]:
+    assert outcome.machine is not None
+    if found := REMEDY.search(text):
+        if found["words"]:
+            after = planned(case.wishing(found["words"].rstrip(",;").split()))
+        else:
+            given = parse_size(found["size"].replace(",", "").replace(" ", ""))
+            lent = held_by_programs(outcome.machine)
+            if given > lent:
+                yield "remedy", f"{text}: programs hold {lent / MIB:.0f} MiB"
+                return
+            after = planned(given_back(case, outcome.machine, given))
+        if after.choice is None:
+            yield "remedy", f"{text}: no plan then ({after.said})"
+    elif instead := INSTEAD.search(text):
+        if planned(replace(case, model=instead["model"])).choice is None:
+            yield "remedy", f"{text}: no plan then"
+    elif BIGGER in text and "GPU" in text:
+        case = without_limit(case, text)
+        if planned(case.on(vram="2TiB", held="0MiB", ram="4TiB")).choice is None:
+            yield "remedy", f"{text}: not even with 2 TiB"
+    elif BIGGER in text:
+        case = without_limit(case, text)
+        larger = case.on(ram="4TiB", **({"vram": "2TiB"} if machine_has_card(case) else {}))
+        if planned(larger).choice is None:
+            yield "remedy", f"{text}: not even with 4 TiB"
+    elif "give" in text and "back" in text:
+        yield "remedy", f"{text}: says of no program what to give"
+
+
+def machine_has_card(case: Case) -> bool:
+    """Whether a GPU with memory of its own was described."""
+    name = dict(case.machine).get("--gpu")
+    return name is not None and name not in ("none", *APPLE)
+
+
+def without_limit(case: Case, text: str) -> Case:
+    """Without `--memory`, where the remedy says so."""
+    kept = tuple(
+        (name, value) for name, value in case.wishes if name != "--memory" or "no --memory" not in text
+    )
+    return replace(case, wishes=kept)
+
+
+def held_by_programs(machine: Machine) -> int:
+    """What can be given back on each GPU: the driver's own part can't."""
+    gpu = machine.gpus[0] if machine.gpus else machine.others[0] if machine.others else None
+    if gpu is None:
+        return max(machine.ram_total_bytes - machine.ram_free_bytes - 2 * GIB, 0)
+    return sum(tenant.held_bytes for tenant in gpu.tenants if tenant.name != RESERVED)
+
+
+def given_back(case: Case, machine: Machine, given: int) -> Case:
+    """The same machine where others hold less."""
+    return case.on(held=f"{max(held_by_programs(machine) - given, 0)}B")
+
+
+def check_engine(case: Case, outcome: Outcome) -> Iterator[Violation]:
+    """Whether the engine of the plan runs there at all, said without the planner."""
+    choice, machine = outcome.choice, outcome.machine
+    if choice is None or machine is None:
+        return
+    engine, gpu, system = choice.option.engine, choice.budget.gpu, machine.os
+    why = ""
+    if engine in ("native", "vllm", "transformers"):
+        if system == "windows":
+            why = "it doesn't run on Windows"
+        elif gpu is not None and gpu.api != "cuda":
+            why = f"it has nothing for {gpu.api}"
+        elif gpu is not None and system == "macos":
+            why = "macOS has no CUDA"
+        elif gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < (7, 5):
+            why = f"the card is of {gpu.compute_capability}"
+    if engine == "vllm" and (gpu is None or system not in ("linux", "wsl2")):
+        why = f"no GPU, or {system}"
+    if engine == "llamacpp" and choice.option.model.facts.gguf is None:
+        why = "it reads GGUF alone"
+    if gpu is not None and gpu.api == "cuda" and system == "macos":
+        why = "no Mac has CUDA"
+    gone = engine != "llamacpp" and choice.settings.kv == "fp8" and not choice.option.model.qk_norm
+    if gone:
+        why = "an FP8 cache of keys without norm"
+    mixed = any(tensor.role == "expert" for tensor in choice.option.model.facts.tensors)
+    if engine == "transformers" and choice.option.made and mixed:
+        why = "bitsandbytes leaves experts as they are"
+    if why:
+        yield "engine", f"{engine} on {gpu.name if gpu else 'the processor'} ({system}): {why}"
+
+
+def more_of(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[tuple[str, Case]]:
+    """The machine with more of one thing."""
+    machine, given = outcome.machine, dict(case.machine)
+    assert machine is not None
+    kind = pick.choice(["VRAM", "RAM", "GPU"])
+    if machine.gpus and "--held" in given and kind != "RAM":
+        more = machine.gpus[0].total_bytes + pick.choice([300 * MIB, GIB, 4 * GIB, 16 * GIB])
+        yield "VRAM", case.on(vram=f"{more}B")
+        return
+    ram = machine.ram_total_bytes + pick.choice([GIB // 2, GIB, 4 * GIB, 32 * GIB])
+    if machine.gpus and len(machine.gpus) < 8 and kind == "GPU":
+        yield "one more GPU", case.on(gpus=str(len(machine.gpus) + 1))
+    else:
+        yield "RAM", case.on(ram=f"{ram}B")
+
+
+def check_more(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[Violation]:
+    """More is never worse, in the words that people have for it."""
+    before = outcome.choice
+    if before is None:
+        return
+    for what, bigger in more_of(case, outcome, pick):
+        after = planned(bigger).choice
+        if after is None:
+            yield "more", f"{what}: no plan any more ({shlex.join(bigger.words)})"
+        elif case.model is not None and (worse := _worse(before, after)):
+            yield "more", f"{what}: {worse} ({shlex.join(bigger.words)})"
+        elif case.model is None and rank(after) < rank(before):
+            yield "more", f"{what}: {after.option.model.name} instead of {before.option.model.name}"
+
+
+def rank(choice: Choice) -> int:
+    """The model's place in the catalogue."""
+    from snugvl.checkpoint.catalogue import find
+
+    found = find(choice.option.model.name)
+    return -(found[0].quality_rank or 999) if found else -999
+
+
+def _worse(before: Choice, after: Choice) -> str:
+    bits, more = BITS[before.option.stored_quality], BITS[after.option.stored_quality]
+    bits, more = min(bits, BITS[before.settings.weights]), min(more, BITS[after.settings.weights])
+    context = min(before.settings.context, after.settings.context)
+    was, now = (speed(each, context) for each in (before, after))
+    slower = was is not None and now is not None and now < SLOWER * was
+    gained = any(after_ > before_ for before_, after_ in zip(gains(before), gains(after), strict=True))
+    if slower and (more < bits or (more == bits and not gained)):
+        return f"{more:g} bits at {now:.1f} tokens/s instead of {bits:g} at {was:.1f}"
+    back = before.option.offload and not after.option.offload  # from the last resort, many times slower
+    if before.settings.weights_name == after.settings.weights_name and not back:
+        if after.settings.context < before.settings.context:
+            return f"a context of {after.settings.context} instead of {before.settings.context}"
+        if after.tokens < before.tokens:
+            return f"images of {after.tokens} tokens instead of {before.tokens}"
+    return ""
+
+
+def gains(choice: Choice) -> tuple[float, ...]:
+    """What a person may have for less speed: a longer context, larger images, more requests at once, a finer
+    cache or finer weights beside the layers', GPUs that stay free for something else."""
+    settings = choice.settings
+    cache = {"fp8": 8.0, "q8_0": 8.5, "bf16": 16.0, "f16": 16.0, "fp32": 32.0}[settings.kv_name]
+    parts = [float(each) for each in (settings.head == "bf16", settings.vision_weights == "bf16")]
+    parts.append(float(settings.vision != "cpu"))  # where a picture takes minutes
+    return settings.context, choice.tokens, settings.sequences, cache, *parts, -settings.gpus
+
+
+def speed(choice: Choice, context: int) -> float | None:
+    """Tokens a second of one request, in the same context."""
+    settings = replace(choice.settings, context=context)
+    return roofline(choice.option.model, settings, choice.budget).decode_tokens_per_s
+
+
+ABSURD: Final = re.compile(
+    r"after at least 0\.0\d? s\b|GPU with [\d.]+ \wiB \([\d.]+ \wiB|nats a token on pocket|same images"
+)
+
+
+def check_text(case: Case, outcome: Outcome) -> Iterator[Violation]:
+    """Figures that help nobody, and lines that are said twice."""
+    if outcome.plan is None or outcome.machine is None:
+        return
+    text = plain(report(outcome.plan, outcome.machine, pull=True), verbose=False)
+    if (found := ABSURD.search(text)) and not (found[0] == "same images" and (outcome.choice or 0)):
+        yield "text", found[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(set(lines)) < len(lines):
+        yield "text", "a line stands twice"
+
+
+def check(case: Case, pick: random.Random, folder: Path) -> Iterator[Violation]:
+    """All of one case."""
+    outcome = planned(case)
+    if outcome.code not in (0, 2, 3, 4, 5) or (outcome.plan is None and not outcome.said):
+        yield "crash", f"exit {outcome.code}: {outcome.said}"
+    if outcome.plan is None:
+        return
+    checks: tuple[Callable[..., Iterator[Violation]], ...] = (check_engine, check_remedies, check_text)
+    for each in checks:
+        yield from each(case, outcome)
+    yield from check_command(case, outcome, folder)
+    yield from check_more(case, outcome, pick)
+
+
+def built() -> Any:
+    """The command line, put together once."""
+    return mock.patch.object(app, "app", typer.main.get_command(app.app))
+
+
+def run(
+    cases: int, seed: int, files: Sequence[str], folder: Path
+) -> tuple[Counter[str], dict[str, list[str]]]:
+    """Counts by kind, and the violations with what repeats them."""
+    counts: Counter[str] = Counter()
+    found: dict[str, list[str]] = {}
+    with built():
+        for number in range(cases):
+            pick = random.Random(f"{seed} {number}")
+            case = random_case(pick, files)
+            counts["cases"] += 1
+            for kind, what in check(case, pick, folder):
+                counts[kind] += 1
+                found.setdefault(kind, []).append(f"{number}: snugvl {shlex.join(case.words)}\n      {what}")
+                print(f"{kind} {found[kind][-1]}", file=sys.stderr, flush=True)
+            if counts["cases"] % 500 == 0:
+                print(f"{counts['cases']:,} cases so far", file=sys.stderr, flush=True)
+    return counts, found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--show", type=int, default=10)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        counts, found = run(given.cases, given.seed, ggufs(Path(folder)), Path(folder))
+    for kind, lines in found.items():
+        print(f"{kind}: {len(lines)}")
+        for line in lines[: given.show]:
+            print(f"  {line}")
+    print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Questions "will it fit, and how" of public threads: what happened there, and what the plan says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from benchmarks.published_vllm import fp8
+from benchmarks.random_plans import ggufs
+
+from snugvl.checkpoint.catalogue import catalogue_facts
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.read import facts_of
+from snugvl.hardware.describe import describe
+from snugvl.planner.footprint.llamacpp import cache_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.plan import Plan
+from snugvl.planner.recommend import awq
+from snugvl.planner.settings import Settings
+from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.wishes import Wishes
+
+VLLM = {"backend": "vllm"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One thread. `holds`: whether the plan agrees with what happened."""
+
+    thread: str
+    happened: str
+    model: str
+    gpu: str
+    count: int
+    wishes: dict[str, Any]
+    holds: Callable[[Plan], bool]
+    form: Callable[[ModelFacts], ModelFacts] = lambda facts: facts
+
+
+def fits(plan: Plan, gpus: int | None = None) -> bool:
+    return plan.choice is not None and gpus in (None, plan.choice.settings.gpus)
+
+
+def refuses(plan: Plan) -> bool:
+    return plan.choice is None
+
+
+ASKED = (
+    Asked(
+        "vllm-project/recipes#971",
+        "AWQ, tensor parallel 2, served 262,144 tokens of context",
+        "Qwen/Qwen3.8-27B",
+        "rtx-3090",
+        2,
+        VLLM | {"context": 262_144},
+        lambda plan: fits(plan, 2),
+        awq,
+    ),
+    Asked(
+        "noonghunna/club-3090#1028",
+        "FP8, tensor parallel 4, runs with 21.4 GiB of each card",
+        "Qwen/Qwen3.8-27B",
+        "rtx-3090",
+        4,
+        VLLM,
+        fits,
+        fp8,
+    ),
+    Asked(
+        "vllm-project/vllm#41695",
+        "FP8 runs out, or has no memory for cache blocks, whatever the utilisation",
+        "Qwen/Qwen3.6-27B",
+        "rtx-5090",
+        1,
+        VLLM | {"context": 16_384},
+        refuses,
+        fp8,
+    ),
+    Asked(
+        "vllm-project/vllm#17469",
+        "bf16 runs on four A10 without CUDA graphs; the same decoder as text alone",
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        "a10",
+        4,
+        VLLM | {"context": 1024, "images": 0, "language_only": True},
+        fits,
+    ),
+    Asked(
+        "QwenLM/Qwen3-VL#1586",
+        "bf16 has about 60 GB of weights and runs on one 80 GB card",
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        "h100",
+        1,
+        {},
+        lambda plan: fits(plan, 1),
+    ),
+    Asked(
+        "QwenLM/Qwen3-VL#1489",
+        "FP8 runs on eight H100 of 80 GB, its makers say",
+        "Qwen/Qwen3-VL-235B-A22B-Instruct-FP8",
+        "h100",
+        8,
+        VLLM,
+        fits,
+    ),
+    Asked(
+        "QwenLM/Qwen3-VL#1489",
+        "16-bit weights run on eight H200, its makers say",
+        "Qwen/Qwen3-VL-235B-A22B-Instruct",
+        "h200",
+        8,
+        VLLM,
+        fits,
+    ),
+    Asked(
+        "QwenLM/Qwen3#845",
+        "a 7B in 16 bits ran out on a small card; it needs at least 16 GB, its makers say",
+        "Qwen/Qwen2.5-7B-Instruct",
+        "rtx-3060",
+        1,
+        VLLM | {"images": 0},
+        refuses,
+    ),
+    Asked(
+        "sgl-project/sglang#6082",
+        "AWQ of a 72B was loaded and served on four RTX 4090",
+        "Qwen/Qwen2.5-VL-72B-Instruct",
+        "rtx-4090",
+        4,
+        VLLM,
+        lambda plan: fits(plan, 4),
+        awq,
+    ),
+    Asked(
+        "vllm-project/vllm#22173",
+        "four V100 run out with ten pictures; today's vLLM has nothing for them",
+        "Qwen/Qwen2.5-VL-72B-Instruct",
+        "v100",
+        4,
+        VLLM,
+        refuses,
+        awq,
+    ),
+    Asked(
+        "vllm-project/vllm#25631",
+        "3B on an A100 of 40 GB: 25.05 GiB for the cache without videos",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        "a100-40gb",
+        1,
+        VLLM,
+        lambda plan: (
+            plan.choice is not None
+            and 20 < (plan.choice.spare_bytes + plan.choice.footprint.named("KV cache")) / 2**30 < 31
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked.thread} {asked.gpu}")
+def test_the_plan_says_what_happened(asked: Asked) -> None:
+    facts = catalogue_facts(asked.model)
+    assert facts is not None
+    on = describe(asked.gpu, count=asked.count, ram="256GiB")
+    plan = solve([Candidate(asked.form(facts))], on, Wishes(**asked.wishes))
+    assert asked.holds(plan), asked.happened
+
+
+def test_a_cache_in_eight_bits_is_what_lm_studio_logged(tmp_path: Any) -> None:
+    """lmstudio-ai/lmstudio-bug-tracker#1176: Qwen3-VL-8B, 16,384 tokens in q8_0: 1,224 MiB."""
+    facts = catalogue_facts("Qwen/Qwen3-VL-8B-Instruct")
+    assert facts is not None
+    cache, states = cache_bytes(inventory(facts), Settings("llamacpp", kv="fp8", context=16_384), gpu=True)
+    assert (cache, states) == (1224 << 20, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "system", "ram", "published"),
+    [
+        ("rx-7900-xtx", "linux", "64GiB", 105.7),
+        ("m4", "macos", "16GiB", 20.87),
+        ("m1-max", "macos", "64GiB", 46.2),
+    ],
+)
+def test_speed_on_other_makers_gpus_is_what_people_publish(
+    gpu: str, system: str, ram: str, published: float, tmp_path: Any
+) -> None:
+    """An 8B as Q4_K_M: ggml-org/llama.cpp#26284, brand-o/normiebench#3 and #40 (Llama 3.1)."""
+    model = facts_of(ggufs(tmp_path)[3], offline=True)
+    on = describe(gpu, os=system, ram=ram)
+    choice = solve([Candidate(model)], on, Wishes(images=0, context=1024)).choice
+    assert choice is not None
+    rate = choice.speed.decode_tokens_per_s
+    assert rate is not None
+    assert published / 1.3 < rate < published * 1.3

@@ -1,0 +1,264 @@
+"""What a plan states, as a person acts on it: the right value of each statement that was wrong once.
+
+`benchmarks/random_plans.py` follows what is printed for thousands of random machines and wishes; some hundred
+of them are followed here. The tests below it are single cases, each with what once was said.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import random_plans
+from snugvl.checkpoint.catalogue import catalogue_facts
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.core.sizes import GIB, MIB, exact_size, parse_size
+from snugvl.errors import DoesNotFit, InputError, RequestError
+from snugvl.hardware.describe import describe
+from snugvl.hardware.gpus import known
+from snugvl.hardware.machine import Machine
+from snugvl.planner.budget import beside_bytes, budgets
+from snugvl.planner.footprint.vllm import experts_workspace
+from snugvl.planner.inventory import inventory
+from snugvl.planner.plan import Choice, Plan
+from snugvl.planner.recommend import with_instead
+from snugvl.planner.report.plain import plain
+from snugvl.planner.report.sections import headline, report
+from snugvl.planner.settings import Settings
+from snugvl.planner.shortfall import way_out
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import Wishes
+
+MIXTURE = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+
+
+def facts(name: str) -> ModelFacts:
+    found = catalogue_facts(name)
+    assert found is not None
+    return found
+
+
+def planned(name: str, gpu: str | None, wishes: dict[str, Any] | None = None, **machine: Any) -> Plan:
+    on = describe(gpu, **machine)
+    return with_instead(solve([Candidate(facts(name))], on, Wishes(**(wishes or {}))), on)
+
+
+def chosen(name: str, gpu: str | None, wishes: dict[str, Any] | None = None, **machine: Any) -> Choice:
+    return require(planned(name, gpu, wishes, **machine))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    return random_plans.ggufs(tmp_path_factory.mktemp("ggufs"))
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_what_is_printed_is_followed(seed: int, files: tuple[str, ...], tmp_path: Path) -> None:
+    counts, found = random_plans.run(60, seed, files, tmp_path)
+    assert not found, "\n".join(line for lines in found.values() for line in lines)
+    assert counts["cases"] == 60
+
+
+def test_a_mixture_by_bitsandbytes_is_no_way_out() -> None:
+    """Once int4 by transformers on an RTX 3090, 17.85 GiB; its experts alone are 54 GiB in bf16."""
+    for gpu in ("rtx-3090", "rtx-5090", "l40s"):
+        plan = planned(MIXTURE, gpu)
+        assert plan.choice is None
+        other = "FP8 fits, in fp8, with vllm" if gpu == "l40s" else "(AWQ, GPTQ) fits, in int4, with vllm"
+        assert way_out(plan, plan.budget).endswith(other)
+    refused = planned(MIXTURE, "rtx-3090", {"weights": "int4"})
+    assert any("leaves a mixture's experts in bf16" in refusal.reason for _, refusal in refused.refusals)
+
+
+def test_a_mixture_has_a_speed_of_the_experts_that_a_token_reads() -> None:
+    model = inventory(facts(MIXTURE))
+    assert model.experts_read == 8 / 128
+    choice = chosen(MIXTURE, "h100")
+    rate = choice.speed.decode_tokens_per_s
+    # 3.3 G values of a token in bf16, and half of 32,768 tokens of cache.
+    assert rate is not None
+    assert 300 < rate < 3350e9 / (3.3e9 * 2)
+    narrow = Settings("vllm", chunk=512)
+    assert experts_workspace(model, narrow) == 512 * 8 * (2048 + 2048) * 2
+
+
+def test_several_gpus_give_finer_weights_and_say_which_stay_idle() -> None:
+    """Once int4 on one of four RTX 4090."""
+    for concurrency in (1, 4):
+        choice = chosen("Qwen/Qwen3-VL-32B-Instruct", "rtx-4090", {"concurrency": concurrency}, count=4)
+        assert (choice.option.engine, choice.settings.weights, choice.settings.gpus) == ("vllm", "bf16", 4)
+    on = describe("rtx-4090", count=4)
+    small = solve([Candidate(facts("Qwen/Qwen3-VL-2B-Instruct"))], on, Wishes())
+    assert "RTX 4090, one of 4 (23.99 GiB, Linux)" in headline(small, on)
+    large = solve([Candidate(facts("Qwen/Qwen3-VL-32B-Instruct"))], on, Wishes())
+    assert "RTX 4090 × 4 (23.99 GiB each, Linux)" in headline(large, on)
+
+
+def test_a_ready_made_edition_is_tried_before_a_smaller_model_is_named() -> None:
+    plan = planned("Qwen/Qwen3.5-27B", "rtx-3060", count=2)
+    said = "a ready-made 4-bit edition of Qwen/Qwen3.5-27B (AWQ, GPTQ) fits, in int4, with vllm on 2 GPUs"
+    assert way_out(plan, plan.budget) == said
+    alone = planned("Qwen/Qwen3.5-27B", "rtx-3060")
+    assert way_out(alone, alone.budget) == "use a smaller model, or a GPU with more memory"
+
+
+def test_more_ram_is_never_slower() -> None:
+    """Once 15.7 tokens/s in bf16 with 16 GiB, and 7.8 in float32 with 17."""
+    rates = [
+        chosen("Qwen/Qwen3.5-2B", "none", ram=f"{ram}GiB").speed.decode_tokens_per_s for ram in range(12, 40)
+    ]
+    assert all(rate is not None for rate in rates)
+    assert max(rates) / min(rates) < 1.05  # type: ignore[type-var, operator]
+
+
+def test_what_the_driver_holds_is_nobodys_to_give_back() -> None:
+    """Once "when others give 248 MiB of their 468 MiB back", all of them the driver's."""
+    for gib in range(3, 24):
+        plan = planned("Qwen/Qwen3-VL-8B-Instruct-FP8", None, vram=f"{gib}GiB", held=0)
+        assert not [each.remedy for each in plan.rejections if each.remedy and "give" in each.remedy]
+    lent = planned("Qwen/Qwen3-VL-4B-Instruct-FP8", "rtx-5060", os="wsl2", held="4900MiB")
+    assert "of 4.79 GiB that they hold" in way_out(lent, lent.budget)
+    bound = planned(
+        "Qwen/Qwen3-VL-4B-Instruct-FP8", "rtx-5060", {"memory_bytes": 2 * GIB}, os="wsl2", held="1000MiB"
+    )
+    assert way_out(bound, bound.budget).startswith("it fits with --memory ")
+
+
+def test_the_refusal_that_is_told_is_the_true_one() -> None:
+    plan = planned("Qwen/Qwen3-VL-2B-Instruct-FP8", "rtx-4090", {"weights": "bf16", "quality": "bf16"})
+    reasons = {refusal.engine: refusal.reason for _, refusal in plan.refusals}
+    assert reasons["native"] == reasons["transformers"] == "its weights are fp8, coarser than --quality bf16"
+    with pytest.raises(DoesNotFit, match="coarser than --quality bf16"):
+        require(plan)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"weights": "int4", "quality": "bf16"}, {"tower": "streamed", "backend": "vllm"},
+        {"embedding": "cpu", "backend": "transformers"}, {"speculation": "ngram", "backend": "llamacpp"},
+        {"speculation": "mtp", "backend": "vllm"}, {"kv_cache": "fp8", "backend": "transformers"},
+    ],
+)  # fmt: skip
+def test_contradictory_wishes_name_both_options(wishes: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as refused:
+        Wishes(**wishes)
+    flags = {"weights": "--weights", "quality": "--quality", "tower": "--tower", "embedding": "--embedding",
+             "speculation": "--speculation", "kv_cache": "--kv-cache", "backend": "--backend"}  # fmt: skip
+    assert all(f"{flags[name]} {value}" in str(refused.value) for name, value in wishes.items())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine", "told"),
+    [
+        ("rtx-4090", {"os": "windows"}, "it does not run on Windows; in WSL2 it does"),
+        ("v100", {}, "compute capability 7.0 is older than 7.5"),
+        ("gtx-1080", {}, "compute capability 6.1 is older than 7.5"),
+        ("none", {"os": "windows"}, "it does not run on Windows; in WSL2 it does"),
+    ],
+)
+def test_no_engine_is_planned_where_it_does_not_run(gpu: str, machine: dict[str, Any], told: str) -> None:
+    plan = planned("Qwen/Qwen3-VL-2B-Instruct", gpu, **machine)
+    assert plan.choice is None
+    reasons = {refusal.engine: refusal.reason for _, refusal in plan.refusals}
+    assert {reasons[engine] for engine in ("native", "transformers", "vllm")} <= {told, reasons["vllm"]}
+    assert reasons["native"] == told
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine", "api", "gib"),
+    [
+        ("rx-7900-xtx", {}, "vulkan", 24), ("arc-b580", {"os": "windows"}, "vulkan", 12),
+        ("m4", {"ram": "36GiB"}, "metal", 24), ("m4-max", {"ram": "128GiB"}, "metal", 96),
+        ("mi300x", {}, "vulkan", 192), ("Radeon RX 7600", {}, "vulkan", 8),
+    ],
+)  # fmt: skip
+def test_other_makers_gpus_are_llama_cpps(
+    gpu: str, machine: dict[str, Any], api: str, gib: int, files: tuple[str, ...]
+) -> None:
+    system = "macos" if api == "metal" else machine.pop("os", "linux")
+    on = describe(gpu, os=system, **machine)
+    assert not on.gpus
+    assert (on.others[0].api, on.others[0].total_bytes) == (api, gib * GIB)
+    gguf = random_plans.facts(files[0])
+    choice = require(solve([Candidate(gguf)], on, Wishes()))
+    assert (choice.option.engine, choice.budget.gpu) == ("llamacpp", on.others[0])
+    assert choice.speed.decode_tokens_per_s
+    text = plain(report(solve([Candidate(gguf)], on, Wishes()), on))
+    assert "CUDA" not in text
+    assert "is for GGUF files alone, by llama.cpp" in text
+    other = solve([Candidate(facts("Qwen/Qwen3-VL-2B-Instruct"))], on, Wishes()).choice
+    assert (other is None) == (system == "windows")
+    assert other is None or other.budget.gpu is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine"),
+    [
+        ("rtx-5060", {"os": "macos"}), (None, {"vram": "36GiB", "os": "macos"}), ("m4", {"os": "wsl2"}),
+        ("rx-7900-xtx", {"os": "macos"}), ("none", {"count": 2}), ("m4", {"os": "macos", "count": 2}),
+        ("m4", {"os": "macos", "vram": "36GiB"}),
+    ],
+)  # fmt: skip
+def test_a_machine_that_can_not_be_is_refused(gpu: str | None, machine: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        describe(gpu, **machine)
+
+
+def test_every_row_of_the_table_can_be_described() -> None:
+    """A row of compute capability 6 once broke every look-up."""
+    for model in known():
+        on = describe(
+            model.name, os="macos" if model.api == "metal" else "linux", vram=model.total_bytes or None
+        )
+        assert (on.gpus or on.others)[0].name == model.product
+
+
+def test_parent_and_child_count_main_memory_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once 13,721 and 14,745 MiB of one machine."""
+    torch = pytest.importorskip("torch")
+    from snugvl.backends import place
+
+    on = describe("rtx-5060", ram="16GiB")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Properties())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    child = place.place_on(torch.device("cuda", 0), machine=on)
+    assert child.host_bytes == budgets(on)[0].device.host_bytes == beside_bytes(on)
+
+
+class _Properties:
+    major, minor, name, multi_processor_count = 12, 0, "RTX 5060", 30
+
+
+def test_a_described_machine_has_a_system(tmp_path: Path) -> None:
+    """4 GiB once "fit" 3.32."""
+    on = describe("none", ram="4GiB")
+    assert budgets(on)[0].usable_bytes < 2.6 * GIB
+
+
+@pytest.mark.parametrize("nbytes", [1, 20 * GIB, 7200 * MIB, 777_777_777, 3 * 1024, GIB + 1])
+def test_a_limit_is_printed_as_it_is_read(nbytes: int) -> None:
+    assert parse_size(exact_size(nbytes)) == nbytes
+
+
+def test_texts_say_nothing_that_helps_nobody() -> None:
+    on: Machine = describe(None, vram="8GiB")
+    plan = solve([Candidate(facts("pocket"))], on, Wishes())
+    text = plain(report(plan, on))
+    assert text.startswith("pocket fits NVIDIA GPU (8.00 GiB, Linux), with")
+    card = describe("rtx-3090")
+    text = plain(report(solve([Candidate(facts("pocket"))], card, Wishes()), card))
+    assert "memory allows over 1,000 tokens/s (roofline" in text
+    assert "first token" not in text
+    large = solve([Candidate(facts("Qwen/Qwen3-VL-32B-Instruct"))], on, Wishes())
+    assert "would be needed; " in plain(report(large, on))
+    text_alone = solve(
+        [Candidate(facts("Qwen/Qwen3-VL-4B-Instruct-FP8"))], describe("rtx-3050"), Wishes(images=0)
+    )
+    assert "same images" not in plain(report(text_alone, on))
+    from snugvl.planner.recommend import catalogue_candidates
+
+    card = describe("rtx-3060")
+    lines = report(solve(catalogue_candidates(), card, Wishes()), card).why_not
+    assert len(lines) == len({line.partition(" as ")[2] or line for line in lines}), "one line for three 27Bs"
+    assert not [line for line in lines if "GGUF" in line]
