@@ -94,7 +94,7 @@ class Place:
             self.context_measured,
             self.compute_capability,
             cpu=cpu,
-            free_bytes=self.free_bytes if cpu else 0,
+            free_bytes=min(self.free_bytes, self.limit_bytes or self.free_bytes) if cpu else 0,
             multiprocessors=self.multiprocessors,
             host_bytes=self.host_bytes,
             pinned_bytes=self.pinned_bytes,

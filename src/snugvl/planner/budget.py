@@ -119,7 +119,7 @@ def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
         machine.ram_total_bytes,
         machine.ram_total_bytes - free,
         _limited(host_margin_bytes(free), free, limit_bytes),
-        Device(0, cpu=True, free_bytes=free),
+        Device(0, cpu=True, free_bytes=free if limit_bytes is None else min(free, limit_bytes)),
     )
 
 

@@ -3,8 +3,8 @@
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
-    > images, context and KV pool up to comfort
-    (`goals.py`) > formats whose cost isn't noticed (`costs.tier`) > engine (native first)
+    > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
+    > with several GPUs, weights as they are stored > engine (native first)
     > images > context > KV pool > sequences beyond comfort
     > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
     > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool
@@ -295,6 +295,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
         1 if option.parts.vision == "gpu" else 0,
         *comfort,
         -fitter.tier(fitted),
+        0 if option.made and len(fitter.budgets) > 1 else 1,
         ENGINE_ORDER[option.engine],
         *fitter.goal(fitted).step,
         -option.model.facts.download_bytes,
