@@ -68,6 +68,7 @@ OTHER_REQUESTS = (
 
 VERDICTS: Mapping[str, str] = {
     "honoured": "Honoured",
+    "read": "Read as another name for a field",
     "checked": "Checked, and without effect",
     "told": "Ignored, and named in `Snugvl-Warning`",
     "ignored": "Ignored",

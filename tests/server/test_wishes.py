@@ -51,6 +51,9 @@ def test_every_field_gets_its_verdict(http: httpx.Client, protocol: str) -> None
     fields = {name: wish for name, wish in table.items() if (protocol, name) != ("completions", "best_of")}
     assert len(fields) >= 9
     for name, wish in fields.items():
+        if wish.verdict == "read":
+            assert http.post(path, json={**body, name: None}).status_code == 200, name
+            continue
         answer = http.post(path, json={**body, name: WISHED.get(name, FAR)})
         if wish.verdict == "refused":
             assert answer.status_code == 400, (name, answer.text)
@@ -178,3 +181,106 @@ def test_responses_take_their_own_output_back(http: httpx.Client, scripted: Scri
     assert scripted.last.template == {"reasoning_effort": "low"}
     assert answer.json()["reasoning"] == {"effort": "low", "summary": None}
     assert [message.role for message in scripted.last.messages] == ["user", "assistant", "user"]
+
+
+READ: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # what is sent, and what the engine is asked
+    "repeat_penalty": ("chat", {"repeat_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "the same twice": (
+        "chat", {"repeat_penalty": 1.2, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "none of it": ("chat", {"repeat_penalty": 1, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "a bare prompt's": ("completions", {"repeat_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "n_predict": ("chat", {"n_predict": 7}, {"max_tokens": 7}),
+    "no limit": ("chat", {"n_predict": -1, "max_tokens": 7}, {"max_tokens": 7}),
+    "max_new_tokens": ("chat", {"max_new_tokens": 7}, {"max_tokens": 7}),
+    "a response's length": ("responses", {"max_tokens": 7}, {"max_tokens": 7}),
+    "random_seed": ("chat", {"random_seed": 3}, {"seed": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_another_name_is_the_field(http: httpx.Client, scripted: Scripted, name: str) -> None:
+    protocol, fields, asked = READ[name]
+    path, body, _ = BODIES[protocol]
+    answer = http.post(path, json={**body, **fields})
+    assert answer.status_code == 200, answer.text
+    assert "snugvl-warning" not in answer.headers
+    assert {key: getattr(scripted.last.sampling, key) for key in asked} == asked
+
+
+ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "template"),
+    [
+        ({"think": True}, ON),
+        ({"think": False}, OFF),
+        ({"think": "high"}, ON),
+        ({"think": "none"}, OFF),
+        ({"enable_thinking": False}, OFF),
+        ({"thinking": {"type": "disabled"}}, OFF),
+        ({"thinking": {"type": "enabled"}}, ON),
+        ({"think": True, "chat_template_kwargs": {"x": 1}}, {**ON, "x": 1}),
+        ({"think": True, "chat_template_kwargs": OFF}, OFF),
+    ],
+)
+def test_thinking_has_many_names(
+    http: httpx.Client, scripted: Scripted, fields: dict[str, Any], template: dict[str, Any]
+) -> None:
+    path, body, _ = BODIES["chat"]
+    answer = http.post(path, json={**body, **fields})
+    assert answer.status_code == 200, answer.text
+    assert scripted.last.template == template
+
+
+def test_thinking_of_a_response_is_its_effort(http: httpx.Client, scripted: Scripted) -> None:
+    for fields, effort in (
+        ({"think": False}, "none"),
+        ({"enable_thinking": True}, "medium"),
+        ({"reasoning_effort": "low"}, "low"),
+        ({"think": False, "reasoning": {"effort": "high"}}, "high"),
+    ):
+        answer = http.post("/v1/responses", json={"input": "Hi", **fields})
+        assert answer.status_code == 200, answer.text
+        assert scripted.last.template == {"reasoning_effort": effort}
+
+
+FORM = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("form", "source"),
+    [
+        ("", None),
+        ("json", {"type": "object"}),
+        (FORM, {**FORM, "additionalProperties": False}),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "text"}, None),
+    ],
+)
+def test_ollamas_format_is_a_response_format(
+    http: httpx.Client, scripted: Scripted, form: Any, source: Any
+) -> None:
+    path, body, _ = BODIES["chat"]
+    answer = http.post(path, json={**body, "format": form})
+    assert answer.status_code == 200, answer.text
+    grammar = scripted.last.grammar
+    assert (None if grammar is None else json.loads(grammar.source)) == source
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"repeat_penalty": 1.2, "repetition_penalty": 1.3}, "repeat_penalty"),
+        ({"format": "json", "response_format": {"type": "text"}}, "format"),
+        ({"repeat_penalty": "much"}, "repetition_penalty"),
+        ({"format": "yaml"}, "response_format"),
+    ],
+)
+def test_two_names_with_two_values_are_refused(
+    http: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    path, body, _ = BODIES["chat"]
+    answer = http.post(path, json={**body, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param, answer.text

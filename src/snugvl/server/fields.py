@@ -139,6 +139,9 @@ class Strict(BaseModel):
             cls.wishes[name].check(name, values[name])
         if cls.tells:
             cls._tell(values)
+        values = dict(values)
+        for name in [name for name in values if name in cls.wishes and cls.wishes[name].verdict == "read"]:
+            cls.wishes[name].settle(name, values)
         return {name: value for name, value in values.items() if name not in cls.wishes}
 
     @classmethod

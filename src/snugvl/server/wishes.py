@@ -1,12 +1,13 @@
 """What becomes of every field that a client may send and that is not honoured: the one place that says it.
 
 Clients' programs write requests, not people: their defaults and no-op knobs are no wishes. So what would
-change the answer and can't be done is refused, with what to do instead; what can't change it is ignored. A
+change the answer and can't be done is refused, with what to do instead; what can't change it is ignored; what
+another program calls a field that there is here is read as that. A
 declared field of a body is honoured, or only checked (`DECLARED_ONLY`); a name that neither a body nor its
 table has is ignored and told. docs/api.md is written from these tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -18,19 +19,23 @@ ONE: Final = (1, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A field that is not honoured.
+    """A field that is not honoured under its own name.
 
     Attributes:
-        verdict: "refused" where it would change the answer; "ignored" where it can't.
-        why: of what is refused, what to do instead; of what is ignored, why it changes nothing.
+        verdict: "refused" where it would change the answer; "ignored" where it can't; "read" where it is
+            another name for a field.
+        why: of what is refused, what to do instead; of what is ignored, why it changes nothing; of what is
+            read, the field that it is here.
         nothing: values of what is refused that ask for nothing, and pass; null always does.
         told: whether the answer's header names it when it is ignored: someone might care.
+        meant: of what is read, its value in that field; None: it asks for nothing.
     """
 
-    verdict: Literal["refused", "ignored"]
+    verdict: Literal["refused", "ignored", "read"]
     why: str
     nothing: tuple[object, ...] = ()
     told: bool = False
+    meant: Callable[[Any], Any] | None = None
 
     def check(self, name: str, value: object) -> None:
         """Refuse a value that asks for what can't be done.
@@ -38,12 +43,31 @@ class Wish:
         Raises:
             PydanticCustomError: with what to do instead, and the name for the path of the field.
         """
-        if self.verdict == "ignored" or value is None:
+        if self.verdict != "refused" or value is None:
             return
         # True equals 1 in Python, not in JSON.
         if any(value == good and type(value) is type(good) for good in self.nothing):
             return
         raise PydanticCustomError("unsupported_parameter", "{why}", {"why": self.why, "wish": (name,)})
+
+    def settle(self, name: str, values: dict[str, Any]) -> None:
+        """Move a value of a body to the field that it is here; what an object has there already stays.
+
+        Raises:
+            PydanticCustomError: both are there, and differ.
+        """
+        meant = values[name] if self.meant is None or values[name] is None else self.meant(values[name])
+        there = values.get(self.why)
+        if isinstance(meant, dict) and isinstance(there, dict) and "type" not in meant:  # options, not a form
+            values[self.why] = {**meant, **there}
+        elif there is None:
+            values[self.why] = meant
+        elif meant is not None and meant != there:
+            raise PydanticCustomError(
+                "two_names",
+                "it is another name for {field}, which has another value; send one of them",
+                {"field": self.why, "wish": (name,)},
+            )
 
 
 Wishes = Mapping[str, Wish]
@@ -59,6 +83,11 @@ def ignored(why: str) -> Wish:
     return Wish("ignored", why)
 
 
+def read(field: str, meant: Callable[[Any], Any] | None = None) -> Wish:
+    """Another name for a field."""
+    return Wish("read", field, meant=meant)
+
+
 def told(why: str) -> Wish:
     """It can't change the answer, but who sent it may have expected something."""
     return Wish("ignored", why, told=True)
@@ -68,6 +97,31 @@ STATELESS: Final = "this server keeps nothing between requests"
 SAMPLER: Final = "there is no such sampler here; use temperature, top_p, top_k or min_p"
 LLAMA_CPP: Final = "tunes llama.cpp; `snugvl plan` decides such things here"
 PLACE: Final = "says where or when it runs, not what is answered"
+
+
+def thinks(value: object) -> bool:
+    """Whether to think, as Ollama (true, "high"), vLLM (true) and Anthropic (`{"type": …}`) say it."""
+    if isinstance(value, Mapping):
+        value = value.get("type")
+    return value not in ("", "false", "none", "off", "disabled", "minimal") and bool(value)
+
+
+def _kwargs(value: object) -> dict[str, Any]:
+    return {"enable_thinking": thinks(value)}
+
+
+def _effort(value: object) -> dict[str, Any]:
+    return {"effort": "medium" if thinks(value) else "none"}
+
+
+def _form(value: object) -> object:
+    """Ollama's `format` as a `response_format`."""
+    if value in ("", {}):
+        return None
+    if isinstance(value, Mapping) and value.get("type") not in ("text", "json_object", "json_schema"):
+        return {"type": "json_schema", "json_schema": {"name": "format", "schema": value}}
+    return value if isinstance(value, Mapping) else {"type": "json_object" if value == "json" else value}
+
 
 # Of any program that generates text; what OpenAI's own API has, then vLLM's, llama.cpp's and others'.
 GENERATION: Final[Wishes] = {
@@ -129,23 +183,19 @@ GENERATION: Final[Wishes] = {
     "xtc_probability": refused(SAMPLER, *NEUTRAL),
     "dry_multiplier": refused("there is no such penalty here; use repetition_penalty", *NEUTRAL),
     "samplers": refused("the order of samplers is fixed; leave it out"),
-    "repeat_penalty": refused("send repetition_penalty", *ONE),
+    "repeat_penalty": read("repetition_penalty", lambda value: None if value in ONE else value),
     "no_repeat_ngram_size": refused("there is no such penalty here; use repetition_penalty", 0),
-    "n_predict": refused("send max_tokens", -1),
-    "max_new_tokens": refused("send max_tokens"),
-    "random_seed": refused("send seed"),
+    "n_predict": read("max_tokens", lambda value: None if value == -1 else value),
+    "max_new_tokens": read("max_tokens"),
+    "random_seed": read("seed"),
     "grammar": refused("grammars of llama.cpp aren't read; use response_format or structured_outputs", ""),
     "json_schema": refused("send it in response_format"),
     "n_probs": refused("send logprobs", 0),
     "lora": refused("no adapters are loaded; serve a merged checkpoint", []),
     "image_data": refused("send pictures as image_url parts of a message", []),
     "safe_prompt": refused("write the system message that you want", False),
-    "enable_thinking": refused('send chat_template_kwargs: {"enable_thinking": …}'),
-    "thinking": refused('send chat_template_kwargs: {"enable_thinking": …}', {"type": "disabled"}),
     "thinking_budget": refused("send max_tokens, which bounds reasoning and answer together"),
-    "think": refused('send chat_template_kwargs: {"enable_thinking": …}'),
     "options": refused("that is Ollama's; send its values as fields of the request itself", {}),
-    "format": refused("that is Ollama's; send response_format", ""),
     "extra_body": refused("its fields belong into the request itself", {}),
     "plugins": refused("this server has none; offer tools", []),
     "transforms": refused("shorten the conversation yourself; nothing is cut silently", []),
@@ -162,8 +212,15 @@ GENERATION: Final[Wishes] = {
     **dict.fromkeys(("provider", "route", "models", "fallbacks", "api_base", "caching"), told(PLACE)),
 }  # fmt: skip
 
+PLAIN_TEXT: Final = {"type": "text"}
+THINKING: Final = ("think", "enable_thinking", "thinking")
+FORMS: Final = ("format", "response_format", "structured_outputs", "guided_json", "guided_regex",
+                "guided_choice", "guided_grammar")  # fmt: skip
+
 CHAT: Final[Wishes] = {
     **GENERATION,
+    **dict.fromkeys(THINKING, read("chat_template_kwargs", _kwargs)),
+    "format": read("response_format", _form),
     "reasoning": told("reasoning_effort says it"),
     "prompt": refused("send it as a user's message, or to /v1/completions"),
     "input": refused("send messages, or to /v1/responses"),
@@ -176,14 +233,20 @@ COMPLETIONS: Final[Wishes] = {
     "reasoning": told("a bare prompt says where thinking begins"),
     "reasoning_effort": told("a bare prompt says where thinking begins"),
     "messages": refused("send them to /v1/chat/completions"),
-    "max_completion_tokens": refused("send max_tokens"),
+    "max_completion_tokens": read("max_tokens"),
+    **dict.fromkeys(THINKING, told("a bare prompt says where thinking begins")),
+    **dict.fromkeys(FORMS, refused("a bare prompt has no form; use /v1/chat/completions", "", PLAIN_TEXT)),
     "tools": refused("a bare prompt has no place for tools; use /v1/chat/completions", []),
     "tool_choice": refused("a bare prompt has no place for tools; use /v1/chat/completions", "none", "auto"),
     "chat_template_kwargs": refused("a bare prompt has no template; use /v1/chat/completions", {}),
-}
+}  # fmt: skip
 RESPONSES: Final[Wishes] = {
     **GENERATION,
-    "reasoning_effort": told("reasoning.effort says it"),
+    "reasoning_effort": read("reasoning", lambda value: {"effort": value}),
+    **dict.fromkeys(THINKING, read("reasoning", _effort)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict"),
+                    read("max_output_tokens")),
+    **dict.fromkeys(FORMS, refused("send it as text.format", "", PLAIN_TEXT)),
     "background": refused(f"{STATELESS}; wait for the answer, or stream it", False),
     "truncation": refused("leave it out or send 'disabled', and shorten input yourself", "disabled"),
     "previous_response_id": refused(f"{STATELESS}; send the earlier input and output items again in input"),
@@ -191,18 +254,20 @@ RESPONSES: Final[Wishes] = {
     "prompt": refused(f"{STATELESS}, so it knows no prompts; send instructions and input"),
     "context_management": refused("shorten input yourself", []),
     "messages": refused("send them as input, or to /v1/chat/completions"),
-    "response_format": refused("send it as text.format"),
-    "max_tokens": refused("send max_output_tokens"),
-    "max_completion_tokens": refused("send max_output_tokens"),
     "stop": refused("responses have no stop strings; use /v1/chat/completions", []),
     "n": refused("a response is one answer; use /v1/chat/completions", 1),
-    "seed": refused("responses have no seed; use /v1/chat/completions"),
+    **dict.fromkeys(("seed", "random_seed"), refused("responses have no seed; use /v1/chat/completions")),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty"), refused("use /v1/chat/completions", *ONE)),
+    "min_p": refused("use /v1/chat/completions", *NEUTRAL),
+    "stop_token_ids": refused("use /v1/chat/completions", []),
+    "ignore_eos": refused("use /v1/chat/completions", False),
+    "logprobs": refused("send include: [\"message.output_text.logprobs\"]", False),
     "top_k": refused("use /v1/chat/completions", 0, -1),
     "presence_penalty": refused("use /v1/chat/completions", *NEUTRAL),
     "frequency_penalty": refused("use /v1/chat/completions", *NEUTRAL),
     "logit_bias": refused("use /v1/chat/completions", {}),
     "max_tool_calls": ignored("it bounds calls of OpenAI's own tools, which there are none of"),
-}
+}  # fmt: skip
 REASONING: Final[Wishes] = {
     **dict.fromkeys(("summary", "generate_summary"), told("responses leave the reasoning out")),
     "context": ignored("what was thought isn't shown to the model again"),
@@ -300,6 +365,6 @@ def listed(wishes: Wishes, declared: Mapping[str, Any]) -> dict[str, list[str]]:
         "checked": [name for name in declared if name in DECLARED_ONLY],
     }
     for name, wish in wishes.items():
-        kind = "refused" if wish.verdict == "refused" else "told" if wish.told else "ignored"
-        found.setdefault(kind, []).append(name)
+        kind = "told" if wish.told else wish.verdict
+        found.setdefault(kind, []).append(f"{name} ({wish.why})" if kind == "read" else name)
     return found

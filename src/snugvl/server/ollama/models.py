@@ -78,7 +78,7 @@ class Shown(BaseModel):
 
 
 class Version(BaseModel):
-    """Of Ollama's protocol, as some clients ask for one that is new enough; then snugvl's own."""
+    """Of Ollama's protocol, in digits and dots: some clients ask for one that is new enough."""
 
     version: str
 

@@ -21,7 +21,6 @@ from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
 from snugvl.server.record import current
 from snugvl.server.streaming import Event, line_stream, lines_document
-from snugvl.version import __version__
 
 
 class Pulled(BaseModel):
@@ -294,8 +293,8 @@ async def post_pull(http: Request, body: PullRequest) -> Any:
 
 @router.get("/version", response_model=models.Version)
 async def get_version() -> Any:
-    """This server's version."""
-    return models.Version(version=f"{PROTOCOL}+snugvl.{__version__}")
+    """The version of Ollama whose protocol this is, for clients that ask for one that is new enough."""
+    return models.Version(version=PROTOCOL)
 
 
 def _refusal(path: str, instead: str) -> Callable[[], Awaitable[None]]:
