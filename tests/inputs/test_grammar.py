@@ -125,7 +125,6 @@ N = '{"n": '
         ('{"type": "integer"}', "", 20),
         ('{"type": "object"}', N, 20),
         (number_of("integer", maximum=999), N, 3),
-        (number_of("number", minimum=1e24), N, 25),  # the schema wants more
         (number_of("string"), N + '"', 99),
         (number_of("string", pattern="^[0-9]+$"), N + '"', 99),
         (number_of("string", pattern="^[0-9a-f]{64}$"), N + '"', 64),

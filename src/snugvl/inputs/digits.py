@@ -3,7 +3,7 @@
 JSON's numbers have any number of digits, and so have llguidance's. A mask that follows a long run of digits
 loses the digits, if it stands within a number: where the number could end, and nothing could come that no
 number goes on with. In a string another character could, its quotation mark at least. So every part of a
-number has an end, whatever form of calls it stands in; and a schema that wants more digits gets them.
+number has an end, whatever form of calls it stands in.
 """
 
 from typing import Any, Final
