@@ -33,6 +33,7 @@ from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
 TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"
+NO_SPECIAL = "ignored skip_special_tokens: llama.cpp leaves control tokens out"
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
 
@@ -230,8 +231,10 @@ async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
 
 
 async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
-    """What the client should know of the answer: that the model was shown what it never learned."""
+    """What the client should know of the answer: what it lacks, what the model never learned."""
     known = context.service.capabilities
+    if request.sampling.special and known is not None and known.engine == "llamacpp":
+        return (NO_SPECIAL,)
     if request.tools is not None and known is not None and not known.tools:
         return (TOOLS_IN_TEXT,)
     if known is None or known.model != POCKET:

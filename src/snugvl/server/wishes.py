@@ -150,7 +150,6 @@ GENERATION: Final[Wishes] = {
     "allowed_token_ids": refused("use response_format or structured_outputs to say what may come", []),
     "logits_processors": refused("requests bring no code; use logit_bias", []),
     "include_stop_str_in_output": refused("stop strings are never part of an answer; add it yourself", False),
-    "skip_special_tokens": refused("control tokens are never part of an answer; leave it out", True),
     "truncate_prompt_tokens": refused("shorten the prompt yourself; nothing is cut silently"),
     "prompt_logprobs": refused("use /v1/completions with echo and logprobs", 0),
     "return_token_ids": refused("POST /tokenize gives ids of a text", False),
@@ -160,16 +159,15 @@ GENERATION: Final[Wishes] = {
     "documents": refused("put the documents into a message", []),
     "continue_final_message": refused("end with a user's message; an answer can't be continued", False),
     "add_generation_prompt": refused("leave it out; an answer is always generated", True),
-    "mm_processor_kwargs": refused("scale pictures yourself or start with --max-pixels", {}),
     "media_io_kwargs": refused("scale pictures yourself, or start with --max-pixels", {}),
     "guided_whitespace_pattern": refused("white space of structured answers is fixed; leave it out"),
-    "vllm_xargs": refused("there are no extensions of vLLM here", {}),
+    "vllm_xargs": told("extensions of vLLM guard against loops; repetition_penalty does so here"),
     "priority": told(PLACE),
     "request_id": ignored("the answer has an id of its own"),
     "cache_salt": ignored(PLACE),
     "kv_transfer_params": ignored(PLACE),
     "add_special_tokens": ignored("templates and prompts get what the model was trained with"),
-    "spaces_between_special_tokens": ignored("control tokens are never part of an answer"),
+    "spaces_between_special_tokens": ignored("nothing stands between tokens that they don't have"),
     "guided_decoding_backend": ignored("there is one"),
     "structured_outputs_backend": ignored("there is one"),
     "separate_reasoning": told("reasoning is always apart from the answer"),
@@ -231,6 +229,7 @@ CHAT: Final[Wishes] = {
 COMPLETIONS: Final[Wishes] = {
     **GENERATION,
     "reasoning": told("a bare prompt says where thinking begins"),
+    "mm_processor_kwargs": told("a bare prompt has no pictures"),
     "reasoning_effort": told("a bare prompt says where thinking begins"),
     "messages": refused("send them to /v1/chat/completions"),
     "max_completion_tokens": read("max_tokens"),
@@ -259,6 +258,8 @@ RESPONSES: Final[Wishes] = {
     **dict.fromkeys(("seed", "random_seed"), refused("responses have no seed; use /v1/chat/completions")),
     **dict.fromkeys(("repetition_penalty", "repeat_penalty"), refused("use /v1/chat/completions", *ONE)),
     "min_p": refused("use /v1/chat/completions", *NEUTRAL),
+    "skip_special_tokens": refused("use /v1/chat/completions", True),
+    "mm_processor_kwargs": refused("use /v1/chat/completions", {}),
     "stop_token_ids": refused("use /v1/chat/completions", []),
     "ignore_eos": refused("use /v1/chat/completions", False),
     "logprobs": refused("send include: [\"message.output_text.logprobs\"]", False),
@@ -286,6 +287,12 @@ INPUT_IMAGE: Final[Wishes] = {"file_id": refused(f"{STATELESS}; send image_url")
 RESPONSE_TOOL: Final[Wishes] = {
     "defer_loading": refused("every tool is shown to the model; leave it out", False),
     "allowed_callers": refused("this server runs no code; leave it out"),
+}
+
+PROCESSOR: Final[Wishes] = {
+    "min_pixels": told("small pictures are scaled as the checkpoint says"),
+    "size": told("send max_pixels: the same size means pixels to one model and an edge to another"),
+    **dict.fromkeys(("use_fast", "device"), ignored("says how pictures are scaled, not what is seen")),
 }
 
 MESSAGES: Final[Wishes] = {

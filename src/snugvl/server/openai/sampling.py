@@ -69,6 +69,9 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = Field(
+        None, description="false: control tokens that don't end the answer are part of it"
+    )
 
 
 def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -87,6 +90,7 @@ def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int
         max_tokens=max_tokens,
         logprobs=logprobs,
         seed=fields.seed,
+        special=fields.skip_special_tokens is False,
         stop=stops_of(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         top_k=max(fields.top_k or 0, 0),
