@@ -51,6 +51,13 @@ def test_show_tells_context_and_vision(url: str) -> None:
         assert shown["details"]["quantization_level"] == "F32"
 
 
+def test_show_tells_of_tools_where_clients_look(url: str) -> None:
+    shown = httpx.post(f"{url}/api/show", json={"model": "pocket"}).json()
+    # litellm's ollama_chat looks for the word in the template, others in the capabilities.
+    assert ("tools" in shown["template"].lower()) == ("tools" in shown["capabilities"])
+    assert "{{ .Prompt }}" in shown["template"]
+
+
 def test_version_is_a_number(url: str) -> None:
     version = httpx.get(f"{url}/api/version").json()["version"]
     # As Open WebUI compares the versions of its connections, and VS Code.

@@ -49,7 +49,9 @@ class StreamOptions(Part):
     include_usage: bool = Field(
         False, description="one more chunk at the end, with the tokens of the request"
     )
-    continuous_usage_stats: bool = Field(False, description="every chunk has the tokens so far")
+    continuous_usage_stats: bool = Field(
+        False, description="with include_usage, every chunk has the tokens so far"
+    )
 
 
 class SamplingFields(Body):
