@@ -148,7 +148,8 @@ def test_a_condition_that_is_left_out_keeps_its_properties_possible() -> None:
 def test_a_type_that_is_meant_is_said(strict: bool) -> None:
     whole = an(
         tags={"items": TEXT, "description": "words"}, pair={"prefixItems": [TEXT]},
-        items={"properties": {"a": TEXT}}, any={}, union={"items": TEXT, "type": ["array", "null"]}, null={"items": TEXT, "nullable": True},
+        items={"properties": {"a": TEXT}}, any={},
+        union={"items": TEXT, "type": ["array", "null"]}, null={"items": TEXT, "nullable": True},
         values={"enum": [["a"]], "items": TEXT}, joined={"allOf": [{"items": TEXT}, {"maxItems": 2}]},
         inverse={"minItems": 1},
     )  # fmt: skip
