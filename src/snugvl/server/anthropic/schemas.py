@@ -90,7 +90,56 @@ class RedactedThinkingBlock(Part):
     type: Literal["redacted_thinking"]
 
 
-ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")]
+class TextSource(Part):
+    """The text of a document."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+
+class ContentSource(Part):
+    """A document in pieces."""
+
+    type: Literal["content"]
+    content: StringOrArray[
+        Annotated[
+            list[
+                Annotated[
+                    TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")
+                ]
+            ],
+            Field(max_length=MAX_BLOCKS),
+        ]
+    ]
+
+
+class Citations(Part):
+    """Whether the answer is to cite a document; the models served here don't."""
+
+    enabled: bool | None = None
+
+
+class DocumentBlock(Part):
+    """A document of text, with pictures; no PDF."""
+
+    type: Literal["document"]
+    source: Annotated[
+        TextSource | ContentSource,
+        Field(discriminator="type"),
+        only("a document's source", "text", "content"),
+    ]
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
+ResultBlock = Annotated[
+    TextBlock | ImageBlock | DocumentBlock,
+    Field(discriminator="type"),
+    only("a block", "text", "image", "document"),
+]
 
 
 class ToolResultBlock(Part):
@@ -105,9 +154,9 @@ class ToolResultBlock(Part):
 
 OnlyText = Annotated[TextBlock, only("a block", "text")]
 UserBlock = Annotated[
-    TextBlock | ImageBlock | ToolResultBlock,
+    TextBlock | ImageBlock | DocumentBlock | ToolResultBlock,
     Field(discriminator="type"),
-    only("a block", "text", "image", "tool_result"),
+    only("a block", "text", "image", "document", "tool_result"),
 ]
 AssistantBlock = Annotated[
     TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
