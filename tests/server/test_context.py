@@ -113,7 +113,9 @@ def test_ollamas_numbers_are_ceilings(http: httpx.Client, service: FakeService) 
     options = {"num_ctx": 32_768, "stop": "END", "num_gpu": 99, "num_predict": 100_000}
     answer = http.post("/api/chat", json={**body, "options": options})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["snugvl-warning"].startswith("lowered options.num_ctx to 512")
+    assert answer.headers["snugvl-warning"].startswith(
+        "ignored options.num_gpu; lowered options.num_ctx to 512"
+    )
     assert service.requests[-1].sampling.stop == ("END",)
 
 

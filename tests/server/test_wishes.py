@@ -10,18 +10,27 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from snugvl.core.messages import Text, ToolCall
-from snugvl.server import wishes
+from snugvl.server.anthropic.schemas import MessagesRequest
+from snugvl.server.ollama.schemas import ChatRequest
+from snugvl.server.openai.chat import ChatCompletionRequest
+from snugvl.server.openai.completions import CompletionRequest
+from snugvl.server.openai.responses_request import ResponseRequest
+from snugvl.server.wishes import Wishes
 from tests.server.live import asking
 from tests.server.openai.scripted import Scripted
 
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-BODIES: dict[str, tuple[str, dict[str, Any], wishes.Wishes]] = {
-    "chat": ("/v1/chat/completions", {"messages": [HI]}, wishes.CHAT),
-    "completions": ("/v1/completions", {"prompt": "Hi"}, wishes.COMPLETIONS),
-    "responses": ("/v1/responses", {"input": "Hi"}, wishes.RESPONSES),
-    "messages": ("/v1/messages", {"model": "pocket", "max_tokens": 9, "messages": [HI]}, wishes.MESSAGES),
-    "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, wishes.OLLAMA),
+BODIES: dict[str, tuple[str, dict[str, Any], Wishes]] = {
+    "chat": ("/v1/chat/completions", {"messages": [HI]}, ChatCompletionRequest.wishes),
+    "completions": ("/v1/completions", {"prompt": "Hi"}, CompletionRequest.wishes),
+    "responses": ("/v1/responses", {"input": "Hi"}, ResponseRequest.wishes),
+    "messages": (
+        "/v1/messages",
+        {"model": "pocket", "max_tokens": 9, "messages": [HI]},
+        MessagesRequest.wishes,
+    ),
+    "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, ChatRequest.wishes),
 }
 WISHED: dict[str, Any] = {"best_of": 3, "mirostat": 2}  # a value that asks for something
 FAR: Any = {"wished": ["much"]}
@@ -48,21 +57,57 @@ def test_fifty_wishes_are_refused() -> None:
 @pytest.mark.parametrize("protocol", BODIES)
 def test_every_field_gets_its_verdict(http: httpx.Client, protocol: str) -> None:
     path, body, table = BODIES[protocol]
-    fields = {name: wish for name, wish in table.items() if (protocol, name) != ("completions", "best_of")}
-    assert len(fields) >= 9
-    for name, wish in fields.items():
+    assert len(table) >= 40
+    for name, wish in table.items():
         if wish.verdict == "read":
             assert http.post(path, json={**body, name: None}).status_code == 200, name
             continue
         answer = http.post(path, json={**body, name: WISHED.get(name, FAR)})
-        if wish.verdict == "refused":
-            assert answer.status_code == 400, (name, answer.text)
-            assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"'), name
-            for nothing in (None, *wish.nothing):
-                assert http.post(path, json={**body, name: nothing}).status_code == 200, (name, nothing)
-        else:
-            assert answer.status_code == 200, (name, answer.text)
-            assert (f"ignored {name}" in answer.headers.get("snugvl-warning", "")) == wish.told, name
+        assert answer.status_code == 400, (name, answer.text)
+        assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"'), name
+        for nothing in (None, *wish.nothing):
+            assert http.post(path, json={**body, name: nothing}).status_code == 200, (name, nothing)
+
+
+# Whatever else there is changes no answer, and is told.
+CHANGE_NOTHING = (
+    "prediction",
+    "prompt_cache_key",
+    "service_tier",
+    "cache_prompt",
+    "slot_id",
+    "provider",
+    "num_gpu",
+)
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_what_changes_no_answer_is_told(http: httpx.Client, protocol: str) -> None:
+    path, body, _ = BODIES[protocol]
+    answer = http.post(path, json={**body, **dict.fromkeys(CHANGE_NOTHING, "much")})
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["snugvl-warning"].split("; ")
+    assert told == [f"ignored {name}" for name in CHANGE_NOTHING]
+
+
+def test_what_is_ignored_leaves_room_for_what_matters(http: httpx.Client, scripted: Scripted) -> None:
+    body = {"messages": [HI], "max_tokens": 10**6, **{f"knob_{index}": 1 for index in range(40)}}
+    told = http.post("/v1/chat/completions", json=body).headers["snugvl-warning"]
+    assert "lowered max_tokens from 1,000,000" in told
+    assert told.count("ignored") == 12
+
+
+def test_what_changes_answers_is_refused_by_every_protocol_that_lacks_it(http: httpx.Client) -> None:
+    for protocol, (path, body, _) in BODIES.items():
+        for name, value in (("logit_bias", {"5": 1}), ("min_p", 0.5), ("xtc_probability", 0.5), ("n", 2)):
+            answer = http.post(path, json={**body, name: value})
+            honoured = protocol in ("chat", "completions") and name != "xtc_probability"
+            assert answer.status_code == (200 if honoured else 400), (protocol, name, answer.text)
+
+
+def test_a_prompt_that_is_only_counted_has_no_wishes(http: httpx.Client) -> None:
+    body = {"model": "pocket", "messages": [HI], "max_tokens": 5, "temperature": 1, "stop_sequences": ["x"]}
+    assert http.post("/v1/messages/count_tokens", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("protocol", BODIES)
@@ -243,6 +288,15 @@ def test_thinking_of_a_response_is_its_effort(http: httpx.Client, scripted: Scri
         answer = http.post("/v1/responses", json={"input": "Hi", **fields})
         assert answer.status_code == 200, answer.text
         assert scripted.last.template == {"reasoning_effort": effort}
+
+
+def test_thinking_of_other_protocols(http: httpx.Client, scripted: Scripted) -> None:
+    for protocol in ("messages", "ollama"):
+        path, body, _ = BODIES[protocol]
+        for wanted in (True, False):
+            answer = http.post(path, json={**body, "enable_thinking": wanted})
+            assert answer.status_code == 200, answer.text
+            assert scripted.last.template == {"enable_thinking": wanted}
 
 
 FORM = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -38,6 +38,7 @@ def test_mineru_and_olmocr(http: httpx.Client, scripted: Scripted, data_urls: li
         "lowered max_tokens from 8,000 to what the context leaves",
         "ignored vllm_xargs",
         "ignored mm_processor_kwargs.min_pixels",
+        "ignored mm_processor_kwargs.use_fast",
         "ignored mm_processor_kwargs.other",
     }
 

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from snugvl.core.sampling import MAX_STOP
 from snugvl.server.fields import WHOLE, Body, Part, StringOrArray
-from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, OUTPUT_CONFIG, Wishes
+from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, Wishes
 
 MAX_BLOCKS = 1024
 
@@ -256,7 +256,6 @@ Format = Annotated[JsonFormat, only("a format", "json_schema")]
 class OutputConfig(Part):
     """What form the answer has."""
 
-    wishes: ClassVar[Wishes] = OUTPUT_CONFIG
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "output_config."
 
@@ -266,7 +265,7 @@ class OutputConfig(Part):
 class MessagesPrompt(Body):
     """What the model reads, and how it may answer."""
 
-    wishes: ClassVar[Wishes] = MESSAGES
+    wishes: ClassVar[Wishes] = MESSAGES_PROMPT
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -295,6 +294,8 @@ class Metadata(Part):
 
 class MessagesRequest(MessagesPrompt):
     """A conversation to continue."""
+
+    wishes: ClassVar[Wishes] = MESSAGES
 
     max_tokens: Annotated[
         int,

@@ -44,7 +44,7 @@ from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of,
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, rename_fields, sampling_of
 from snugvl.server.streaming import Event, compact, event_stream
-from snugvl.server.wishes import CHAT, PROCESSOR, Wishes
+from snugvl.server.wishes import CHAT, Wishes
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
@@ -63,7 +63,6 @@ NAMES = {
 class ProcessorOptions(Part):
     """How pictures are read, as vLLM has it. What isn't there is ignored, and told."""
 
-    wishes: ClassVar[Wishes] = PROCESSOR
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "mm_processor_kwargs."
 

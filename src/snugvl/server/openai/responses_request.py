@@ -37,9 +37,7 @@ from snugvl.server.record import current
 from snugvl.server.wishes import (
     INPUT_IMAGE,
     ITEM,
-    REASONING,
     RESPONSES,
-    STREAM_OPTIONS,
     TEXT_FORM,
     Wishes,
 )
@@ -277,7 +275,6 @@ class TextForm(RequestPart):
 class ReasoningOptions(RequestPart):
     """How much the model may think before it answers."""
 
-    wishes: ClassVar[Wishes] = REASONING
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "reasoning."
 
@@ -287,7 +284,6 @@ class ReasoningOptions(RequestPart):
 class ResponseStreamOptions(RequestPart):
     """What a stream tells besides its events."""
 
-    wishes: ClassVar[Wishes] = STREAM_OPTIONS
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
 

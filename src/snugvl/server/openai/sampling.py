@@ -11,7 +11,6 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server.fields import WHOLE, Body, Part, at_most
 from snugvl.server.forms import Stop, stops_of
-from snugvl.server.wishes import STREAM_OPTIONS, Wishes
 
 MAX_TOKENS = 2**31
 
@@ -42,7 +41,6 @@ LogitBias = Annotated[
 class StreamOptions(Part):
     """What a stream tells besides its text."""
 
-    wishes: ClassVar[Wishes] = STREAM_OPTIONS
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
 
