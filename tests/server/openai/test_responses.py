@@ -156,6 +156,12 @@ def test_items_become_a_conversation(http: httpx.Client, scripted: Scripted, dat
     assert isinstance(last.content[0], Picture)
 
 
+def test_who_measures_ignores_the_end(http: httpx.Client, scripted: Scripted) -> None:
+    for wish in (True, False, None):
+        assert http.post("/responses", json={"input": "hi", "ignore_eos": wish}).status_code == 200
+        assert scripted.last.sampling.ignore_eos is bool(wish)
+
+
 def test_events_of_text(http: httpx.Client, scripted: Scripted) -> None:
     scripted.answer = lambda request: [
         Delta("Hel", logprobs=(token("Hel", -1.0),)),

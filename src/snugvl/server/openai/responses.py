@@ -73,6 +73,7 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
         temperature=body.temperature or 0.0,
         top_p=1.0 if body.top_p is None else body.top_p,
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
+        ignore_eos=bool(body.ignore_eos),
     )
     messages = await conversation_of(body.input, body.instructions, media)
     media.check_all_used()

@@ -313,6 +313,7 @@ class ResponseRequest(Body):
         | None
     ) = None
     metadata: Metadata | None = None
+    ignore_eos: bool | None = Field(None, description="as in chat completions: programs that measure send it")
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     user: str | None = None
