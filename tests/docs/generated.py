@@ -22,7 +22,7 @@ from snugvl.inputs.prompt import COUNTED_CONTEXTS
 from snugvl.inputs.trials import CPU_S
 from snugvl.server import access, app, body, connection, errors, receiving, wishes
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
-from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
+from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Body, Strict
 from snugvl.server.forms import MAX_ARGUMENTS
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
@@ -68,9 +68,8 @@ OTHER_REQUESTS = (
 
 VERDICTS: Mapping[str, str] = {
     "honoured": "Honoured",
+    "read": "Read as another name for a field",
     "checked": "Checked, and without effect",
-    "told": "Ignored, and named in `Snugvl-Warning`",
-    "ignored": "Ignored",
     "refused": "Refused ([why](#what-is-refused))",
 }
 
@@ -82,17 +81,18 @@ def fields(request: type[Strict]) -> str:
     rows = (
         (VERDICTS[kind], ", ".join(f"`{name}`" for name in found[kind])) for kind in VERDICTS if kind in found
     )
-    return table(("what becomes of it", "fields"), rows)
+    rest = "ignored, and named in `Snugvl-Warning`" if issubclass(request, Body) else "ignored"
+    return table(("what becomes of it", "fields"), (*rows, ("Everything else", rest)))
 
 
 PROTOCOLS: Mapping[str, wishes.Wishes] = {
-    "chat": wishes.CHAT,
-    "completions": wishes.COMPLETIONS,
-    "responses": wishes.RESPONSES,
+    "chat": ChatCompletionRequest.wishes,
+    "completions": CompletionRequest.wishes,
+    "responses": ResponseRequest.wishes,
     "items of responses": wishes.ITEM,
-    "messages": wishes.MESSAGES,
-    "Ollama": wishes.OLLAMA,
-    "Ollama's `options`": wishes.OLLAMA_OPTIONS,
+    "messages": MessagesRequest.wishes,
+    "Ollama": ChatRequest.wishes,
+    "Ollama's `options`": OllamaOptions.wishes,
 }
 
 

@@ -104,6 +104,79 @@ def test_what_it_allows(
         assert not follows(grammar, backend, text), text
 
 
+def number_of(kind: str, **more: Any) -> str:
+    return json.dumps({"type": "object", "properties": {"n": {"type": kind, **more}}, "required": ["n"]})
+
+
+N = '{"n": '
+
+
+@pytest.mark.parametrize(
+    ("source", "before", "digits"),
+    [
+        (number_of("integer"), N, 20),
+        (number_of("integer"), N + "-", 20),
+        (number_of("number"), N, 20),
+        (number_of("number"), N + "0.", 20),
+        (number_of("number"), N + "9" * 20 + ".", 20),
+        (number_of("number"), N + "1e-", 20),
+        (number_of("integer", minimum=0), N, 20),
+        ('{"type": "array", "items": {"type": "integer"}}', "[1, 22, ", 20),
+        ('{"type": "integer"}', "", 20),
+        ('{"type": "object"}', N, 20),
+        (number_of("integer", maximum=999), N, 3),
+        (number_of("string"), N + '"', 99),
+        (number_of("string", pattern="^[0-9]+$"), N + '"', 99),
+        (number_of("string", pattern="^[0-9a-f]{64}$"), N + '"', 64),
+        (number_of("string", pattern="^[0-9]{30}$"), N + '"', 30),
+    ],
+)
+def test_numbers_end(
+    compiler: GrammarCompiler, backend: Backend, source: str, before: str, digits: int
+) -> None:
+    state = moved(compiler.compile(Grammar("json_schema", source)).start(), backend, before)
+    assert endless(state, backend) == digits
+    assert state.error is None
+    assert allowed(state), "something else may come"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "n"])
+def test_numbers_of_calls_end(compiler: GrammarCompiler, backend: Backend, choice: str) -> None:
+    tool = Tool("n", "", json.loads(number_of("integer")))
+    called = '<tool_call>\n{"name": "n", "arguments": {"n": '
+    state = moved(compiler.compile_tools(ToolUse((tool,), choice)).start(), backend, called)
+    assert endless(state, backend) == 20
+    text = moved(compiler.compile_tools(ToolUse((tool,))).start(), backend, "pi is 3")
+    assert endless(text, backend) == 99, "but not those of text"
+
+
+def test_other_grammars_count_no_digits(compiler: GrammarCompiler, backend: Backend) -> None:
+    state = moved(compiler.compile(Grammar("regex", "[0-9]+[.,]?")).start(), backend, "1")
+    assert endless(state, backend) == 99
+
+
+@pytest.mark.parametrize("processors", [1, 2])
+def test_numbers_end_in_masks_that_are_made_together(
+    compiler: GrammarCompiler, backend: Backend, processors: int
+) -> None:
+    answers = compiler.compile(Grammar("json_schema", number_of("integer")), choices=3)
+    states = [moved(answers.start(), backend, N + "9" * count) for count in (3, 19, 20)]
+    bits = torch.zeros(3, VOCAB // 32, dtype=torch.int32)
+    _State.fill_all(states, bits, processors)
+    nine = backend.token_to_id("9")
+    assert [bool(row[nine]) for row in unpacked(bits, VOCAB)] == [True, True, False]
+
+
+def endless(state: GrammarState, backend: Backend) -> int:
+    """How often a model that writes nothing but nines, if it may, writes one."""
+    nine = backend.token_to_id("9")
+    for count in range(99):
+        if nine not in allowed(state):
+            return count
+        state.accept(nine)
+    return 99
+
+
 def test_when_complete_only_the_end_is_left(compiler: GrammarCompiler, backend: Backend) -> None:
     state = compiler.compile(Grammar("regex", "ab")).start()
     ends = {backend.token_to_id("<|im_end|>"), backend.token_to_id("<|endoftext|>")}
@@ -338,7 +411,7 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     assert raised.value.field == field
 
 
-LENT: Any = SimpleNamespace(owner=SimpleNamespace(first=b"", openings={}))
+LENT: Any = SimpleNamespace(owner=SimpleNamespace(first=b"", openings={}, digits=None))
 
 
 def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:

@@ -1,4 +1,4 @@
-"""How long an answer may be; what is too long is refused in the words that clients look for."""
+"""How long an answer may be; a prompt that is too long is refused in the words that clients look for."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,24 +54,29 @@ def test_more_than_is_left_is_what_is_left(
 
 
 @pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize("wish", [-1, None, 512])
+@pytest.mark.parametrize("wish", [-1, None])
 def test_as_many_as_there_is_room(
     http: httpx.Client, service: FakeService, name: str, wish: int | None
 ) -> None:
     path, field, body = BODIES[name]
-    assert http.post(path, json={**body, field: wish}).status_code == 200
+    answer = http.post(path, json={**body, field: wish})
+    assert answer.status_code == 200
+    assert "snugvl-warning" not in answer.headers
     assert service.requests[-1].sampling.max_tokens is None
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_more_than_the_whole_context_is_refused(http: httpx.Client, service: FakeService, name: str) -> None:
+@pytest.mark.parametrize("asked", [512, 513, 16_384])
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_than_the_whole_context_is_what_is_left(
+    http: httpx.Client, service: FakeService, name: str, asked: int, stream: bool
+) -> None:
     path, field, body = BODIES[name]
-    answer = http.post(path, json={**body, field: 513})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
-    assert error["message"].startswith(WORDS + "max_tokens is 513")
-    assert not service.requests
+    answer = http.post(path, json={**body, field: asked, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    lowered = f"lowered max_tokens from {asked:,} to what the context leaves"
+    assert answer.headers["snugvl-warning"] == lowered
+    assert [request.sampling.max_tokens for request in service.requests] == [None]
 
 
 def test_a_prompt_that_is_too_long_says_what_clients_look_for(
@@ -108,7 +113,9 @@ def test_ollamas_numbers_are_ceilings(http: httpx.Client, service: FakeService) 
     options = {"num_ctx": 32_768, "stop": "END", "num_gpu": 99, "num_predict": 100_000}
     answer = http.post("/api/chat", json={**body, "options": options})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["snugvl-warning"].startswith("lowered options.num_ctx to 512")
+    assert answer.headers["snugvl-warning"].startswith(
+        "ignored options.num_gpu; lowered options.num_ctx to 512"
+    )
     assert service.requests[-1].sampling.stop == ("END",)
 
 

@@ -10,18 +10,27 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from snugvl.core.messages import Text, ToolCall
-from snugvl.server import wishes
+from snugvl.server.anthropic.schemas import MessagesRequest
+from snugvl.server.ollama.schemas import ChatRequest
+from snugvl.server.openai.chat import ChatCompletionRequest
+from snugvl.server.openai.completions import CompletionRequest
+from snugvl.server.openai.responses_request import ResponseRequest
+from snugvl.server.wishes import Wishes
 from tests.server.live import asking
 from tests.server.openai.scripted import Scripted
 
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-BODIES: dict[str, tuple[str, dict[str, Any], wishes.Wishes]] = {
-    "chat": ("/v1/chat/completions", {"messages": [HI]}, wishes.CHAT),
-    "completions": ("/v1/completions", {"prompt": "Hi"}, wishes.COMPLETIONS),
-    "responses": ("/v1/responses", {"input": "Hi"}, wishes.RESPONSES),
-    "messages": ("/v1/messages", {"model": "pocket", "max_tokens": 9, "messages": [HI]}, wishes.MESSAGES),
-    "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, wishes.OLLAMA),
+BODIES: dict[str, tuple[str, dict[str, Any], Wishes]] = {
+    "chat": ("/v1/chat/completions", {"messages": [HI]}, ChatCompletionRequest.wishes),
+    "completions": ("/v1/completions", {"prompt": "Hi"}, CompletionRequest.wishes),
+    "responses": ("/v1/responses", {"input": "Hi"}, ResponseRequest.wishes),
+    "messages": (
+        "/v1/messages",
+        {"model": "pocket", "max_tokens": 9, "messages": [HI]},
+        MessagesRequest.wishes,
+    ),
+    "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, ChatRequest.wishes),
 }
 WISHED: dict[str, Any] = {"best_of": 3, "mirostat": 2}  # a value that asks for something
 FAR: Any = {"wished": ["much"]}
@@ -48,18 +57,57 @@ def test_fifty_wishes_are_refused() -> None:
 @pytest.mark.parametrize("protocol", BODIES)
 def test_every_field_gets_its_verdict(http: httpx.Client, protocol: str) -> None:
     path, body, table = BODIES[protocol]
-    fields = {name: wish for name, wish in table.items() if (protocol, name) != ("completions", "best_of")}
-    assert len(fields) >= 9
-    for name, wish in fields.items():
+    assert len(table) >= 40
+    for name, wish in table.items():
+        if wish.verdict == "read":
+            assert http.post(path, json={**body, name: None}).status_code == 200, name
+            continue
         answer = http.post(path, json={**body, name: WISHED.get(name, FAR)})
-        if wish.verdict == "refused":
-            assert answer.status_code == 400, (name, answer.text)
-            assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"'), name
-            for nothing in (None, *wish.nothing):
-                assert http.post(path, json={**body, name: nothing}).status_code == 200, (name, nothing)
-        else:
-            assert answer.status_code == 200, (name, answer.text)
-            assert (f"ignored {name}" in answer.headers.get("snugvl-warning", "")) == wish.told, name
+        assert answer.status_code == 400, (name, answer.text)
+        assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"'), name
+        for nothing in (None, *wish.nothing):
+            assert http.post(path, json={**body, name: nothing}).status_code == 200, (name, nothing)
+
+
+# Whatever else there is changes no answer, and is told.
+CHANGE_NOTHING = (
+    "prediction",
+    "prompt_cache_key",
+    "service_tier",
+    "cache_prompt",
+    "slot_id",
+    "provider",
+    "num_gpu",
+)
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_what_changes_no_answer_is_told(http: httpx.Client, protocol: str) -> None:
+    path, body, _ = BODIES[protocol]
+    answer = http.post(path, json={**body, **dict.fromkeys(CHANGE_NOTHING, "much")})
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["snugvl-warning"].split("; ")
+    assert told == [f"ignored {name}" for name in CHANGE_NOTHING]
+
+
+def test_what_is_ignored_leaves_room_for_what_matters(http: httpx.Client, scripted: Scripted) -> None:
+    body = {"messages": [HI], "max_tokens": 10**6, **{f"knob_{index}": 1 for index in range(40)}}
+    told = http.post("/v1/chat/completions", json=body).headers["snugvl-warning"]
+    assert "lowered max_tokens from 1,000,000" in told
+    assert told.count("ignored") == 12
+
+
+def test_what_changes_answers_is_refused_by_every_protocol_that_lacks_it(http: httpx.Client) -> None:
+    for protocol, (path, body, _) in BODIES.items():
+        for name, value in (("logit_bias", {"5": 1}), ("min_p", 0.5), ("xtc_probability", 0.5), ("n", 2)):
+            answer = http.post(path, json={**body, name: value})
+            honoured = protocol in ("chat", "completions") and name != "xtc_probability"
+            assert answer.status_code == (200 if honoured else 400), (protocol, name, answer.text)
+
+
+def test_a_prompt_that_is_only_counted_has_no_wishes(http: httpx.Client) -> None:
+    body = {"model": "pocket", "messages": [HI], "max_tokens": 5, "temperature": 1, "stop_sequences": ["x"]}
+    assert http.post("/v1/messages/count_tokens", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("protocol", BODIES)
@@ -178,3 +226,115 @@ def test_responses_take_their_own_output_back(http: httpx.Client, scripted: Scri
     assert scripted.last.template == {"reasoning_effort": "low"}
     assert answer.json()["reasoning"] == {"effort": "low", "summary": None}
     assert [message.role for message in scripted.last.messages] == ["user", "assistant", "user"]
+
+
+READ: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # what is sent, and what the engine is asked
+    "repeat_penalty": ("chat", {"repeat_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "the same twice": (
+        "chat", {"repeat_penalty": 1.2, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "none of it": ("chat", {"repeat_penalty": 1, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "a bare prompt's": ("completions", {"repeat_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    "n_predict": ("chat", {"n_predict": 7}, {"max_tokens": 7}),
+    "no limit": ("chat", {"n_predict": -1, "max_tokens": 7}, {"max_tokens": 7}),
+    "max_new_tokens": ("chat", {"max_new_tokens": 7}, {"max_tokens": 7}),
+    "a response's length": ("responses", {"max_tokens": 7}, {"max_tokens": 7}),
+    "random_seed": ("chat", {"random_seed": 3}, {"seed": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_another_name_is_the_field(http: httpx.Client, scripted: Scripted, name: str) -> None:
+    protocol, fields, asked = READ[name]
+    path, body, _ = BODIES[protocol]
+    answer = http.post(path, json={**body, **fields})
+    assert answer.status_code == 200, answer.text
+    assert "snugvl-warning" not in answer.headers
+    assert {key: getattr(scripted.last.sampling, key) for key in asked} == asked
+
+
+ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "template"),
+    [
+        ({"think": True}, ON),
+        ({"think": False}, OFF),
+        ({"think": "high"}, ON),
+        ({"think": "none"}, OFF),
+        ({"enable_thinking": False}, OFF),
+        ({"thinking": {"type": "disabled"}}, OFF),
+        ({"thinking": {"type": "enabled"}}, ON),
+        ({"think": True, "chat_template_kwargs": {"x": 1}}, {**ON, "x": 1}),
+        ({"think": True, "chat_template_kwargs": OFF}, OFF),
+    ],
+)
+def test_thinking_has_many_names(
+    http: httpx.Client, scripted: Scripted, fields: dict[str, Any], template: dict[str, Any]
+) -> None:
+    path, body, _ = BODIES["chat"]
+    answer = http.post(path, json={**body, **fields})
+    assert answer.status_code == 200, answer.text
+    assert scripted.last.template == template
+
+
+def test_thinking_of_a_response_is_its_effort(http: httpx.Client, scripted: Scripted) -> None:
+    for fields, effort in (
+        ({"think": False}, "none"),
+        ({"enable_thinking": True}, "medium"),
+        ({"reasoning_effort": "low"}, "low"),
+        ({"think": False, "reasoning": {"effort": "high"}}, "high"),
+    ):
+        answer = http.post("/v1/responses", json={"input": "Hi", **fields})
+        assert answer.status_code == 200, answer.text
+        assert scripted.last.template == {"reasoning_effort": effort}
+
+
+def test_thinking_of_other_protocols(http: httpx.Client, scripted: Scripted) -> None:
+    for protocol in ("messages", "ollama"):
+        path, body, _ = BODIES[protocol]
+        for wanted in (True, False):
+            answer = http.post(path, json={**body, "enable_thinking": wanted})
+            assert answer.status_code == 200, answer.text
+            assert scripted.last.template == {"enable_thinking": wanted}
+
+
+FORM = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("form", "source"),
+    [
+        ("", None),
+        ("json", {"type": "object"}),
+        (FORM, {**FORM, "additionalProperties": False}),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "text"}, None),
+    ],
+)
+def test_ollamas_format_is_a_response_format(
+    http: httpx.Client, scripted: Scripted, form: Any, source: Any
+) -> None:
+    path, body, _ = BODIES["chat"]
+    answer = http.post(path, json={**body, "format": form})
+    assert answer.status_code == 200, answer.text
+    grammar = scripted.last.grammar
+    assert (None if grammar is None else json.loads(grammar.source)) == source
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"repeat_penalty": 1.2, "repetition_penalty": 1.3}, "repeat_penalty"),
+        ({"format": "json", "response_format": {"type": "text"}}, "format"),
+        ({"repeat_penalty": "much"}, "repetition_penalty"),
+        ({"format": "yaml"}, "response_format"),
+    ],
+)
+def test_two_names_with_two_values_are_refused(
+    http: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    path, body, _ = BODIES["chat"]
+    answer = http.post(path, json={**body, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param, answer.text

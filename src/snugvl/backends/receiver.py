@@ -41,6 +41,8 @@ class Receiver:
         # The markers of tool calls are text for whoever parses them, even where they are special tokens.
         ids = [] if calls is None else [tokenizer.token_id(text) for text in markers(calls)]
         shown = frozenset(token for token in ids if token is not None)
+        if sampling.special:
+            shown |= tokenizer.special_ids - stop_ids - tokenizer.eos_ids - self._own_stop_ids
         self._detokenizers = {
             choice: Detokenizer(tokenizer, stop=sampling.stop, shown=shown, continues=prompt.bare)
             for choice in range(sampling.n)

@@ -45,6 +45,8 @@ class SamplingParams:
         n: choices.
         stop: strings that end the answer and are not part of it.
         stop_token_ids: token ids that do the same.
+        special: whether control tokens that don't end the answer are part of its text, as checkpoints for
+            documents mark boxes with them.
         ignore_eos: go on after an end-of-sequence token, up to `max_tokens` (for measuring).
 
     Raises:
@@ -66,6 +68,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     ignore_eos: bool = False
+    special: bool = False
     prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:

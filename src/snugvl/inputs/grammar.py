@@ -28,6 +28,7 @@ from snugvl.engine.sampling.grammar import GrammarState, Openings, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
+from snugvl.inputs.digits import MOST, Digits
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
 from snugvl.inputs.trial import limits
@@ -56,6 +57,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._form = form or ToolForm()
         self._made: LLTokenizer | None = None
+        self._digits: Digits | None = None
         self._lock = Lock()
         self._trials = Trials()
         self._kept: OrderedDict[Kept, _Compiled] = OrderedDict()
@@ -94,7 +96,7 @@ class GrammarCompiler:
         self._trials.close()
         with self._lock:
             self._kept.clear()
-            self._made = None
+            self._made = self._digits = None
 
     def warm_up(self) -> None:
         """Build what the first grammar would wait for: a second for 150,000 tokens, with the GIL held."""
@@ -117,6 +119,7 @@ class GrammarCompiler:
                     eos_token=sorted(self._source.eos_ids),
                     slices=SLICES,
                 )
+                self._digits = Digits(self._made)
             return self._made
 
     def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> "_Compiled":
@@ -132,7 +135,8 @@ class GrammarCompiler:
         if verdict.error:
             raise refused(verdict.error, key[0], field)
         tokenizer, most = self._tokenizer, KEPT_BYTES // max(verdict.bytes, 1)
-        compiled = _Compiled(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits()), most)
+        digits = self._digits if key[0] in ("json_schema", "tools") else None
+        compiled = _Compiled(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits()), most, digits)
         if compiled.error is not None:
             raise refused(compiled.error, key[0], field)
         if verdict.bytes <= KEPT_BYTES:
@@ -160,10 +164,12 @@ class _Compiled:
     Attributes:
         error: what is wrong with it, or None.
         openings: see `GrammarState`.
+        digits: ends numbers that go on and on; None where its digits are none of JSON's.
     """
 
-    def __init__(self, make: Callable[[], LLMatcher], most: int) -> None:
+    def __init__(self, make: Callable[[], LLMatcher], most: int, digits: Digits | None = None) -> None:
         """`most`: matchers that are kept while nobody uses them."""
+        self.digits = digits
         begun = time.thread_time()
         matcher = make()
         self.make = make
@@ -267,6 +273,8 @@ class _State(GrammarState):
         self._panic: str | None = None
         self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
         self._tokens: list[int] = []
+        self._digits = lent.owner.digits
+        self._run = 0  # digits in a row at the end of the answer so far
 
     @property
     def openings(self) -> Openings | None:
@@ -283,6 +291,12 @@ class _State(GrammarState):
             bits.numpy().view("uint8")[:] = memoryview(self._first)[: bits.nbytes]
         else:
             self._fill(bits.data_ptr(), bits.nbytes)
+            self._end_number(bits)
+
+    def _end_number(self, bits: torch.Tensor) -> None:
+        """Let a number that has gone on for long enough end."""
+        if self._run >= MOST and self._digits is not None:
+            self._digits.end(bits.numpy())
 
     def _fill(self, address: int, size: int) -> None:
         """The mask after a token to so many bytes there."""
@@ -302,6 +316,8 @@ class _State(GrammarState):
         if processors == 1:
             for row, state in enumerate(states):
                 state._fill(start + row * size, size)
+                if state._run >= MOST:
+                    state._end_number(bits[row])
             return
         pairs = [(state._matcher, row) for row, state in enumerate(states)]
         try:
@@ -312,7 +328,7 @@ class _State(GrammarState):
             super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
             return
         for row, state in enumerate(states):
-            if state._matcher.is_error():
+            if state._run >= MOST or state._matcher.is_error():
                 state.fill(bits[row])
 
     def accept(self, token: int) -> None:
@@ -320,6 +336,8 @@ class _State(GrammarState):
         try:  # not `_guarded`, which would take as long again: this is once a token
             if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
                 self._tokens.append(token)
+                if self._digits is not None:
+                    self._run = self._digits.run(self._run, token)
                 self._matcher.consume_token(token)
                 self._goes_on()
         except BaseException as error:

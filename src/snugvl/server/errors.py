@@ -270,7 +270,8 @@ def _best_reading(loc: Loc, body: object, wanted: object) -> Loc:
             if same(value, wanted):
                 return path
     # A value that a validator replaced is found nowhere: then the reading that keeps most is best.
-    return max((path for path, _ in readings), key=len)
+    # One that was read under another name is not there at all: then it is the field that it was read as.
+    return max((path for path, _ in readings), key=len) or loc[:1]
 
 
 def _readings(loc: Loc, value: object) -> Iterator[tuple[Loc, object]]:

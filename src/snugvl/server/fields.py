@@ -1,7 +1,7 @@
 """The base of every request body. Nothing that would change the answer is ignored; what can't change it is.
 
     class ChatRequest(Body):
-        wishes = CHAT                  # of fields that are not honoured: refused, or ignored (`wishes.py`)
+        wishes = CHAT                  # of fields that aren't declared: refused, or read as one (`wishes.py`)
         messages: list[MessageIn]      # a field that is declared is honoured, or checked at least
 
 Three kinds of objects, by what they do with a name that neither their fields nor their wishes have:
@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from snugvl.server.record import current
-from snugvl.server.wishes import Wish
+from snugvl.server.wishes import Wish, settled
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
@@ -49,6 +49,7 @@ def _whole(value: object) -> object:
 # Stands after the bounds in Annotated, or the OpenAPI document loses them.
 WHOLE = BeforeValidator(_whole)
 
+TOLD = 12  # fields that are ignored; there is room for what matters more
 MAX_NAME = 1024  # characters of a field's name, known or not
 MAX_ALL_PARTS = 16_384  # of all messages of a conversation
 MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one would be an error of its own
@@ -111,7 +112,7 @@ class Strict(BaseModel):
     """A JSON object of a request.
 
     Attributes:
-        wishes: fields of the protocol that are not honoured, and what becomes of each.
+        wishes: fields of the protocol that it doesn't declare and that are not just ignored.
         tells: whether a name that nobody here knows is told to the client; `place`: what stands before it.
     """
 
@@ -120,6 +121,11 @@ class Strict(BaseModel):
     wishes: ClassVar[Mapping[str, Wish]] = {}
     tells: ClassVar[bool] = False
     place: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **given: Any) -> None:
+        super().__pydantic_init_subclass__(**given)
+        cls.wishes = settled(cls.wishes, {field.alias or name for name, field in cls.model_fields.items()})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -139,17 +145,20 @@ class Strict(BaseModel):
             cls.wishes[name].check(name, values[name])
         if cls.tells:
             cls._tell(values)
+        values = dict(values)
+        for name in [name for name in values if name in cls.wishes and cls.wishes[name].verdict == "read"]:
+            cls.wishes[name].settle(name, values)
         return {name: value for name, value in values.items() if name not in cls.wishes}
 
     @classmethod
     def _tell(cls, values: dict[str, Any]) -> None:
-        """Name what is ignored and was asked for, where someone might care."""
+        """Name what is ignored and was asked for."""
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in values.items():
-            wish = cls.wishes.get(name)
-            if name in known or value in (None, False, "", [], {}) or (wish is not None and not wish.told):
+            if name in known or name in cls.wishes or value in (None, False, "", [], {}):
                 continue
-            current().warn(f"ignored {cls.place}{name}")
+            if len(current().warnings) < TOLD:
+                current().warn(f"ignored {cls.place}{name}")
 
 
 class Exact(Strict):

@@ -33,6 +33,7 @@ from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
 TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"
+NO_SPECIAL = "ignored skip_special_tokens: llama.cpp leaves control tokens out"
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
 
@@ -174,11 +175,12 @@ class Finished:
 async def generate(context: Context, request: Request, *, ceiling: bool = False) -> Generation:
     """Start a request, with the server's deadline where it has none of its own.
 
-    `max_tokens` beyond what the context leaves is lowered to that, which the answer's header tells.
+    `max_tokens` beyond what the context leaves, or beyond the whole context, is lowered to what is left:
+    clients' defaults are made for large models. The answer's header tells it.
 
     Args:
-        ceiling: whether `max_tokens` may be larger than the whole context, too: Anthropic's clients must send
-            a number, and Ollama's send large ones as a matter of course. Nothing is told then.
+        ceiling: whether nothing is told of that: Anthropic's clients must send a number, and Ollama's send
+            large ones as a matter of course.
 
     Raises:
         SnugvlError: refused; nothing was started.
@@ -210,30 +212,29 @@ async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
     """Start a request; one whose answer would be longer than there is room, as long as there is."""
     asked, known = request.sampling.max_tokens, context.service.capabilities
     unlimited = replace(request, sampling=replace(request.sampling, max_tokens=None))
-    if asked is not None and known is not None and asked >= known.context_tokens:
-        if not ceiling and asked > known.context_tokens:
-            reason = f"max_tokens is {asked:,}; ask for less, or leave it out for as many as there is room"
-            raise _exceeded(context, reason, "max_tokens")
-        request, asked = unlimited, None
+    lowered = asked is not None and known is not None and asked >= known.context_tokens
     try:
-        return await context.service.submit(request)
+        stream = await context.service.submit(unlimited if lowered else request)
     except RequestTooLarge as error:
         # vLLM's refusal doesn't tell which of both is to blame: without a limit it is the prompt.
         vllm = known is not None and known.engine == "vllm"
-        if asked is None or not (vllm or error.field == "max_tokens"):
+        if asked is None or lowered or not (vllm or error.field == "max_tokens"):
             raise _exceeded(context, str(error), error.field) from None
-    try:
-        stream = await context.service.submit(unlimited)
-    except RequestTooLarge as error:
-        raise _exceeded(context, str(error), error.field) from None
-    if not ceiling:
+        lowered = True
+        try:
+            stream = await context.service.submit(unlimited)
+        except RequestTooLarge as again:
+            raise _exceeded(context, str(again), again.field) from None
+    if lowered and not ceiling:
         current().warn(f"lowered max_tokens from {asked:,} to what the context leaves")
     return stream
 
 
 async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
-    """What the client should know of the answer: that the model was shown what it never learned."""
+    """What the client should know of the answer: what it lacks, what the model never learned."""
     known = context.service.capabilities
+    if request.sampling.special and known is not None and known.engine == "llamacpp":
+        return (NO_SPECIAL,)
     if request.tools is not None and known is not None and not known.tools:
         return (TOOLS_IN_TEXT,)
     if known is None or known.model != POCKET:

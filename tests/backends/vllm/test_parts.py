@@ -158,6 +158,12 @@ def test_grammars_in_their_dialects() -> None:
         body(Request((user("x"),), grammar=Grammar("json_schema", "{")))
 
 
+def test_control_tokens_are_asked_for() -> None:
+    assert "skip_special_tokens" not in body(Request((user("x"),)))
+    fields = body(Request((user("x"),), SamplingParams(special=True)))
+    assert fields["skip_special_tokens"] is False
+
+
 @pytest.mark.parametrize("marker_tokens", [{}, {"<tool_call>": 7, "</tool_call>": 8}])
 def test_tools_are_shown_and_calls_constrained(marker_tokens: dict[str, int]) -> None:
     use = ToolUse((Tool("f", "does f", {"properties": {"x": {"type": "integer"}}}),), "required")

@@ -144,6 +144,25 @@ def test_a_condition_that_is_left_out_keeps_its_properties_possible() -> None:
     assert enforceable(schema) == (A, ["if", "then"])
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_type_that_is_meant_is_said(strict: bool) -> None:
+    whole = an(
+        tags={"items": TEXT, "description": "words"}, pair={"prefixItems": [TEXT]},
+        items={"properties": {"a": TEXT}}, any={},
+        union={"items": TEXT, "type": ["array", "null"]}, null={"items": TEXT, "nullable": True},
+        values={"enum": [["a"]], "items": TEXT}, joined={"allOf": [{"items": TEXT}, {"maxItems": 2}]},
+        inverse={"minItems": 1},
+    )  # fmt: skip
+    kept = enforceable(whole, strict=strict)[0]["properties"]
+    assert {name: each.get("type") for name, each in kept.items()} == {
+        "tags": "array", "pair": "array", "items": "object", "any": None, "union": ["array", "null"],
+        "null": None, "values": None, "joined": None, "inverse": None,
+    }  # fmt: skip
+    assert "type" not in kept["joined"]["allOf"][0]
+    assert kept["items"] == shut(a=TEXT)
+    assert enforceable({"properties": {"a": TEXT}})[0] == shut(a=TEXT)
+
+
 def test_a_tool_without_parameters_takes_none() -> None:
     for given_ in ({"type": "object", "properties": {}}, {"properties": {}, "required": []}):
         assert enforceable(given_, arguments=True)[0] == {**given_, "additionalProperties": False}

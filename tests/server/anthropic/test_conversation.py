@@ -120,3 +120,43 @@ def test_tools_and_choices() -> None:
 def test_a_system_message_in_the_middle() -> None:
     roles = [{"role": role, "content": "x"} for role in ("user", "system", "user")]
     assert [message.role for message in asked(roles).messages] == ["user", "system", "user"]
+
+
+def text_of(message: Any) -> str:
+    return "".join(part.text for part in message.content)
+
+
+def test_documents_of_text() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "It rained."}
+    pieces = {
+        "type": "content",
+        "content": [{"type": "text", "text": "It "}, {"type": "text", "text": "rained."}],
+    }
+    for source in (plain, pieces, {"type": "content", "content": "It rained."}):
+        document = {"type": "document", "source": source, "title": "Log", "context": "of May", **CACHE}
+        (message,) = asked(
+            [{"role": "user", "content": [document, {"type": "text", "text": "Well?"}]}]
+        ).messages
+        assert text_of(message) == (
+            "<document>\n<title>Log</title>\n<context>of May</context>\nIt rained.\n</document>Well?"
+        )
+
+
+def test_a_tool_may_answer_with_a_document() -> None:
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "3"}}
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document]}
+    history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [call]},
+               {"role": "user", "content": [result]}]  # fmt: skip
+    assert text_of(asked(history).messages[-1]) == "<document>\n3\n</document>"
+
+
+def test_citations_are_told() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "x"}
+    with live(FakeService()) as base:
+        for enabled in (True, False):
+            block = {"type": "document", "source": source, "citations": {"enabled": enabled}}
+            body = {"model": "pocket", "max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
+            response = httpx.post(f"{base}/v1/messages", json=body)
+            assert response.status_code == 200, response.text
+            assert ("citations" in response.headers.get("snugvl-warning", "")) == enabled

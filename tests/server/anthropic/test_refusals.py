@@ -53,18 +53,18 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"messages": []}, "messages: List should have at least 1 item after validation, not 0"),
         ({"messages": [HI, {"role": "assistant", "content": "It is"}]},
          "the last message is the assistant's: prefill is not supported; end with the user's"),
-        (content({"type": "document", "source": {"type": "text", "data": "x"}}),
-         "messages[0].content[0]: a block of type 'document' is not supported here; "
-         "supported: text, image, tool_result"),
+        (content({"type": "document", "source": {"type": "base64", "data": "x"}}),
+         "messages[0].content[0].source: a document's source of type 'base64' is not supported here; "
+         "supported: text, content"),
         (content({"type": "text", "text": "x"}, {"type": "search_result"}),
          "messages[0].content[1]: a block of type 'search_result' is not supported here; "
-         "supported: text, image, tool_result"),
+         "supported: text, image, document, tool_result"),
         (content({"type": "image", "source": {"type": "file", "file_id": "f"}}),
          "messages[0].content[0].source: a source of type 'file' is not supported here; "
          "supported: base64, url"),
-        (content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document"}]}),
-         "messages[0].content[0].content[0]: a block of type 'document' is not supported here; "
-         "supported: text, image"),
+        (content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result"}]}),
+         "messages[0].content[0].content[0]: a block of type 'search_result' is not supported here; "
+         "supported: text, image, document"),
         (content({"type": "tool_result", "tool_use_id": "t", "content": "3"}),
          "a tool_result answers 't', but no tool_use before it has this id"),
         (content({"type": "text", "text": "x", "cache_control": {"type": "eternal"}}),

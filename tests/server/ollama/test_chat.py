@@ -150,6 +150,14 @@ def test_without_messages_it_says_that_it_is_loaded(url: str) -> None:
         assert (answer["done"], answer["done_reason"]) == (True, "load")
 
 
+@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0])
+def test_unloading_is_answered_in_its_word(url: str, keep_alive: object) -> None:
+    for path in ("chat", "generate"):
+        answer = httpx.post(f"{url}/api/{path}", json={"model": "pocket", "keep_alive": keep_alive})
+        assert (answer.json()["done"], answer.json()["done_reason"]) == (True, "unload")
+        assert "keep_alive" in answer.headers["snugvl-warning"]
+
+
 def test_an_engine_that_dies_ends_the_stream_with_an_error_line() -> None:
     service = FakeService(Script(["A", " cat"], error=EngineError("the engine died")))
     with live(service) as base:

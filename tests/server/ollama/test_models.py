@@ -7,7 +7,6 @@ import pytest
 
 from snugvl.core.service import Health
 from snugvl.server.settings import ServerSettings
-from snugvl.version import __version__
 from tests.server.fake import LEDGER, FakeService
 from tests.server.live import live
 
@@ -52,8 +51,17 @@ def test_show_tells_context_and_vision(url: str) -> None:
         assert shown["details"]["quantization_level"] == "F32"
 
 
-def test_version(url: str) -> None:
-    assert httpx.get(f"{url}/api/version").json() == {"version": f"0.6.4+snugvl.{__version__}"}
+def test_show_tells_of_tools_where_clients_look(url: str) -> None:
+    shown = httpx.post(f"{url}/api/show", json={"model": "pocket"}).json()
+    # litellm's ollama_chat looks for the word in the template, others in the capabilities.
+    assert ("tools" in shown["template"].lower()) == ("tools" in shown["capabilities"])
+    assert "{{ .Prompt }}" in shown["template"]
+
+
+def test_version_is_a_number(url: str) -> None:
+    version = httpx.get(f"{url}/api/version").json()["version"]
+    # As Open WebUI compares the versions of its connections, and VS Code.
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
 
 
 @pytest.mark.parametrize("name", ["pocket", "pocket:latest"])

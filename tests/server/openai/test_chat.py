@@ -413,18 +413,27 @@ def test_every_chunk_has_the_tokens_so_far_where_asked(http: httpx.Client, scrip
         Delta(" two three", completion_tokens=3),
         Delta("", finish_reason="stop", usage=Usage(7, 4), completion_tokens=4),
     ]
-    for options, last in (({"include_usage": True}, 1), ({}, 0)):
-        asked = {"stream": True, "stream_options": {**options, "continuous_usage_stats": True}}
-        chunks = events(http.post("/chat/completions", json={"messages": HI, **asked}).text)
-        counts = [
-            (
-                chunk["usage"]["prompt_tokens"],
-                chunk["usage"]["completion_tokens"],
-                chunk["usage"]["total_tokens"],
-            )
-            for chunk in chunks
-        ]
-        assert counts == [(7, 0, 7), (7, 1, 8), (7, 3, 10), (7, 4, 11), *[(7, 4, 11)] * last]
+    asked: dict[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": HI, "stream": True, "stream_options": asked}
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    counts = [
+        tuple(chunk["usage"][name] for name in names)
+        for chunk in events(http.post("/chat/completions", json=body).text)
+    ]
+    assert counts == [(7, 0, 7), (7, 1, 8), (7, 3, 10), (7, 4, 11), (7, 4, 11)]
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}])
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("chat/completions", {"messages": HI}), ("completions", {"prompt": "a"})]
+)
+def test_usage_that_is_not_wanted_does_not_come(
+    http: httpx.Client, path: str, prompt: dict[str, Any], options: dict[str, Any]
+) -> None:
+    asked = {"stream": True, "stream_options": {**options, "continuous_usage_stats": True}}
+    chunks = events(http.post(f"/{path}", json={**prompt, **asked}).text)
+    assert chunks
+    assert not any("usage" in chunk for chunk in chunks)
 
 
 def test_a_whole_number_may_have_a_point(http: httpx.Client, scripted: Scripted) -> None:

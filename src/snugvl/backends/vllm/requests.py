@@ -178,6 +178,8 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
         "stop": list(params.stop),
         "stop_token_ids": list(params.stop_token_ids),
     }
+    if params.special:
+        fields["skip_special_tokens"] = False
     if params.max_tokens is not None:
         fields["max_tokens"] = params.max_tokens
     if params.logit_bias:

@@ -13,6 +13,9 @@ each other's properties once they are closed. So an object is closed where nothi
     {"anyOf": [{"properties": …}, {"type": "null"}]}  the branches are, as nothing stands beside `anyOf`
     {"allOf": [X, Y]}, {"properties": …, "if": …}     neither they, nor what is within them
     {"$ref": "#/$defs/X"}                             X is, if it is alone wherever it is used
+
+There a schema that leaves its type out gets the one that it speaks of, too: an array with `items`, an object
+with `properties`. Else any string would do.
 """
 
 import json
@@ -43,6 +46,14 @@ _SILENT: Final = frozenset(
 )  # fmt: skip
 _BESIDE: Final = ("if", "then", "else", "not", "contains", "propertyNames", "unevaluatedProperties",
                   "unevaluatedItems")  # fmt: skip
+_OF_ARRAYS: Final = frozenset(
+    {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains",
+     "minContains", "maxContains", "unevaluatedItems"}
+)  # fmt: skip
+_OF_OBJECTS: Final = frozenset(
+    {"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
+     "propertyNames", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"}
+)  # fmt: skip
 _UNREADABLE: Final = re.compile(r"\(\?<?[=!]|\\(?:[1-9bBcZGkK])")
 
 
@@ -57,7 +68,7 @@ def enforceable(
     """
     if len(json.dumps(schema)) > MAX_SCHEMA:
         return dict(schema), []  # it is refused for its size, before anything else looks at it
-    shut = _copied(schema, _closable(schema, strict))
+    shut = _copied(schema, *_alone(schema, strict))
     if arguments and not schema.get("properties", True) and _names_all(schema):
         shut["additionalProperties"] = False
     if strict:
@@ -129,9 +140,11 @@ def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
     return value
 
 
-def _closable(root: Mapping[str, Any], strict: bool) -> set[int]:
-    """Ids of the objects that can be closed: those that are alone wherever they are used."""
+def _alone(root: Mapping[str, Any], strict: bool) -> tuple[set[int], dict[int, str]]:
+    """Of the schemas that are alone wherever they are used: ids of those to close, types of those without."""
     found: dict[int, bool] = {}
+    shared: set[int] = set()
+    types: dict[int, str] = {}
     seen: set[tuple[int, bool]] = set()
     stack: list[tuple[Any, bool]] = [(root, True)]
     while stack:
@@ -141,8 +154,23 @@ def _closable(root: Mapping[str, Any], strict: bool) -> set[int]:
         seen.add((id(part), alone))
         named = bool(part.get("properties")) and _names_all(part)
         found[id(part)] = found.get(id(part), True) and alone and named
+        if not alone:
+            shared.add(id(part))
+        if kind := _meant(part):
+            types[id(part)] = kind
         stack += _below_one(part, alone, root, strict)
-    return {part for part, good in found.items() if good}
+    closed = {part for part, good in found.items() if good}
+    return closed, {part: kind for part, kind in types.items() if part not in shared}
+
+
+def _meant(part: Mapping[str, Any]) -> str | None:
+    """The one type that a schema without one speaks of."""
+    said = part.keys() - _SILENT
+    if "type" in part or part.get("nullable"):
+        return None
+    if said <= _OF_ARRAYS and said & {"items", "prefixItems"}:
+        return "array"
+    return "object" if said <= _OF_OBJECTS and part.get("properties") else None
 
 
 def _names_all(part: Mapping[str, Any]) -> bool:
@@ -187,11 +215,13 @@ def _below_one(
             yield value, False
 
 
-def _copied(part: Any, to_close: set[int]) -> Any:
-    """A copy, closed where it can be."""
+def _copied(part: Any, to_close: set[int], types: Mapping[int, str]) -> Any:
+    """A copy, closed where it can be, and with the types that are meant."""
     if isinstance(part, list):
-        return [_copied(each, to_close) for each in part]
+        return [_copied(each, to_close, types) for each in part]
     if not isinstance(part, Mapping):
         return part
-    copy = {key: _copied(value, to_close) for key, value in part.items()}
+    copy = {key: _copied(value, to_close, types) for key, value in part.items()}
+    if id(part) in types:
+        copy = {"type": types[id(part)], **copy}
     return copy | {"additionalProperties": False} if id(part) in to_close else copy

@@ -8,6 +8,7 @@ from snugvl.errors import RequestError
 from snugvl.server.anthropic.schemas import (
     AnyChoice,
     Base64Source,
+    DocumentBlock,
     ImageBlock,
     MessagesPrompt,
     MessagesRequest,
@@ -15,6 +16,7 @@ from snugvl.server.anthropic.schemas import (
     OneToolChoice,
     RedactedThinkingBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -23,9 +25,18 @@ from snugvl.server.anthropic.schemas import (
 )
 from snugvl.server.context import Context
 from snugvl.server.forms import either, offered_tool, refuse_twice, schema_grammar, tell_unenforced
+from snugvl.server.record import current
 from snugvl.server.together import together
 
-Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+)
 
 
 async def request_of(context: Context, body: MessagesRequest) -> Request:
@@ -168,10 +179,30 @@ async def _content(context: Context, block: Block, field: str) -> tuple[Part, ..
             return (await context.intake.picture(f"data:{kind};base64,{data}", field=name, video=False),)
         case ImageBlock(source=UrlSource(url=url)):
             return (await context.intake.picture(url, field=f"{field}.source.url", video=False),)
+        case DocumentBlock():
+            return await _document(context, block, field)
         case ToolResultBlock():
             return await _result(context, block, field)
         case _:
             return ()
+
+
+async def _document(context: Context, block: DocumentBlock, field: str) -> tuple[Part, ...]:
+    """A document between tags, as Anthropic advises to write them, with its title and what is said of it."""
+    if block.citations is not None and block.citations.enabled:
+        current().warn(f"ignored {field}.citations: the models served here don't cite")
+    source, place = block.source, f"{field}.source.content"
+    inside: tuple[Part, ...]
+    if isinstance(source, TextSource):
+        inside = _text(source.data)
+    elif isinstance(source.content, str):
+        inside = _text(source.content)
+    else:
+        pieces = (_content(context, each, f"{place}[{index}]") for index, each in enumerate(source.content))
+        inside = tuple(part for piece in await together(pieces) for part in piece)
+    about = {"title": block.title, "context": block.context}
+    head = "".join(f"<{name}>{text}</{name}>\n" for name, text in about.items() if text)
+    return (Text(f"<document>\n{head}"), *inside, Text("\n</document>"))
 
 
 async def _result(context: Context, block: ToolResultBlock, field: str) -> tuple[Part, ...]:

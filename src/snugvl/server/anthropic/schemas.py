@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from snugvl.core.sampling import MAX_STOP
 from snugvl.server.fields import WHOLE, Body, Part, StringOrArray
-from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, OUTPUT_CONFIG, Wishes
+from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, Wishes
 
 MAX_BLOCKS = 1024
 
@@ -90,7 +90,56 @@ class RedactedThinkingBlock(Part):
     type: Literal["redacted_thinking"]
 
 
-ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")]
+class TextSource(Part):
+    """The text of a document."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+
+class ContentSource(Part):
+    """A document in pieces."""
+
+    type: Literal["content"]
+    content: StringOrArray[
+        Annotated[
+            list[
+                Annotated[
+                    TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")
+                ]
+            ],
+            Field(max_length=MAX_BLOCKS),
+        ]
+    ]
+
+
+class Citations(Part):
+    """Whether the answer is to cite a document; the models served here don't."""
+
+    enabled: bool | None = None
+
+
+class DocumentBlock(Part):
+    """A document of text, with pictures; no PDF."""
+
+    type: Literal["document"]
+    source: Annotated[
+        TextSource | ContentSource,
+        Field(discriminator="type"),
+        only("a document's source", "text", "content"),
+    ]
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
+ResultBlock = Annotated[
+    TextBlock | ImageBlock | DocumentBlock,
+    Field(discriminator="type"),
+    only("a block", "text", "image", "document"),
+]
 
 
 class ToolResultBlock(Part):
@@ -105,9 +154,9 @@ class ToolResultBlock(Part):
 
 OnlyText = Annotated[TextBlock, only("a block", "text")]
 UserBlock = Annotated[
-    TextBlock | ImageBlock | ToolResultBlock,
+    TextBlock | ImageBlock | DocumentBlock | ToolResultBlock,
     Field(discriminator="type"),
-    only("a block", "text", "image", "tool_result"),
+    only("a block", "text", "image", "document", "tool_result"),
 ]
 AssistantBlock = Annotated[
     TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
@@ -207,7 +256,6 @@ Format = Annotated[JsonFormat, only("a format", "json_schema")]
 class OutputConfig(Part):
     """What form the answer has."""
 
-    wishes: ClassVar[Wishes] = OUTPUT_CONFIG
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "output_config."
 
@@ -217,7 +265,7 @@ class OutputConfig(Part):
 class MessagesPrompt(Body):
     """What the model reads, and how it may answer."""
 
-    wishes: ClassVar[Wishes] = MESSAGES
+    wishes: ClassVar[Wishes] = MESSAGES_PROMPT
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -246,6 +294,8 @@ class Metadata(Part):
 
 class MessagesRequest(MessagesPrompt):
     """A conversation to continue."""
+
+    wishes: ClassVar[Wishes] = MESSAGES
 
     max_tokens: Annotated[
         int,

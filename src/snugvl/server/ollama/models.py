@@ -15,6 +15,8 @@ from snugvl.server.context import Context
 LATEST = ":latest"
 NEVER = "9999-12-31T23:59:59Z"
 TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # as Ollama calls them
+# What the model is shown, in the order and the form of Ollama's templates: some clients look for tools in it.
+TEMPLATE, TOOLS, PROMPT = "{{ .System }}", "{{ if .Tools }}{{ .Tools }}{{ end }}", "{{ .Prompt }}"
 UNKNOWN = "snugvl"  # the family of a model whose engine doesn't tell
 
 
@@ -78,7 +80,7 @@ class Shown(BaseModel):
 
 
 class Version(BaseModel):
-    """Of Ollama's protocol, as some clients ask for one that is new enough; then snugvl's own."""
+    """Of Ollama's protocol, in digits and dots: some clients ask for one that is new enough."""
 
     version: str
 
@@ -143,6 +145,7 @@ def describe(context: Context) -> Shown:
     pixels = {f"{family}.vision.max_pixels": capabilities.max_pixels} if capabilities.images else {}
     can = {"completion": True, "tools": capabilities.tools, "vision": capabilities.images}
     return Shown(
+        template=TEMPLATE + (TOOLS if capabilities.tools else "") + PROMPT,
         parameters=f"num_ctx {capabilities.context_tokens}",
         details=_details(capabilities),
         model_info={

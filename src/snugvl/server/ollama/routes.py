@@ -21,7 +21,6 @@ from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
 from snugvl.server.record import current
 from snugvl.server.streaming import Event, line_stream, lines_document
-from snugvl.version import __version__
 
 
 class Pulled(BaseModel):
@@ -73,7 +72,7 @@ class AnswerLine(BaseModel):
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length", "load"] | None = None
+    done_reason: Literal["stop", "length", "load", "unload"] | None = None
     logprobs: list[LineLogprob] | None = None
     total_duration: int | None = None
     load_duration: int | None = Field(
@@ -294,8 +293,8 @@ async def post_pull(http: Request, body: PullRequest) -> Any:
 
 @router.get("/version", response_model=models.Version)
 async def get_version() -> Any:
-    """This server's version."""
-    return models.Version(version=f"{PROTOCOL}+snugvl.{__version__}")
+    """The version of Ollama whose protocol this is, for clients that ask for one that is new enough."""
+    return models.Version(version=PROTOCOL)
 
 
 def _refusal(path: str, instead: str) -> Callable[[], Awaitable[None]]:
@@ -312,7 +311,9 @@ for _method, _path, _instead in ELSEWHERE:
 
 
 def _load_answer(body: Generating, name: str, shape: Shape) -> AnswerLine:
-    """The answer to a request that only wants the model loaded, which it is, and stays."""
-    if body.keep_alive in (0, "0", "0s", "0m"):
+    """The answer to a request that only wants the model loaded, which it is, or unloaded, which it isn't."""
+    gone = body.keep_alive in (0, "0", "0s", "0m") and body.keep_alive is not False
+    if gone:
         current().warn("ignored keep_alive: the model stays as long as the server runs")
-    return shape(AnswerPiece(), model=name, created_at=now(), done=True, done_reason="load")
+    reason = "unload" if gone else "load"  # clients wait for this word
+    return shape(AnswerPiece(), model=name, created_at=now(), done=True, done_reason=reason)

@@ -10,7 +10,7 @@ from snugvl.errors import RequestError
 from snugvl.server.fields import WHOLE, Body, Part
 from snugvl.server.forms import Stop, stops_of
 from snugvl.server.record import current
-from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, OLLAMA_SHOW, Wishes
+from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, Wishes
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
@@ -160,8 +160,6 @@ class GenerateRequest(Generating):
 
 class ShowRequest(Body):
     """A model to describe."""
-
-    wishes: ClassVar[Wishes] = OLLAMA_SHOW
 
     model: Name | None = None
     name: Name | None = Field(default=None, description="what `model` was called before")

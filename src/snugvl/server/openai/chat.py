@@ -14,7 +14,7 @@ from snugvl.core.messages import Delta, Logprob, Request, Usage
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import context_of
-from snugvl.server.fields import WHOLE
+from snugvl.server.fields import WHOLE, Part
 from snugvl.server.forms import either
 from snugvl.server.generation import Finished, Generation, complete, generate, split_calls
 from snugvl.server.openai.common import (
@@ -48,14 +48,25 @@ from snugvl.server.wishes import CHAT, Wishes
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
+Pixels = Annotated[int, Field(ge=1, le=2**53), WHOLE]
 MAX_TEMPLATE = 4096  # characters of chat_template_kwargs
 
 # What the engine calls a field of its own request, and what this protocol calls it.
 NAMES = {
     "prompt_ids|prompt|vision": "messages",
     "grammar": "response_format",
+    "max_pixels": "mm_processor_kwargs.max_pixels",
     r"(tools\[\d+\])\.(\w.*)": r"\1.function.\2",
 }
+
+
+class ProcessorOptions(Part):
+    """How pictures are read, as vLLM has it. What isn't there is ignored, and told."""
+
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "mm_processor_kwargs."
+
+    max_pixels: Pixels | None = Field(None, description="a larger picture is scaled down to it")
 
 
 class ChatCompletionRequest(SamplingFields):
@@ -77,6 +88,7 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
+    mm_processor_kwargs: ProcessorOptions | None = None
     reasoning_effort: Effort | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChatToolChoice | None = None
@@ -109,7 +121,8 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     context = context_of(http)
     model = context.check_model(body.model)
     options = stream_options_of(body.stream, body.stream_options)
-    media = MediaSource(context.intake, attachments_of(http))
+    most = None if body.mm_processor_kwargs is None else body.mm_processor_kwargs.max_pixels
+    media = MediaSource(context.intake, attachments_of(http), most)
     with rename_fields(
         NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
     ):

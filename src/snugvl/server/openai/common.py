@@ -105,7 +105,7 @@ class ChunkWriter:
     def event(self, choice: dict[str, Any], prompt_tokens: int, completion_tokens: int) -> Event:
         """A chunk with one choice; the tokens are those of its request so far."""
         tail = self._tail
-        if self._options.continuous_usage_stats:
+        if self._options.include_usage and self._options.continuous_usage_stats:  # as vLLM reads both
             total = prompt_tokens + completion_tokens
             tail = {
                 "usage": {

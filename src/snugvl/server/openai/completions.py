@@ -92,7 +92,7 @@ EchoedTokens = Annotated[
 class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts."""
 
-    wishes: ClassVar[Wishes] = {name: wish for name, wish in COMPLETIONS.items() if name != "best_of"}
+    wishes: ClassVar[Wishes] = COMPLETIONS
 
     prompt: Prompt
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")

@@ -166,7 +166,20 @@ class ResponseCall(_Closed):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
+    status: Status
+
+
+class ResponseCustomCall(_Closed):
+    """A call of a free-form tool."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
     status: Status
 
 
@@ -229,7 +242,7 @@ class ResponseAnswer(_Closed):
     max_output_tokens: int | None
     metadata: Metadata
     model: str
-    output: list[ResponseMessage | ResponseCall]
+    output: list[ResponseMessage | ResponseCall | ResponseCustomCall]
     parallel_tool_calls: bool
     previous_response_id: None
     prompt_cache_key: str | None

@@ -9,6 +9,7 @@ multipart/form-data is another way to send a JSON request together with its file
 
 import base64
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -34,8 +35,12 @@ M = TypeVar("M", bound=Picture | Video)
 class MediaSource:
     """Fetches what a request refers to. `attachments`: files of a multipart upload by name."""
 
-    def __init__(self, intake: Intake, attachments: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, intake: Intake, attachments: Mapping[str, bytes], max_pixels: int | None = None
+    ) -> None:
+        """`max_pixels`: of every picture of the request, where the checkpoint has a higher limit."""
         self._intake = intake
+        self._max_pixels = max_pixels
         self._attachments = attachments
         self._used: set[str] = set()
 
@@ -43,8 +48,11 @@ class MediaSource:
         """The picture behind a URL; `field` names the URL in errors."""
         wanted = "high" if detail == "original" else detail
         if url.startswith(PREFIX):
-            return await self._intake.picture_bytes(self._file(url, field), detail=wanted, field=field)
-        return await self._intake.picture(url, detail=wanted, field=field)
+            found = await self._intake.picture_bytes(self._file(url, field), detail=wanted, field=field)
+        else:
+            found = await self._intake.picture(url, detail=wanted, field=field)
+        limits = [limit for limit in (found.max_pixels, self._max_pixels) if limit is not None]
+        return replace(found, max_pixels=min(limits)) if self._max_pixels is not None else found
 
     async def video(self, url: str | list[str], fps: float | None, field: str) -> Video:
         """The video behind a URL, or made of the frames behind several."""

@@ -1,6 +1,6 @@
 """POST /v1/responses: stateless, so every request brings the whole conversation."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from snugvl.server.openai.common import EVENTS_DOCUMENT, effort_of, json_answer,
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
+from snugvl.server.openai.responses_tools import VENDOR, Called, called_names
 from snugvl.server.openai.sampling import rename_fields
 from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, event_stream
@@ -47,13 +48,13 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     media = MediaSource(context.intake, attachments_of(http))
     with rename_fields(NAMES):
         request = await _request(body, media)
-        response = new_response(body, model)
+        response, names = new_response(body, model), called_names(body.tools or ())
         if body.stream:
             reader = Reader(await generate(context, request), context.call_parser(request.tools))
-            events = ResponseEvents(response, reader)
+            events = ResponseEvents(response, reader, names)
             return event_stream(http, context, events.run(), on_error=events.failure_event)
         choices, usage = await complete(context, request)
-    output = output_of(choices[0], context.call_parser(request.tools))
+    output = output_of(choices[0], context.call_parser(request.tools), names)
     complete_answer = choices[0].finish_reason != "length"
     return json_answer(finish_response(response, output, usage, complete=complete_answer))
 
@@ -72,6 +73,7 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
         temperature=body.temperature or 0.0,
         top_p=1.0 if body.top_p is None else body.top_p,
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
+        ignore_eos=bool(body.ignore_eos),
     )
     messages = await conversation_of(body.input, body.instructions, media)
     media.check_all_used()
@@ -108,7 +110,7 @@ def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
         "temperature": body.temperature or 0.0,
         "text": {"format": text.get("format") or {"type": "text"}},
         "tool_choice": shown.get("tool_choice") or "auto",
-        "tools": [_tool(tool) for tool in shown.get("tools") or ()],
+        "tools": [_tool(tool) for tool in shown.get("tools") or () if not VENDOR.fullmatch(tool["type"])],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
@@ -118,7 +120,9 @@ def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"description": None, "parameters": None, "strict": None, **tool}
+    if tool["type"] == "function":
+        return {"description": None, "parameters": None, "strict": None, **tool}
+    return {"description": "", **tool} if tool["type"] == "namespace" else tool
 
 
 def finish_response(
@@ -147,10 +151,12 @@ def finish_response(
     }
 
 
-def output_of(choice: Finished, parser: CallParser | None) -> list[dict[str, Any]]:
+def output_of(
+    choice: Finished, parser: CallParser | None, names: Mapping[str, Called]
+) -> list[dict[str, Any]]:
     """The items of a complete answer; one message at least, be it empty."""
     text, calls = split_calls(choice.text, parser)
-    items = [call_item(call) for call in calls]
+    items = [call_item(call, names) for call in calls]
     if text or not items:
         items.insert(0, message_item(new_id("msg_"), text, choice.logprobs))
     return items
@@ -177,16 +183,12 @@ def text_part(text: str, logprobs: Sequence[Logprob] = ()) -> dict[str, Any]:
     }
 
 
-def call_item(call: ToolCall, item_id: str | None = None, status: str = "completed") -> dict[str, Any]:
-    """A call."""
-    return {
-        "id": item_id or new_id("fc_"),
-        "type": "function_call",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": status,
-    }
+def call_item(
+    call: ToolCall, names: Mapping[str, Called], item_id: str | None = None, status: str = "completed"
+) -> dict[str, Any]:
+    """A call, in the form in which the client offered its tool."""
+    called = names.get(call.name, Called(call.name))
+    return called.item(call, item_id or new_id("ctc_" if called.custom else "fc_"), status)
 
 
 class ResponseEvents:
@@ -197,11 +199,15 @@ class ResponseEvents:
                        content_part.done, output_item.done
     for each call:     output_item.added, function_call_arguments.delta …, function_call_arguments.done,
                        output_item.done
+    of a free-form tool, whose text is complete only at its end:
+                       output_item.added, custom_tool_call_input.delta, custom_tool_call_input.done,
+                       output_item.done
     response.completed | response.incomplete | response.failed
     """
 
-    def __init__(self, response: dict[str, Any], reader: Reader) -> None:
+    def __init__(self, response: dict[str, Any], reader: Reader, names: Mapping[str, Called]) -> None:
         self._response = response
+        self._names = names
         self._reader = reader
         self._count = 0  # of events so far
         self._output: list[dict[str, Any]] = []  # items that are complete
@@ -254,7 +260,7 @@ class ResponseEvents:
             case CallStarted(id=call_id, name=name):
                 yield from self._open_call(ToolCall(call_id, name, ""))
             case CallArguments(fragment=fragment):
-                yield self._extend_call(fragment)
+                yield from self._extend_call(fragment)
 
     def _extend_text(self, text: str) -> Iterator[Event]:
         if self._text is None:
@@ -282,14 +288,19 @@ class ResponseEvents:
     def _open_call(self, call: ToolCall) -> Iterator[Event]:
         yield from self._close("completed")
         self._reader.take_logprobs()  # those of calls are not sent
-        self._item_id, self._call = new_id("fc_"), call
-        yield self._item_event("output_item.added", item=call_item(call, self._item_id, "in_progress"))
+        item = call_item(call, self._names, status="in_progress")
+        self._item_id, self._call = item["id"], call
+        yield self._item_event("output_item.added", item=item)
 
-    def _extend_call(self, fragment: str) -> Event:
+    def _extend_call(self, fragment: str) -> Iterator[Event]:
         assert self._call is not None, "arguments follow the start of their call"
         self._reader.take_logprobs()
         self._call = replace(self._call, arguments=self._call.arguments + fragment)
-        return self._item_event("function_call_arguments.delta", item_id=self._item_id, delta=fragment)
+        if not self._is_custom(self._call):
+            yield self._item_event("function_call_arguments.delta", item_id=self._item_id, delta=fragment)
+
+    def _is_custom(self, call: ToolCall) -> bool:
+        return call.name in self._names and self._names[call.name].custom
 
     def _close(self, status: str) -> Iterator[Event]:
         """End the open item, if there is one."""
@@ -301,10 +312,17 @@ class ResponseEvents:
             yield self._item_event("output_text.done", **where, text=text, logprobs=part["logprobs"])
             yield self._item_event("content_part.done", **where, part=part)
         elif call is not None:
-            item = call_item(call, item_id, status)
-            yield self._item_event(
-                "function_call_arguments.done", item_id=item_id, name=call.name, arguments=call.arguments
-            )
+            item = call_item(call, self._names, item_id, status)
+            if self._is_custom(call):
+                yield self._item_event("custom_tool_call_input.delta", item_id=item_id, delta=item["input"])
+                yield self._item_event("custom_tool_call_input.done", item_id=item_id, input=item["input"])
+            else:
+                yield self._item_event(
+                    "function_call_arguments.done",
+                    item_id=item_id,
+                    name=item["name"],
+                    arguments=call.arguments,
+                )
         else:
             return
         yield self._item_event("output_item.done", item=item)

@@ -4,36 +4,40 @@ Items are finer than messages: an assistant's text and each of its calls are ite
 follow one another become one message again.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from snugvl.core.messages import Grammar, Message, Picture, Text, ToolCall, ToolUse
-from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Body, StringOrArray
+from snugvl.server.fields import WHOLE, Body, StringOrArray
 from snugvl.server.fields import Part as RequestPart
-from snugvl.server.forms import JsonSchema, call_arguments, offered_tool, schema_grammar
+from snugvl.server.forms import call_arguments, schema_grammar
 from snugvl.server.openai.common import Effort, Metadata
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
     MAX_TOOLS,
     JsonObjectFormat,
-    Mode,
     NamedSchema,
     TextFormat,
-    ToolName,
-    tool_use,
 )
 from snugvl.server.openai.media import Detail, MediaSource, fetch_all
 from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, parts_of
+from snugvl.server.openai.responses_tools import (
+    INPUT,
+    VENDOR,
+    ResponseTool,
+    ToolChoice,
+    full_name,
+    response_tool_use,
+)
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
+from snugvl.server.record import current
 from snugvl.server.wishes import (
     INPUT_IMAGE,
     ITEM,
-    REASONING,
-    RESPONSE_TOOL,
     RESPONSES,
-    STREAM_OPTIONS,
     TEXT_FORM,
     Wishes,
 )
@@ -96,21 +100,40 @@ class ReasoningItem(RequestPart):
     type: Literal["reasoning"]
 
 
+class VendorItem(RequestPart):
+    """A call that a vendor's servers ran, or what it gave; taken, and not shown to the model."""
+
+    type: str
+
+
 class FunctionCallItem(RequestPart):
     """A call that the model made."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
     id: str | None = None
     status: Status | None = None
 
 
-class FunctionCallOutput(RequestPart):
-    """What a function answered, with pictures."""
+class CustomCallItem(RequestPart):
+    """A call of a free-form tool that the model made."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallOutput(RequestPart):
+    """What a function or a free-form tool answered, with pictures."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: StringOrArray[Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]]
     id: str | None = None
@@ -122,6 +145,8 @@ def type_of_item(item: object) -> object:
     if not isinstance(item, dict):
         return "message"
     kind = item.get("type", "message")
+    if isinstance(kind, str) and kind.endswith(("_call", "_output", "_tools")) and VENDOR.fullmatch(kind):
+        return "vendor"
     return "assistant" if kind == "message" and item.get("role") == "assistant" else kind
 
 
@@ -139,8 +164,11 @@ Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[WrittenMessage, Tag("assistant")]
     | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[FunctionCallOutput, Tag("custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[VendorItem, Tag("vendor")],
     Discriminator(type_of_item),
     BeforeValidator(refuse_reference),
 ]
@@ -160,7 +188,9 @@ async def conversation_of(
         return (*messages, Message("user", (Text(input_items),)))
     found = await fetch_all(_pictures(input_items), lambda part, path: _fetch(part, path, media))
     for index, item in enumerate(input_items):
-        if isinstance(item, ReasoningItem):
+        if isinstance(item, VendorItem):
+            current().warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
+        if isinstance(item, ReasoningItem | VendorItem):
             continue
         message = _message(item, found, f"input[{index}]")
         if message.tool_calls and messages and messages[-1].role == "assistant":
@@ -198,52 +228,18 @@ def _message(item: Item, found: Mapping[str, Picture], field: str) -> Message:
             return Message("user" if role == "user" else "system", parts)
         case WrittenMessage(content=content):
             return Message("assistant", parts_of(content, {}, ""))
-        case FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
+        case FunctionCallItem(call_id=call_id, name=name, namespace=namespace, arguments=arguments):
             text = call_arguments(arguments, f"{field}.arguments")
-            return Message("assistant", (), (ToolCall(call_id, name, text),))
+            return Message("assistant", (), (ToolCall(call_id, full_name(name, namespace), text),))
+        case CustomCallItem(call_id=call_id, name=name, namespace=namespace, input=given):
+            text = json.dumps({INPUT: given}, ensure_ascii=False)
+            return Message("assistant", (), (ToolCall(call_id, full_name(name, namespace), text),))
         case FunctionCallOutput(call_id=call_id, output=output):
             return Message("tool", parts_of(output, found, f"{field}.output"), tool_call_id=call_id)
     raise AssertionError("no other item passes the schema")
 
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-class FunctionTool(RequestPart):
-    """A function. `strict`: a keyword of `parameters` that can't be enforced is refused, not left out."""
-
-    wishes: ClassVar[Wishes] = RESPONSE_TOOL
-
-    type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: JsonSchema | None = None
-    strict: bool | None = None
-
-
-class FunctionChoice(RequestPart):
-    """One of the tools by its name."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedFunctions(RequestPart):
-    """A choice among some of the tools."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS)
-
-
-ToolChoice = Annotated[
-    Annotated[Mode, Tag("string")]
-    | Annotated[
-        Annotated[FunctionChoice | AllowedFunctions, Field(discriminator="type")],
-        Tag("object"),
-    ],
-    STRING_OR_OBJECT,
-]
 
 
 class PlainFormat(TextFormat):
@@ -279,7 +275,6 @@ class TextForm(RequestPart):
 class ReasoningOptions(RequestPart):
     """How much the model may think before it answers."""
 
-    wishes: ClassVar[Wishes] = REASONING
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "reasoning."
 
@@ -289,7 +284,6 @@ class ReasoningOptions(RequestPart):
 class ResponseStreamOptions(RequestPart):
     """What a stream tells besides its events."""
 
-    wishes: ClassVar[Wishes] = STREAM_OPTIONS
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
 
@@ -302,7 +296,7 @@ class ResponseRequest(Body):
     input: Input
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     instructions: str | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextForm | None = None
@@ -319,6 +313,7 @@ class ResponseRequest(Body):
         | None
     ) = None
     metadata: Metadata | None = None
+    ignore_eos: bool | None = Field(None, description="as in chat completions: programs that measure send it")
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     user: str | None = None
@@ -340,19 +335,7 @@ class ResponseRequest(Body):
         Raises:
             RequestError: tools and choice don't fit.
         """
-        offered = tuple(
-            offered_tool(tool.name, tool.description, tool.parameters, tool.strict)
-            for tool in self.tools or ()
-        )
-        parallel = self.parallel_tool_calls
-        match self.tool_choice:
-            case FunctionChoice(name=name):
-                return tool_use(offered, named=name, parallel=parallel)
-            case AllowedFunctions(mode=mode, tools=allowed):
-                names = [tool.name for tool in allowed]
-                return tool_use(offered, mode, allowed=names, parallel=parallel)
-            case choice:
-                return tool_use(offered, choice, parallel=parallel)
+        return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
     def grammar(self) -> Grammar | None:
         """The grammar of the answer; None for plain text."""

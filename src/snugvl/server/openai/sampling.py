@@ -11,7 +11,6 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server.fields import WHOLE, Body, Part, at_most
 from snugvl.server.forms import Stop, stops_of
-from snugvl.server.wishes import STREAM_OPTIONS, Wishes
 
 MAX_TOKENS = 2**31
 
@@ -42,14 +41,15 @@ LogitBias = Annotated[
 class StreamOptions(Part):
     """What a stream tells besides its text."""
 
-    wishes: ClassVar[Wishes] = STREAM_OPTIONS
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
 
     include_usage: bool = Field(
         False, description="one more chunk at the end, with the tokens of the request"
     )
-    continuous_usage_stats: bool = Field(False, description="every chunk has the tokens so far")
+    continuous_usage_stats: bool = Field(
+        False, description="with include_usage, every chunk has the tokens so far"
+    )
 
 
 class SamplingFields(Body):
@@ -69,6 +69,9 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = Field(
+        None, description="false: control tokens that don't end the answer are part of it"
+    )
 
 
 def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -87,6 +90,7 @@ def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int
         max_tokens=max_tokens,
         logprobs=logprobs,
         seed=fields.seed,
+        special=fields.skip_special_tokens is False,
         stop=stops_of(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         top_k=max(fields.top_k or 0, 0),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.fields import Strict
+from snugvl.server.fields import Body
 from snugvl.server.generation import counting, tokens_of
 from snugvl.server.openai.constraints import MAX_TOOLS, ChatTool, chat_tool_use
 from snugvl.server.openai.media import MediaSource
@@ -21,7 +21,7 @@ MAX_IDS = 262_144  # the longest context there is
 router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Body):
     """A text, or a conversation with its tools."""
 
     wishes: ClassVar[Wishes] = TOKENIZE
@@ -32,7 +32,7 @@ class TokenizeRequest(Strict):
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Body):
     """Token ids."""
 
     model: str | None = None
