@@ -29,13 +29,13 @@ from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
 from snugvl.server.openai import constraints as asked
-from snugvl.server.openai import media
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHARACTERS as MAX_PROMPT_CHARACTERS
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
+from snugvl.server.together import MAX_MEDIA
 from snugvl.server.vision import requests as vision
 from tests.docs import clients
 from tests.server.fake import FakeService
@@ -225,8 +225,8 @@ def limit_rows() -> list[Limit]:
         ),
         Limit("values in the arguments of a call", f"{MAX_ARGUMENTS:,}"),
         Limit("fields of an object; characters of a name", f"{MAX_FIELDS}; {MAX_NAME:,}"),
-        Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
-        Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
+        Limit("parts, calls and pictures of all messages together", f"{MAX_ALL_PARTS:,}"),
+        Limit("pictures and videos of a conversation", str(MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
         Limit("files of an upload", str(body.MAX_FORM_FILES)),
         Limit("tools", str(asked.MAX_TOOLS)),

@@ -1,8 +1,10 @@
 """From Anthropic's requests to the engine's."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
-from snugvl.core.messages import Grammar, Message, Part, Request, Text, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Part, Picture, Request, Text, ToolCall, ToolUse
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server.anthropic.schemas import (
@@ -23,7 +25,7 @@ from snugvl.server.anthropic.schemas import (
 )
 from snugvl.server.context import Context
 from snugvl.server.forms import either, offered_tool, refuse_twice, schema_grammar, tell_unenforced
-from snugvl.server.together import together
+from snugvl.server.together import fetch_all
 
 Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
 
@@ -88,20 +90,32 @@ async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Messa
             "the last message is the assistant's: prefill is not supported; end with the user's",
             field="messages",
         )
-    turns = await together(
-        _messages(context, each, f"messages[{index}]") for index, each in enumerate(body.messages)
-    )
+    wanted = {
+        path: block
+        for index, each in enumerate(body.messages)
+        for path, block in _pictures(each.content, f"messages[{index}].content")
+    }
+    found = await fetch_all(wanted, lambda block, path: _fetch(context, block, path))
     system = _join_texts(body.system)
-    conversation = [Message("system", (Text(system),))] if system else []
-    for message in (message for turn in turns for message in turn):
-        if conversation and message.role == conversation[-1].role != "tool":
-            last = conversation.pop()
-            message = Message(
-                last.role, (*last.content, *message.content), (*last.tool_calls, *message.tool_calls)
+    turns = [Message("system", (Text(system),))] if system else []
+    for index, each in enumerate(body.messages):
+        turns += _messages(each, f"messages[{index}].content", found)
+    _check_results(turns)
+    return tuple(_merged(turns))
+
+
+def _merged(turns: list[Message]) -> Iterator[Message]:
+    """The turns, those of one role after one another as one; answers of tools stay apart."""
+    for role, group in groupby(turns, key=lambda turn: turn.role):
+        several = list(group)
+        if role == "tool" or len(several) == 1:
+            yield from several
+        else:
+            yield Message(
+                role,
+                tuple(part for turn in several for part in turn.content),
+                tuple(call for turn in several for call in turn.tool_calls),
             )
-        conversation.append(message)
-    _check_results(conversation)
-    return tuple(conversation)
 
 
 def _grammar(body: MessagesRequest) -> Grammar | None:
@@ -130,17 +144,34 @@ def _check_results(conversation: list[Message]) -> None:
             )
 
 
-async def _messages(context: Context, message: Turn, field: str) -> list[Message]:
-    """The turns in one message: results of tools are turns of their own."""
+def _pictures(content: str | Sequence[Block] | None, field: str) -> Iterator[tuple[str, ImageBlock]]:
+    """Pictures of a content and of the results of tools in it, with their paths."""
+    for index, block in enumerate(() if content is None or isinstance(content, str) else content):
+        path = f"{field}[{index}]"
+        if isinstance(block, ImageBlock):
+            yield path, block
+        elif isinstance(block, ToolResultBlock):
+            yield from _pictures(block.content, f"{path}.content")
+
+
+async def _fetch(context: Context, block: ImageBlock, field: str) -> Picture:
+    match block.source:
+        case Base64Source(media_type=kind, data=data):
+            url, name = f"data:{kind};base64,{data}", f"{field}.source.data"
+        case UrlSource(url=url):
+            name = f"{field}.source.url"
+    return await context.intake.picture(url, field=name, video=False)
+
+
+def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[Message]:
+    """The turns in one message: results of tools are turns of their own. `found`: pictures by path."""
     if isinstance(message.content, str):
         return [Message(message.role, _text(message.content))]
-    contents = await together(
-        _content(context, block, f"{field}.content[{index}]") for index, block in enumerate(message.content)
-    )
     turns: list[Message] = []
     parts: list[Part] = []
     calls: list[ToolCall] = []
-    for block, content in zip(message.content, contents, strict=True):
+    for index, block in enumerate(message.content):
+        content = _content(block, f"{field}[{index}]", found)
         if isinstance(block, ToolUseBlock):
             calls.append(ToolCall(block.id, block.name, json.dumps(block.input)))
         elif isinstance(block, ToolResultBlock):
@@ -158,32 +189,26 @@ def _turn(parts: list[Part]) -> list[Message]:
     return [Message("user", tuple(parts))] if parts else []
 
 
-async def _content(context: Context, block: Block, field: str) -> tuple[Part, ...]:
+def _content(block: Block, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
     """What a block shows to the model; a call shows nothing of this kind."""
     match block:
         case TextBlock(text=text):
             return _text(text)
-        case ImageBlock(source=Base64Source(media_type=kind, data=data)):
-            name = f"{field}.source.data"
-            return (await context.intake.picture(f"data:{kind};base64,{data}", field=name, video=False),)
-        case ImageBlock(source=UrlSource(url=url)):
-            return (await context.intake.picture(url, field=f"{field}.source.url", video=False),)
+        case ImageBlock():
+            return (found[field],)
         case ToolResultBlock():
-            return await _result(context, block, field)
+            return _result(block, f"{field}.content", found)
         case _:
             return ()
 
 
-async def _result(context: Context, block: ToolResultBlock, field: str) -> tuple[Part, ...]:
+def _result(block: ToolResultBlock, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
     """A tool's answer. That the tool failed, the model can only see in the text."""
     failed = _text("Error: " if block.is_error else "")
     if isinstance(block.content, str):
         return (*failed, *_text(block.content))
-    contents = await together(
-        _content(context, inner, f"{field}.content[{index}]")
-        for index, inner in enumerate(block.content or ())
-    )
-    return (*failed, *(part for content in contents for part in content))
+    inner = enumerate(block.content or ())
+    return (*failed, *(part for i, each in inner for part in _content(each, f"{field}[{i}]", found)))
 
 
 def _text(text: str) -> tuple[Part, ...]:

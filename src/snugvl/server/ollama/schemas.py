@@ -102,7 +102,7 @@ class PastCall(Part):
 
 
 class ChatMessage(Part):
-    """One turn. `images` belong to users; `tool_name` or `tool_call_id` say which call a tool answers."""
+    """One turn. `images`: shown before the text; `tool_name`, `tool_call_id`: which call a tool answers."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
