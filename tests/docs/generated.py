@@ -18,8 +18,9 @@ from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
+from snugvl.inputs.large_grammars import AT_ONCE_BYTES
 from snugvl.inputs.prompt import COUNTED_CONTEXTS
-from snugvl.inputs.trials import CPU_S
+from snugvl.inputs.trials import CPU_S, GRAMMAR_BYTES
 from snugvl.server import access, app, body, connection, errors, receiving, wishes
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
@@ -274,6 +275,10 @@ def schema_rows() -> list[Limit]:
         Limit("characters of one literal (`const`, `enum`, a name)", f"{constraints.MAX_LITERAL:,}"),
         Limit("choices (`n`) × characters of the longest literal", f"{MAX_CHOICES_LITERAL:,}"),
         Limit("seconds of processor time to compile it", f"{CPU_S:g}"),
+        Limit(
+            "MiB of memory to compile it; of large ones in use together",
+            f"{GRAMMAR_BYTES // MIB}; {AT_ONCE_BYTES // MIB}",
+        ),
         Limit("characters, of all tools together too", f"{MAX_CHARACTERS['json_schema']:,}"),
     ]
 
