@@ -189,3 +189,37 @@ def test_whatever_messages_have_many_of_is_counted_first(kind: str, http: httpx.
     answer = http.post(path, json=body)
     assert answer.status_code == 400
     assert f"parts in all; at most {MAX_ALL_PARTS}" in answer.text
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"model": "pocket", "max_tokens": 3, "messages": [USER]},
+    "/api/chat": {"model": "pocket", "messages": [USER]},
+    "/api/generate": {"model": "pocket", "prompt": "Hi"},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_no_share_of_the_tokens_is_the_likeliest(path: str, http: httpx.Client, service: FakeService) -> None:
+    asked: dict[str, Any] = {"top_p": 0, "temperature": 0.7}
+    body = {**ROUTES[path], **({"options": asked} if path.startswith("/api") else asked)}
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    sampling = service.requests[-1].sampling
+    assert (sampling.greedy, sampling.top_p) == (True, 1.0), "not every engine takes 0"
+
+
+def test_no_detail_is_any(http: httpx.Client, service: FakeService, data_url: str) -> None:
+    chat = {"type": "image_url", "image_url": {"url": data_url, "detail": None}}
+    items = {"type": "input_image", "image_url": data_url, "detail": None}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [chat]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [items]}]}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        (picture,) = service.requests[-1].messages[0].content
+        assert isinstance(picture, Picture)
+        assert picture.max_pixels is None

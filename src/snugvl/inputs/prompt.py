@@ -24,6 +24,7 @@ from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, Video, char
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
+from snugvl.inputs.defusing import defused
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.settings import PixelSettings
@@ -293,6 +294,9 @@ class Processor:
         parts, pictures = _pictures(messages), self.pictures
         if pictures is None and parts:
             raise RequestError("this model reads text alone; it takes no pictures", field="messages")
+        messages, tools = defused(
+            messages, tools, lambda text: self.tokenizer.break_up(text, self.template.answer_marks)
+        )
         for field, text in (*texts(messages, tools), *template_texts(template or {})):
             self.tokenizer.refuse_control_tokens(text, field=field)
             refuse_answer_marks(text, self.template.answer_marks, field)

@@ -23,7 +23,7 @@ class OllamaOptions(Body):
 
     temperature: Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1, description="0 is greedy")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     num_predict: (

@@ -34,7 +34,7 @@ class MediaSource:
         self._attachments = attachments
         self._used: set[str] = set()
 
-    async def picture(self, url: str, detail: Detail, field: str) -> Picture:
+    async def picture(self, url: str, detail: Detail | None, field: str) -> Picture:
         """The picture behind a URL; `field` names the URL in errors."""
         wanted = "high" if detail == "original" else detail
         if url.startswith(PREFIX):

@@ -28,7 +28,7 @@ class ImageUrl(RequestPart):
     """A data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
 
     url: str
-    detail: Detail = Field("auto", description="low: scaled down to 512×512 pixels' worth")
+    detail: Detail | None = Field("auto", description="low: scaled down to 512×512 pixels' worth")
 
 
 class ImagePart(RequestPart):

@@ -57,7 +57,7 @@ class InputImage(RequestPart):
 
     type: Literal["input_image"]
     image_url: str
-    detail: Detail = "auto"
+    detail: Detail | None = "auto"
 
 
 class OutputText(RequestPart):
