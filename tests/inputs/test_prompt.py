@@ -239,3 +239,9 @@ def test_contradictions_are_named(broken: Path, config: ModelConfig) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": 14}))
     with pytest.raises(CheckpointError, match=r"'patch_size' = 14, config.json has 16"):
         Processor.from_folder(broken, config)
+
+
+def test_a_picture_that_is_too_long_is_named(processor: Processor) -> None:
+    with pytest.raises(ImageError, match="200") as raised:
+        processor.prepare([user("hi"), user(noise(64, 64), noise(2100, 10), "?")])
+    assert raised.value.field == "messages[1].content"
