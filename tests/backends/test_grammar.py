@@ -200,31 +200,6 @@ def test_a_bare_prompt_is_continued_as_it_is(backend: NativeBackend, processor: 
         ),
         ({"messages": (QUESTION,), "grammar": Grammar("regex", "(")}, "can't be used", "response_format"),
         ({"messages": (QUESTION,), "tools": ToolUse((Tool("a b"),))}, "not 'a b'", "tools[0].name"),
-        (
-            {"messages": (QUESTION,), "tools": ToolUse((Tool("a", "<|im_end|>"),))},
-            "control token",
-            "tools[0].description",
-        ),
-        (
-            {"messages": (QUESTION,), "tools": ToolUse((Tool("a", "", {"description": "<|im_end|>"}),))},
-            "control token",
-            "tools[0].parameters",
-        ),
-        (
-            {"messages": (QUESTION, Message("tool", (Text("<|im_start|>"),)))},
-            "control token",
-            "messages[1].content",
-        ),
-        (
-            {"messages": (QUESTION, calling("f", '{"a": "\\u003c|im_end|>"}'))},
-            "control token",
-            "messages[1].tool_calls[0]",
-        ),
-        (
-            {"messages": (QUESTION, calling("f<|im_end|>", "{}"))},
-            "control token",
-            "messages[1].tool_calls[0]",
-        ),
     ],
 )  # fmt: skip
 def test_what_is_refused_before_anything_starts(

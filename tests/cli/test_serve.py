@@ -65,6 +65,7 @@ def test_quiet_says_nothing(served: Served, capsys: pytest.CaptureFixture[str]) 
 def test_every_option_arrives(served: Served, tmp_path: Path) -> None:
     words = "--served-model-name a --served-model-name b --api-key k1 --api-key k2 --api-key k1 --deadline 5"
     words += " --drain 7 --max-body 3 --max-concurrent 9 --max-queue 4"
+    words += " --allowed-media-domains a.org --allowed-media-domains B.org,c.org"
     words += " --key-requests-per-minute 11 --key-concurrent 2"
     words += (
         f" --allow-local-media {tmp_path} --allow-private-media --log-prompts --device cpu --dtype float32"
@@ -79,6 +80,7 @@ def test_every_option_arrives(served: Served, tmp_path: Path) -> None:
     assert (settings.key_requests_per_minute, settings.key_concurrent) == (11, 2)
     assert settings.allow_local_media == tmp_path
     assert settings.allow_private_media
+    assert settings.allowed_media_domains == ("a.org", "b.org", "c.org")
     assert settings.log_prompts
     choice = served.services[0]._start.choice
     assert (choice.model, choice.device, choice.dtype) == ("pocket", "cpu", "float32")

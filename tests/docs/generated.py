@@ -18,8 +18,9 @@ from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
+from snugvl.inputs.large_grammars import AT_ONCE_BYTES
 from snugvl.inputs.prompt import COUNTED_CONTEXTS
-from snugvl.inputs.trials import CPU_S
+from snugvl.inputs.trials import CPU_S, GRAMMAR_BYTES
 from snugvl.server import access, app, body, connection, errors, receiving, wishes
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Body, Strict
@@ -29,13 +30,13 @@ from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
 from snugvl.server.openai import constraints as asked
-from snugvl.server.openai import media
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHARACTERS as MAX_PROMPT_CHARACTERS
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
+from snugvl.server.together import MAX_MEDIA
 from snugvl.server.vision import requests as vision
 from tests.docs import clients
 from tests.server.fake import FakeService
@@ -225,8 +226,8 @@ def limit_rows() -> list[Limit]:
         ),
         Limit("values in the arguments of a call", f"{MAX_ARGUMENTS:,}"),
         Limit("fields of an object; characters of a name", f"{MAX_FIELDS}; {MAX_NAME:,}"),
-        Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
-        Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
+        Limit("parts, calls and pictures of all messages together", f"{MAX_ALL_PARTS:,}"),
+        Limit("pictures and videos of a conversation", str(MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
         Limit("files of an upload", str(body.MAX_FORM_FILES)),
         Limit("tools", str(asked.MAX_TOOLS)),
@@ -274,6 +275,10 @@ def schema_rows() -> list[Limit]:
         Limit("characters of one literal (`const`, `enum`, a name)", f"{constraints.MAX_LITERAL:,}"),
         Limit("choices (`n`) × characters of the longest literal", f"{MAX_CHOICES_LITERAL:,}"),
         Limit("seconds of processor time to compile it", f"{CPU_S:g}"),
+        Limit(
+            "MiB of memory to compile it; of large ones in use together",
+            f"{GRAMMAR_BYTES // MIB}; {AT_ONCE_BYTES // MIB}",
+        ),
         Limit("characters, of all tools together too", f"{MAX_CHARACTERS['json_schema']:,}"),
     ]
 

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,15 +16,17 @@ from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.engine.sampling.sampler import unpacked
-from snugvl.errors import RequestError
-from snugvl.inputs import grammar
+from snugvl.errors import QueueFull, RequestError
+from snugvl.inputs import grammar, large_grammars
 from snugvl.inputs.constraints import grammar_text
 from snugvl.inputs.grammar import KEPT, SLICES, GrammarCompiler, _State
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from tests.inputs.conftest import PLAIN_ADDED, small_tokenizer
+from tests.inputs.test_trials import numbers
 from tests.masks import allowed_by
+from tests.patience import PATIENCE_S
 
 VOCAB = 512
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -628,3 +631,30 @@ def test_classes_of_tokens_change_no_mask(backend: Backend, longest: int) -> Non
         assert ours.consume_token(token)
         assert plain.consume_token(token)
     assert ours.compute_bitmask() == plain.compute_bitmask()
+
+
+def test_a_large_grammar_is_shared_and_let_go_after_use(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = threading.Event()
+    monkeypatch.setattr(large_grammars, "give_back_heap", given_back.set)
+    monkeypatch.setattr(large_grammars, "AT_ONCE_BYTES", 24 << 20)
+    monkeypatch.setattr(grammar, "AGAIN_S", 60.0)  # however long this machine takes, each may have its own
+    monkeypatch.setattr(grammar, "GRAMMAR_BYTES", 24 << 20)
+    compiler = compiler_of(backend)
+    asked, other = (Grammar("json_schema", json.dumps(numbers(count))) for count in (1000, 999))
+    answers = compiler.compile(asked, choices=4)
+    assert compiler._large.bytes > 8 << 20
+    assert not compiler._kept
+    again = compiler.compile(asked, choices=4)
+    assert again.owner is answers.owner  # type: ignore[attr-defined]
+    assert len(answers.owner._matchers) == 1, "all choices share it"  # type: ignore[attr-defined]
+    with pytest.raises(QueueFull, match=r"requests take \d+ MiB, and this one \d+; at most"):
+        compiler.compile(other)
+    state = again.start()
+    del answers, again
+    assert compiler._large.bytes, "its choice goes on"
+    del state
+    assert not compiler._large.bytes
+    assert given_back.wait(PATIENCE_S)
+    assert compiler.compile(other).start().error is None

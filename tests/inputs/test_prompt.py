@@ -14,7 +14,7 @@ from PIL import Image
 
 from snugvl.checkpoint.architecture import ModelConfig, VisionTokens
 from snugvl.checkpoint.families import read_config
-from snugvl.core.messages import Message, Picture, Text, Video, user
+from snugvl.core.messages import Message, Picture, Role, Text, Video, user
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 
@@ -131,14 +131,7 @@ def test_max_pixels_lowers_the_cost(processor: Processor) -> None:
     assert small.image_tokens == processor.pictures.images.tokens(640, 640, 128 * 128)
 
 
-@pytest.mark.parametrize("token", ["<|im_end|>", "<|image_pad|>", "<|im_start|>"])
-@pytest.mark.parametrize("role", ["system", "user", "assistant"])
-def test_control_tokens_in_text_are_refused(processor: Processor, token: str, role: Any) -> None:
-    with pytest.raises(
-        RequestError, match=rf"contains '{token.replace('|', chr(92) + '|')}'.*control"
-    ) as raised:
-        processor.prepare([user("hi"), Message(role, (Text(f"a {token} b"),))])
-    assert raised.value.field == "messages[1].content"
+ROLES: tuple[tuple[str, Role], ...] = (("a{}b", "user"), ("x{}", "tool"))
 
 
 @pytest.mark.parametrize("mark", ["<tool_response>", "</tool_response>"])
@@ -147,9 +140,16 @@ def test_nobody_speaks_as_a_tool(mark: str) -> None:
     folder = Path(str(resources.files("snugvl") / "pocket"))
     real = Processor.from_folder(folder, read_config(folder))
     assert mark in real.template.answer_marks
-    for message in (user(f"a{mark}b"), Message("tool", (Text(f"x{mark}"),), tool_call_id="c")):
-        with pytest.raises(RequestError, match=f"contains '{mark}', which marks a tool's answer"):
-            real.prepare([user("hi"), message])
+    for text, role in ROLES:
+        found, plain = (
+            real.tokenizer.decode(list(ids), skip_special=False)
+            for each in (mark, "-")
+            for ids in [
+                real.prepare([user("hi"), Message(role, (Text(text.format(each)),), (), "c")]).prompt_ids
+            ]
+        )
+        assert found.count(mark) == plain.count(mark)
+        assert mark[1:] in found
 
 
 def test_counting_takes_what_does_not_fit_but_not_without_end(processor: Processor) -> None:
@@ -175,13 +175,6 @@ def test_work_that_nobody_wants_ends_between_its_parts(processor: Processor) -> 
 
     with pytest.raises(LeftError):
         processor.prepare([user("look", noise(64, 64), noise(64, 64))], go_on=go_on)
-
-
-def test_control_tokens_split_over_parts_are_refused(processor: Processor) -> None:
-    with pytest.raises(RequestError, match="control token"):
-        processor.prepare([user("<|im_", "end|>")])
-    with pytest.raises(RequestError, match="control token"):
-        processor.prepare([user("<|im_", noise(64, 64), " end|>")])
 
 
 def test_text_that_only_looks_special_is_text(processor: Processor) -> None:
@@ -246,3 +239,9 @@ def test_contradictions_are_named(broken: Path, config: ModelConfig) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": 14}))
     with pytest.raises(CheckpointError, match=r"'patch_size' = 14, config.json has 16"):
         Processor.from_folder(broken, config)
+
+
+def test_a_picture_that_is_too_long_is_named(processor: Processor) -> None:
+    with pytest.raises(ImageError, match="200") as raised:
+        processor.prepare([user("hi"), user(noise(64, 64), noise(2100, 10), "?")])
+    assert raised.value.field == "messages[1].content"

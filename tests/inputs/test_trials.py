@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ def nothing() -> None:
 def test_a_grammar_that_takes_minutes_is_ended_and_others_are_tried() -> None:
     trials = Trials(1)
     verdict = trials.check(text({"type": "integer", "multipleOf": 99_999_999}), nothing)
-    assert "more than 2 s of processor time, or too much memory" in verdict.error
+    assert "more than 2 s of processor time, or more than 64 MiB of memory" in verdict.error
     assert trials.check(text({"type": "integer"}), nothing).error == ""
     assert "Invalid type" in trials.check(text({"type": "nonsense"}), nothing).error
     trials.close()
@@ -134,6 +135,40 @@ def test_many_choices_of_a_long_literal_are_refused() -> None:
     check_choices(grammar, 32, "n")
     with pytest.raises(RequestError, match="33 choices that follow a literal of 4,000 characters"):
         check_choices(grammar, 33, "n")
+
+
+def numbers(count: int, digits: int = 2) -> object:
+    """An array of numbers, each with bounds of its own; a thousand of them are a grammar of 20 MiB."""
+    scale = 10.0**digits
+    bounds = [{"minimum": -scale * 1.23 * (i + 1), "maximum": scale * 1.12 * (i + 1)} for i in range(count)]
+    return {"type": "array", "prefixItems": [{"type": "number", **each} for each in bounds], "items": False}
+
+
+def test_what_a_grammar_takes_is_measured_whatever_was_tried_before() -> None:
+    trials = Trials(1)
+    found = [trials.check(text(numbers(count)), nothing).bytes for count in (1000, 999, 998)]
+    small = trials.check(text({"type": "integer"}), nothing).bytes
+    trials.close()
+    assert min(found) > 8 << 20
+    assert small < 2 << 20
+
+
+def test_a_grammar_that_takes_too_much_memory_is_refused_with_the_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "small_trial.py").write_text(
+        "import sys, signal\n"
+        "from snugvl.inputs import trial, trials\n"
+        "make = trial.LLTokenizer(trial.TokenizerWrapper(trial._Bytes()))\n"
+        "trials.bound()\n"
+        "trials.serve(lambda question: trial.attempt(make, question), 4 << 20)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    trials = Trials(1, worker="small_trial")
+    assert trials.check(text({"type": "integer"}), nothing).error == ""
+    assert "more than 64 MiB of memory" in trials.check(text(numbers(1000)), nothing).error
+    assert trials.check(text({"type": "integer"}), nothing).error == ""
+    trials.close()
 
 
 def _pids(trials: Trials) -> list[int]:

@@ -58,9 +58,28 @@ def test_a_form_and_tools_are_one_grammar(http: httpx.Client, scripted: Scripted
     assert "didn't enforce not of tools[0]" in answer.headers["snugvl-warning"]
 
 
-def test_a_regular_expression_beside_tools_is_refused(http: httpx.Client) -> None:
-    body = {"messages": [HI], "tools": TOOLS, "guided_regex": "a+"}
-    assert http.post("/v1/chat/completions", json=body).json()["error"]["param"] == "guided_json"
+GUIDED = {"guided_regex": "a+", "guided_choice": ["a", "b"], "guided_grammar": 'start: "a"'}
+
+
+@pytest.mark.parametrize("field", GUIDED)
+def test_a_form_that_is_no_json_beside_tools_is_refused_by_its_name(http: httpx.Client, field: str) -> None:
+    body = {"messages": [HI], "tools": TOOLS, field: GUIDED[field]}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert (error["param"], error["message"].split()[0]) == (field, field)
+
+
+@pytest.mark.parametrize("other", ["guided_json", "structured_outputs", "response_format", "guided_choice"])
+def test_two_forms_are_named(http: httpx.Client, other: str) -> None:
+    form = {
+        "guided_json": {"type": "object"},
+        "structured_outputs": {"regex": "a"},
+        "response_format": {"type": "json_object"},
+        "guided_choice": ["a"],
+    }
+    body = {"messages": [HI], "guided_regex": "a+", other: form[other]}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["param"] == "guided_regex"
+    assert f"{other} and guided_regex ask for several" in error["message"]
 
 
 @pytest.mark.parametrize(

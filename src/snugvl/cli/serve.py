@@ -61,6 +61,7 @@ def serve(
     max_body: serve_options.MaxBody = 64,
     allow_local_media: serve_options.AllowLocalMedia = None,
     allow_private_media: serve_options.AllowPrivateMedia = False,
+    allowed_media_domains: serve_options.AllowedMediaDomains = None,
     log_level: serve_options.LogLevel = "info",
     log_prompts: serve_options.LogPrompts = False,
     key_requests_per_minute: serve_options.KeyRequestsPerMinute = None,
@@ -82,7 +83,7 @@ def serve(
         max_body_bytes=max_body * MIB, max_concurrent=max_concurrent, deadline_s=deadline or None,
         key_requests_per_minute=key_requests_per_minute, key_concurrent=key_concurrent,
         allow_local_media=_folder(allow_local_media), allow_private_media=allow_private_media,
-        allow_origins=_origins(allow_origin or []),
+        allow_origins=_origins(allow_origin or []), allowed_media_domains=_domains(allowed_media_domains),
     )  # fmt: skip
     asked = replace(load, model=model or "")
     child = ChildOptions(
@@ -176,6 +177,23 @@ def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> t
             "or say --no-auth if everybody who reaches it may use it"
         )
     return keys.checked(found)
+
+
+def _domains(given: list[str] | None) -> tuple[str, ...] | None:
+    """Hosts as URLs have them; none of them for "none".
+
+    Raises:
+        typer.BadParameter: one is no name of a host.
+    """
+    if not given:
+        return None
+    hosts = [host.strip().lower().removeprefix(".") for words in given for host in words.split(",")]
+    for host in hosts:
+        if not host.isascii() or not host.replace(".", "").replace("-", "").isalnum():
+            raise typer.BadParameter(
+                f"--allowed-media-domains {host!r} is no host; give a name such as example.org"
+            )
+    return tuple(host for host in hosts if host != "none")
 
 
 def _origins(given: list[str]) -> tuple[str, ...]:

@@ -67,6 +67,12 @@ AllowLocalMedia = Annotated[
 AllowPrivateMedia = Annotated[
     bool, typer.Option("--allow-private-media", help="Let picture URLs point to private addresses.")
 ]
+AllowedMediaDomains = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-media-domains", metavar="HOST", help="Fetch pictures from these alone; 'none' from nobody."
+    ),
+]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     typer.Option("--log-level", help="debug shows polls of /health, /memory and /metrics, too."),

@@ -11,7 +11,7 @@ MAX_STOP_CHARACTERS = 1024  # of all of them
 MAX_SCORES = 131_072  # log-probabilities of a prompt's tokens and their alternatives in one answer
 _RANGES = {  # lowest, highest, and whether the lowest itself is allowed
     "temperature": (0.0, 2.0, True),
-    "top_p": (0.0, 1.0, False),
+    "top_p": (0.0, 1.0, True),
     "min_p": (0.0, 1.0, True),
     "repetition_penalty": (0.0, 10.0, False),
     "presence_penalty": (-2.0, 2.0, True),
@@ -37,6 +37,7 @@ class SamplingParams:
     Attributes:
         max_tokens: new tokens at most, or None for what the context leaves.
         temperature: 0 is greedy.
+        top_p: 0 is greedy, too: `temperature` becomes 0 then, as not every engine takes it.
         top_k: 0 is off.
         seed: same seed and same request, same tokens; None draws one.
         logprobs: number of alternatives to report with each token; 0 reports the token's own only.
@@ -78,6 +79,9 @@ class SamplingParams:
                 _check_range(item.name, value)
             elif item.name in _COUNTS and value is not None:
                 _check_count(item.name, value)
+        if self.top_p == 0:
+            object.__setattr__(self, "temperature", 0.0)
+            object.__setattr__(self, "top_p", 1.0)
         for token, bias in self.logit_bias.items():
             if not isinstance(token, int) or not _number(bias) or not -100 <= bias <= 100:
                 raise RequestError(

@@ -29,10 +29,11 @@ from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.digits import MOST, Digits
+from snugvl.inputs.large_grammars import LargeGrammars
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
 from snugvl.inputs.trial import limits
-from snugvl.inputs.trials import Trials
+from snugvl.inputs.trials import GRAMMAR_BYTES, Trials
 
 FIELD: Final = "response_format"  # that has a grammar
 KEPT: Final = 16  # compiled grammars
@@ -61,6 +62,7 @@ class GrammarCompiler:
         self._lock = Lock()
         self._trials = Trials()
         self._kept: OrderedDict[Kept, _Compiled] = OrderedDict()
+        self._large: LargeGrammars[_Compiled] = LargeGrammars()
 
     def compile(self, grammar: Grammar, *, choices: int = 1, go_on: GoOn = going_on) -> TokenGrammar:
         """A grammar that constrains the whole answer.
@@ -130,13 +132,23 @@ class GrammarCompiler:
                 for old in [*self._kept.values()][:-IN_USE]:
                     old.forget()
                 return self._kept[key]
+        if (large := self._large.find(key)) is not None:
+            return large
         text = make()
         verdict = self._trials.check(text, go_on)
         if verdict.error:
             raise refused(verdict.error, key[0], field)
-        tokenizer, most = self._tokenizer, KEPT_BYTES // max(verdict.bytes, 1)
+        tokenizer = self._tokenizer
         digits = self._digits if key[0] in ("json_schema", "tools") else None
-        compiled = _Compiled(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits()), most, digits)
+
+        def matcher() -> LLMatcher:
+            return LLMatcher(tokenizer, text, log_level=0, limits=limits())
+
+        def made() -> _Compiled:
+            return _Compiled(matcher, verdict.bytes, digits)
+
+        too_large = verdict.bytes > KEPT_BYTES
+        compiled = self._large.made(key, verdict.bytes, made) if too_large else made()
         if compiled.error is not None:
             raise refused(compiled.error, key[0], field)
         if verdict.bytes <= KEPT_BYTES:
@@ -167,15 +179,16 @@ class _Compiled:
         digits: ends numbers that go on and on; None where its digits are none of JSON's.
     """
 
-    def __init__(self, make: Callable[[], LLMatcher], most: int, digits: Digits | None = None) -> None:
-        """`most`: matchers that are kept while nobody uses them."""
+    def __init__(self, make: Callable[[], LLMatcher], size: int, digits: Digits | None = None) -> None:
+        """`size`: bytes that a matcher takes; all of them take `GRAMMAR_BYTES` at most."""
         self.digits = digits
         begun = time.thread_time()
         matcher = make()
         self.make = make
         self.first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
         self.error = matcher.get_error() if matcher.is_error() else None
-        self._most = min(max(most, 1), MOST_THREADS)
+        self._most = min(max(KEPT_BYTES // max(size, 1), 1), MOST_THREADS)
+        self._limit = min(max(GRAMMAR_BYTES // max(size, 1), 1), MOST_THREADS)
         self._own = int(AGAIN_S / max(time.thread_time() - begun, AGAIN_S / MOST_THREADS))
         self.openings = Openings()
         self._lock = Lock()
@@ -189,13 +202,13 @@ class _Compiled:
 
     def lend(self, choices: int) -> "_Lent":
         """Matchers for one request: one for each choice, if they are made quickly, no more than threads."""
-        return _Lent(self, [self._one() for _ in range(min(choices, max(self._own, 1), MOST_THREADS))])
+        return _Lent(self, [self._one() for _ in range(min(choices, max(self._own, 1), self._limit))])
 
     def _one(self) -> "_Shared":
         self._settle()
         with self._lock:
             found = min(self._matchers, key=lambda each: each.users, default=None)
-            if found is not None and (not found.users or len(self._matchers) >= MOST_THREADS):
+            if found is not None and (not found.users or len(self._matchers) >= self._limit):
                 found.users += 1
                 return found
         made = _Shared(self.make(), 1)

@@ -22,8 +22,9 @@ from typing import Any
 from snugvl.checkpoint.architecture import ModelConfig, VisionConfig
 from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, Video, characters, going_on
 from snugvl.engine.request import VisionItem
-from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
+from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
+from snugvl.inputs.defusing import defused
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.settings import PixelSettings
@@ -293,11 +294,14 @@ class Processor:
         parts, pictures = _pictures(messages), self.pictures
         if pictures is None and parts:
             raise RequestError("this model reads text alone; it takes no pictures", field="messages")
+        messages, tools = defused(
+            messages, tools, lambda text: self.tokenizer.break_up(text, self.template.answer_marks)
+        )
         for field, text in (*texts(messages, tools), *template_texts(template or {})):
             self.tokenizer.refuse_control_tokens(text, field=field)
             refuse_answer_marks(text, self.template.answer_marks, field)
             go_on()
-        runs = [] if pictures is None else [run for part in parts for run in pictures.runs(part)]
+        runs = [] if pictures is None else [*_runs(pictures, messages)]
         rendered = self.template.render(
             messages, tools=[tool_json(tool) for tool in tools] or None, extra=template
         )
@@ -363,6 +367,18 @@ def check_ids(ids: Sequence[int], vocab_size: int, placeholders: Collection[int]
                 f"token id {token} stands for a picture, which a bare prompt can't have; send messages",
                 field="prompt",
             )
+
+
+def _runs(pictures: PictureInputs, messages: Sequence[Message]) -> Iterator[int]:
+    """Runs of placeholders of a conversation's pictures and videos, in order; errors say which message's."""
+    for index, message in enumerate(messages):
+        for part in message.content:
+            if not isinstance(part, Text):
+                try:
+                    yield from pictures.runs(part)
+                except ImageError as error:
+                    error.field = error.field or f"messages[{index}].content"
+                    raise
 
 
 def _pictures(messages: Sequence[Message]) -> list[Picture | Video]:

@@ -18,6 +18,7 @@ import tokenizers
 
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
+from snugvl.inputs.defusing import JOINER, broken_up, joints_of, pattern_of
 from snugvl.inputs.spelling import ByteLevel, Spelling, spelling_of
 
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
@@ -63,6 +64,8 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         contents = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, contents)) or "(?!)")
+        self._marks = lru_cache(4)(lambda also: pattern_of((*contents, *also)))
+        self._joints = joints_of(token.content for token in added.values())
         # Some control tokens swallow the white space beside them: then it may cost nothing.
         self._swallows = any(token.lstrip or token.rstrip for token in added.values())
 
@@ -102,6 +105,12 @@ class Tokenizer:
         `framed`: with what the tokenizer puts around a whole text, such as "<s>". Chat templates write that
         themselves.
         """
+        if JOINER in text and not framed and isinstance(self._spelling, ByteLevel):
+            # Each piece is a text of its own: no control token begins in one and ends in the next.
+            return [token for piece in self._joints.split(text) for token in self._encode(piece, framed)]
+        return self._encode(text, framed)
+
+    def _encode(self, text: str, framed: bool) -> list[int]:
         try:
             if len(text) <= SHORT_TEXT:
                 return self._backend.encode(text, add_special_tokens=framed).ids
@@ -224,10 +233,20 @@ class Tokenizer:
         whole = self._backend.to_str()
         return whole if decoder is None else json.dumps(json.loads(whole) | {"decoder": decoder})
 
+    def break_up(self, text: str, also: tuple[str, ...] = ()) -> str:
+        """The text with a joiner within each control token that it spells, and within each of `also`."""
+        marks = self._marks(also)
+        text = broken_up(text, marks)
+        if self._backend.normalizer is not None:
+            normal = self._backend.normalizer.normalize_str(text)
+            text = broken_up(normal, marks) if marks.search(normal) else text
+        return text
+
     def refuse_control_tokens(self, text: str, *, field: str | None = None) -> None:
         """Raise RequestError if `text` would become a control token of the model.
 
-        Anyone who could write one could end their turn and speak as the system.
+        Anyone who could write one could end their turn and speak as the system. In a conversation they are
+        broken up before (`defusing.py`); what is left are those of one character, and bare prompts.
         """
         try:
             text.encode()

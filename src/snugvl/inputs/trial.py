@@ -2,10 +2,10 @@
 
 A grammar of some hundred bytes can keep its compiler busy for minutes (a `multipleOf` of eight digits has a
 hundred million remainders), and nothing ends a thread. Here the system ends the process: each try may take
-`CPU_S` of processor time, however busy the machine is, and `MEMORY_BYTES` of memory. What takes long depends
+`CPU_S` of processor time, however busy the machine is, and `GRAMMAR_BYTES` of memory. What takes long depends
 on the grammar alone, so a vocabulary of 256 bytes will do, and no model is needed.
 
-    4 bytes length, a grammar of llguidance ─► 4 bytes length, {"error": …, "grown_bytes": …}
+    4 bytes length, a grammar of llguidance ─► 4 bytes length, {"error": …, "held_bytes": …, "grown_bytes": …}
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from snugvl.inputs.trials import bound, serve
+from snugvl.inputs.trials import GRAMMAR_BYTES, bound, serve
 
 MARKERS: Final = 16  # tokens that a grammar may name by their numbers
 _NUMBERED: Final = re.compile(r"<\[(\d+)\]>")
@@ -41,17 +41,17 @@ class _Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def attempt(tokenizer: LLTokenizer, grammar: str) -> str:
-    """What is wrong with a grammar, or nothing; compiles it and asks for its first token."""
+def attempt(tokenizer: LLTokenizer, grammar: str) -> tuple[str, LLMatcher]:
+    """Compile a grammar and ask for its first token: what is wrong with it, or nothing, and its matcher."""
     numbers = {number: i % MARKERS for i, number in enumerate(dict.fromkeys(_NUMBERED.findall(grammar)))}
     grammar = _NUMBERED.sub(lambda found: f"<[{257 + numbers[found[1]]}]>", grammar)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         matcher.compute_bitmask()  # finds what allows nothing
-    return matcher.get_error() if matcher.is_error() else ""
+    return matcher.get_error() if matcher.is_error() else "", matcher
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for whoever asks
     bound()
-    serve(partial(attempt, LLTokenizer(TokenizerWrapper(_Bytes()))))
+    serve(partial(attempt, LLTokenizer(TokenizerWrapper(_Bytes()))), GRAMMAR_BYTES)

@@ -14,19 +14,22 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from struct import Struct
 from threading import BoundedSemaphore, Lock
 from typing import IO, Any, Final
 
+from snugvl.core.heap import give_back_heap
 from snugvl.errors import EngineError
 
 CPU_S: Final = 2.0  # of processor time; real schemas take some milliseconds
-MEMORY_BYTES: Final = 1 << 30  # of address space, of which half is there before the first grammar
+MEMORY_BYTES: Final = 1 << 30  # of address space, of which half is there before the first question
+GRAMMAR_BYTES: Final = 64 << 20  # that compiling one grammar may take; large schemas of real APIs take ten
 LENGTH: Final = Struct("!I")
 PROCESSES: Final = 2
 OVERRUN: Final = (
-    f"compiling it takes more than {CPU_S:g} s of processor time, or too much memory; make numbers, counts "
-    "and alternatives smaller"
+    f"compiling it takes more than {CPU_S:g} s of processor time, or more than {GRAMMAR_BYTES >> 20} MiB of "
+    "memory; make numbers, counts and alternatives smaller, or fewer"
 )
 LOOK_S: Final = 0.05  # between two looks whether anybody still waits
 GROWN_BYTES: Final = 128 << 20  # a process that has become so much larger is not used again
@@ -35,7 +38,7 @@ _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBR
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a trial said. `error`: what is wrong with what was asked, or nothing; `bytes`: memory it took."""
+    """What a trial said. `error`: what is wrong with what was asked, or nothing; `bytes`: memory it holds."""
 
     error: str
     bytes: int = 0
@@ -142,8 +145,8 @@ class _Process:
         if body is None:
             return None
         answer: dict[str, Any] = json.loads(body)
-        self.grown_bytes += answer["grown_bytes"]
-        return Verdict(answer["error"], answer["grown_bytes"])
+        self.grown_bytes = answer["grown_bytes"]
+        return Verdict(answer["error"], answer["held_bytes"])
 
     def end(self) -> None:
         """Kill it."""
@@ -186,17 +189,35 @@ def bound() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def serve(verdict: Callable[[str], str]) -> None:
-    """Answer until nobody asks any more, then end. `verdict`: what is wrong with a question, or nothing."""
+def serve(verdict: Callable[[str], tuple[str, object]], most_bytes: int | None = None) -> None:
+    """Answer until nobody asks any more, then end.
+
+    Args:
+        verdict: what is wrong with a question, or nothing, and what it has made, whose memory is measured.
+        most_bytes: that the work on one question may take; what asks for more ends the process.
+    """
     asked, told = sys.stdin.buffer, sys.stdout.buffer
+    first = None
     while len(head := asked.read(LENGTH.size)) == LENGTH.size:
         question = asked.read(LENGTH.unpack(head)[0]).decode()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        give_back_heap()  # or what a question before it has left would hide what this one takes
+        size, before = _memory()
+        first = before if first is None else first
+        if most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (min(size + most_bytes, MEMORY_BYTES), MEMORY_BYTES))
         signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process
-        error = verdict(question)
+        error, made = verdict(question)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        answer = json.dumps({"error": error, "grown_bytes": grown * 1024}).encode()
+        after = _memory()[1]
+        del made
+        memory = {"held_bytes": max(after - before, 0), "grown_bytes": after - first}
+        answer = json.dumps({"error": error, **memory}).encode()
         told.write(LENGTH.pack(len(answer)) + answer)
         told.flush()
     os._exit(0)  # at once: whoever asked is gone
+
+
+def _memory() -> tuple[int, int]:
+    """Address space and resident memory of this process, in bytes."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()

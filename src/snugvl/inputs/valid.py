@@ -82,4 +82,4 @@ def _problems(validator: Any, value: Any) -> Iterator[str]:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for whoever asks
     bound()
-    serve(broken)
+    serve(lambda question: (broken(question), None))

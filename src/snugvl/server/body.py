@@ -126,7 +126,7 @@ def parse_json(data: bytes) -> object:
     if len(data) > MAX_VALUES and count_values(data) > MAX_VALUES:
         raise _wrong(f"the body holds more than {MAX_VALUES:,} values")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # some Windows programs write a byte-order mark first
     except UnicodeDecodeError as error:
         raise _wrong(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     try:

@@ -16,7 +16,7 @@ keys, not too deep.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -83,17 +83,24 @@ def _check_names(values: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
+_PARTS: Final = ("content", "output", "tool_calls", "images")  # of a message; a tool's result has parts, too
+
+
 def _check_parts(values: dict[str, Any]) -> None:
     """Of a conversation in all, before an object is made of each."""
     for messages in (values.get("messages"), values.get("input")):
-        if isinstance(messages, list):
-            contents = [message.get("content") for message in messages if isinstance(message, dict)]
-            count = sum(len(content) for content in contents if isinstance(content, list))
-            if count > MAX_ALL_PARTS:
-                raise PydanticCustomError(
-                    "too_many_parts", "the messages have {given} parts in all; at most {count}",
-                    {"given": count, "count": MAX_ALL_PARTS},
-                )  # fmt: skip
+        count = _parts_in(messages) if isinstance(messages, list) else 0
+        if count > MAX_ALL_PARTS:
+            raise PydanticCustomError(
+                "too_many_parts", "the messages have {given} parts in all; at most {count}",
+                {"given": count, "count": MAX_ALL_PARTS},
+            )  # fmt: skip
+
+
+def _parts_in(items: list[Any]) -> int:
+    """Parts, calls and pictures of messages and of what is within them; a body is 100 levels deep at most."""
+    lists = [item[key] for item in items if isinstance(item, dict) for key in _PARTS if key in item]
+    return sum(len(each) + _parts_in(each) for each in lists if isinstance(each, list))
 
 
 def _stop_at_first(schema: Any) -> None:

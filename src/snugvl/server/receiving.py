@@ -7,6 +7,7 @@ of a client that left frees its KV cache at once, streaming or not.
 
 import asyncio
 import time
+import zlib
 from email.message import Message as MimeHeader
 from typing import Any
 
@@ -22,6 +23,7 @@ from snugvl.server.settings import ServerSettings
 
 BODIES = 2  # bodies of the largest size whose bytes may be there at once
 SMALL_BYTES = 1 << 20
+_GZIP = 16 + zlib.MAX_WBITS  # a header and a checksum of gzip, as zlib is told
 LEAST_BYTES_PER_S = 16 * 1024  # what a client must send on average, after the first `read_timeout_s`
 
 
@@ -106,6 +108,12 @@ class RequestBody:
         self._complete = asyncio.Event()
         self._gone = asyncio.Event()
         headers = Headers(scope=scope)
+        self._coding = headers.get("content-encoding", "identity").strip().lower() or "identity"
+        if self._coding not in (("identity", "gzip") if _is_json(scope) else ("identity",)):
+            raise HTTPException(
+                415,
+                f"Content-Encoding: {self._coding[:40]} isn't read here; send plain JSON, or gzip",
+            )
         self._length = int(headers.get("content-length", "0"))  # the parser has let only digits through
         if self._length > settings.max_body_bytes:
             raise self._too_large(self._length)
@@ -138,9 +146,38 @@ class RequestBody:
             self._pieces.append(message.get("body", b""))
         whole = b"".join(self._pieces)
         self._pieces.clear()
+        if self._coding == "gzip":
+            whole = await self._unpacked(whole)
         if whole:
             await reader.read(whole, self._scope)
         self._whole = whole[:1]  # something, so that there is a body; its value is all that anybody asks for
+
+    async def _unpacked(self, packed: bytes) -> bytes:
+        """What was sent with `Content-Encoding: gzip`. Every piece counts as if it had come so.
+
+        Raises:
+            HTTPException: it isn't gzip, or breaks off.
+            BodyTooLarge, QueueFull: as for bodies that come as they are.
+        """
+        pieces, unpacker = list[bytes](), zlib.decompressobj(_GZIP)
+        broken = HTTPException(400, "the body's Content-Encoding says gzip, but it isn't, or breaks off")
+        while not unpacker.eof:
+            try:
+                piece = await asyncio.to_thread(unpacker.decompress, packed, SMALL_BYTES)
+            except zlib.error:
+                raise broken from None
+            packed = unpacker.unconsumed_tail
+            if not piece and not packed and not unpacker.eof:
+                raise broken
+            pieces.append(piece)
+            self._count += len(piece)
+            self._budget.add(len(piece), self._count)
+            self._held += len(piece)
+            if self._count > self._settings.max_body_bytes:
+                raise self._too_large(self._count)
+        if unpacker.unused_data:
+            raise broken
+        return b"".join(pieces)
 
     async def receive(self) -> Message:
         """The next piece; after the last one it waits until the client leaves."""

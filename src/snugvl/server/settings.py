@@ -40,6 +40,7 @@ class ServerSettings:
         key_concurrent: requests at once per API key; None for no limit.
         allow_local_media: folder from which `file:` URLs may be read; None for none.
         allow_private_media: whether picture URLs may point to private addresses.
+        allowed_media_domains: hosts, with all below them, that picture URLs may name; None for any.
         log_prompts: whether prompts and answers may be logged.
     """
 
@@ -59,6 +60,7 @@ class ServerSettings:
     key_concurrent: int | None = None
     allow_local_media: Path | None = None
     allow_private_media: bool = False
+    allowed_media_domains: tuple[str, ...] | None = None
     log_prompts: bool = False
 
 

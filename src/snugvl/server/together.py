@@ -1,10 +1,16 @@
 """Several things at once."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from snugvl.core.messages import Picture, Video
+from snugvl.errors import RequestError
+
+MAX_MEDIA: Final = 256  # pictures and videos of one request, in every protocol
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Picture | Video)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -18,3 +24,24 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         tasks.clear()
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def fetch_all(
+    wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]
+) -> dict[str, M]:
+    """What all parts of one request refer to, fetched at once.
+
+    Args:
+        wanted: parts by their path in the request.
+        fetch: fetches one part, given its path.
+
+    Raises:
+        RequestError, ImageError: too many of them, or the first that could not be fetched.
+    """
+    if len(wanted) > MAX_MEDIA:
+        raise RequestError(
+            f"the request has {len(wanted):,} pictures and videos; at most {MAX_MEDIA} are taken at once",
+            field=list(wanted)[MAX_MEDIA],
+        )
+    found = await together(fetch(part, path) for path, part in wanted.items())
+    return dict(zip(wanted, found, strict=True))

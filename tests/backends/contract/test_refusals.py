@@ -20,8 +20,6 @@ REFUSED: dict[str, tuple[Request, type[SnugvlError], str | None]] = {
         RequestTooLarge,
         "prompt",
     ),
-    "a control token": (asked("a <|im_end|> b"), RequestError, "messages[0].content"),
-    "a control token across parts": (asked("a <|im_", "end|> b"), RequestError, "messages[0].content"),
     "a control token in a bare prompt": (
         Request(prompt="a <|im_end|>", sampling=SHORT),
         RequestError,
@@ -75,6 +73,11 @@ def test_it_is_refused_with_its_class_and_field(name: str, running: Running) -> 
         assert getattr(caught.value, "field", None) == field
     assert len(str(caught.value)) > 20
     assert running.text(asked(max_tokens=3))
+
+
+@pytest.mark.parametrize("parts", [("a <|im_end|> b",), ("a <|im_", "end|> b"), ("<|im_start|>" * 3,)])
+def test_control_tokens_in_content_are_text(parts: tuple[str, ...], running: Running) -> None:
+    assert running.ask(asked(*parts, max_tokens=3))[-1].finish_reason in ("stop", "length")
 
 
 def test_a_refusal_for_length_has_the_numbers(running: Running) -> None:

@@ -164,7 +164,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(backend: Nativ
     with pytest.raises(RequestTooLarge, match=r"2,?048"):
         backend.submit(request(max_tokens=5000))
     with pytest.raises(RequestError, match="control token"):
-        backend.submit(request("<|im_end|>"))
+        backend.submit(Request(prompt="<|im_end|>"))
     assert text_of(backend)
 
 

@@ -172,7 +172,7 @@ def test_refusals_arrive_with_their_field(running: Running) -> None:
             await running.service.submit(Request((user("red " * 9000),)))
         assert caught.value.field == "messages"
         with pytest.raises(RequestError, match=r"<\|im_end\|>"):
-            await running.service.submit(Request((user("<|im_end|>"),)))
+            await running.service.submit(Request(prompt="<|im_end|>"))
 
     running.run(test())
 

@@ -453,26 +453,15 @@ def test_a_validations_messages_are_what_was_raised() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("tool", "field"),
-    [
-        (Tool("f", "a <|im_end|> b"), "tools[0].description"),
-        (Tool("f", "", {"properties": {"<|im_end|>": {}}}), "tools[0].parameters"),
-    ],
-)
-def test_no_control_token_comes_through_a_tool(tool: Tool, field: str) -> None:
-    model = ServedModel("m", 99, Facts(control_tokens=("<|im_end|>",)))
-    with pytest.raises(RequestError, match="control token") as raised:
-        body(Request((user("x"),), tools=ToolUse((tool,))), model)
-    assert raised.value.field == field
-
-
-def test_no_control_token_comes_through_the_id_of_a_call() -> None:
-    model = ServedModel("m", 99, Facts(control_tokens=("<|im_end|>",)))
-    answer = Message("tool", (Text("42"),), tool_call_id="c<|im_end|>")
-    with pytest.raises(RequestError, match="control token") as raised:
-        body(Request((user("x"), answer)), model)
-    assert raised.value.field == "messages[1].tool_call_id"
+def test_no_control_token_comes_through_a_conversation_or_a_tool() -> None:
+    model = ServedModel("m", 999, Facts(control_tokens=("<|im_end|>",), tools=True, calls=True))
+    tool = Tool("f", "a <|im_end|> b", {"properties": {"<|im_end|>": {"default": ["<|im_end|>"]}}})
+    said = Message("assistant", (), (ToolCall("c<|im_end|>", "f", '{"a": "\\u003c|im_end|>"}'),))
+    parts = Message("tool", (Text("<|im_"), Text("end|>")), tool_call_id="c<|im_end|>")
+    sent = body(Request((user("a <|im_end|> b"), said, parts), tools=ToolUse((tool,))), model)
+    shown = json.dumps([sent["messages"], sent["tools"]], ensure_ascii=False)
+    assert "<|im_end|>" not in shown
+    assert shown.count("<\u2060|im_end|>") == 8
 
 
 def test_text_is_bounded_before_it_goes_to_vllm() -> None:

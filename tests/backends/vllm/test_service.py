@@ -11,7 +11,7 @@ from PIL import Image
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.core.ledger import LedgerRow
-from snugvl.core.messages import Delta, Grammar, Message, Request, Text, Tool, ToolUse, Usage, Video, user
+from snugvl.core.messages import Delta, Grammar, Request, Tool, ToolUse, Usage, Video, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import (
     DeadlineExceeded,
@@ -229,7 +229,7 @@ async def test_what_vllm_does_not_take(service: VllmEngine) -> None:
     tool = ToolUse((Tool("f"),))
     refused = {
         "no videos": Request((user(video),)),
-        "control token": Request((user("<|im_end|>"),)),
+        "control token": Request(prompt="<|im_end|>"),
         "not by both": Request((user("x"),), tools=tool, grammar=Grammar("regex", "a")),
         "tools need a conversation": Request(prompt="x", tools=tool),
         "a prompt, not both": Request((user("x"),), prompt="x"),
@@ -240,8 +240,6 @@ async def test_what_vllm_does_not_take(service: VllmEngine) -> None:
     for match, request in refused.items():
         with pytest.raises(RequestError, match=match):
             await service.submit(request)
-    with pytest.raises(RequestError, match="control token"):
-        await service.submit(Request((Message("user", (Text("<|im_"), Text("end|>"))),)))
     assert service.running == 0
 
 

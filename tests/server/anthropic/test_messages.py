@@ -60,7 +60,7 @@ def test_a_question_about_a_picture(url: str, picture: bytes) -> None:
     (text,) = message["content"]
     assert text["text"].lower() == "red"
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
-    assert message["usage"]["input_tokens"] > 60
+    assert prompt(message["usage"]) > 60
     assert message["usage"]["output_tokens"] == 2
 
 
@@ -89,8 +89,9 @@ def test_a_stream_has_anthropic_s_events_in_order(url: str, picture: bytes) -> N
     assert text.lower() == "red"
     whole = answer(send(url, question(picture)))
     assert found[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert start["usage"] == {**whole["usage"], "output_tokens": 0}
-    assert found[-2]["usage"] == {key: whole["usage"][key] for key in ("input_tokens", "output_tokens")}
+    assert (start["usage"]["input_tokens"], start["usage"]["output_tokens"]) == (prompt(whole["usage"]), 0)
+    last = found[-2]["usage"]
+    assert (prompt(last), last["output_tokens"]) == (prompt(whole["usage"]), whole["usage"]["output_tokens"])
 
 
 def test_max_tokens(url: str) -> None:
@@ -161,7 +162,7 @@ def test_tokens_are_counted_up_to_the_stop_sequence(url: str) -> None:
     cut = answer(send(url, stop_sequences=[first]))
     assert whole["content"][0]["text"].startswith(cut["content"][0]["text"] + first)
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", first)
-    assert cut["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert prompt(cut["usage"]) == prompt(whole["usage"])
     assert 0 < cut["usage"]["output_tokens"] < whole["usage"]["output_tokens"]
 
 
@@ -233,9 +234,7 @@ def test_a_schema_is_kept_to(url: str, field: str) -> None:
 def test_tokens_are_counted_without_an_answer(url: str, picture: bytes) -> None:
     body = {"model": "pocket", "messages": [{"role": "user", "content": question(picture)}], "system": "Hm."}
     counted = httpx.post(f"{url}/v1/messages/count_tokens", json=body).json()
-    assert counted == {
-        "input_tokens": answer(send(url, question(picture), system="Hm."))["usage"]["input_tokens"]
-    }
+    assert counted == {"input_tokens": prompt(answer(send(url, question(picture), system="Hm."))["usage"])}
     more = httpx.post(f"{url}/v1/messages/count_tokens", json={**body, "tools": [ADD]}).json()
     assert more["input_tokens"] > counted["input_tokens"]
 
@@ -249,3 +248,17 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error_event() -> None:
     assert last["error"] == {"type": "api_error", "message": "the engine died"}
     assert whole.status_code == 500
     assert whole.json()["error"] == last["error"]
+
+
+def prompt(usage: dict[str, int]) -> int:
+    """Tokens of the whole prompt, those of the prefix cache among them."""
+    return usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+
+
+def test_tokens_that_the_prefix_cache_had_stand_apart(url: str) -> None:
+    text = "A red circle and a blue square stand on a table. " * 20
+    whole = [answer(send(url, text, system="Be kind."))["usage"] for _ in range(2)]
+    assert prompt(whole[0]) == prompt(whole[1])
+    assert whole[1]["cache_read_input_tokens"] > whole[1]["input_tokens"] > 0
+    streamed = events(send(url, text, system="Be kind.", stream=True))[-2]["usage"]
+    assert streamed["cache_read_input_tokens"] == whole[1]["cache_read_input_tokens"]

@@ -30,7 +30,7 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1, got 0"),
         ({"max_tokens": "9"}, "max_tokens: Input should be a valid integer, got '9'"),
         ({"temperature": 1.5}, "temperature: Input should be less than or equal to 1, got 1.5"),
-        ({"top_p": 0}, "top_p: Input should be greater than 0, got 0"),
+        ({"top_p": -1}, "top_p: Input should be greater than or equal to 0, got -1"),
         ({"top_k": -1}, "top_k: Input should be greater than or equal to 0, got -1"),
         ({"stop_sequences": [""]}, "stop_sequences[0]: String should have at least 1 character, got ''"),
         ({"container": "c"}, "container is not supported: this server runs no code"),

@@ -24,7 +24,7 @@ NAME = "the image at url"
 _FAILED = f"{NAME} could not be fetched: "
 _PHRASES = {
     "hidden": f"{NAME} could not be fetched: %s is not the name or address of a public host; "
-    "send the picture as a data URL",
+    "send the picture as a data URL, or start the server with --allow-private-media",
     "unread": f"{NAME} is not a picture that can be read: it looks like ",
     "schemes": "the URL must start with https://, http:// or data:; other schemes are not fetched",
     "unsafe": "the URL contains a space, a backslash, a control or a broken character; percent-encode it",

@@ -1,11 +1,14 @@
 """Hostile pictures through the whole server: the right status and form in every protocol."""
 
+import asyncio
 import base64
 from typing import Any
 
 import httpx
 import pytest
 
+from snugvl.errors import ImageError
+from snugvl.server.intake.fetch import Fetcher
 from tests.patience import PATIENCE_S
 from tests.server.intake import pictures
 from tests.server.intake.pictures import encoded
@@ -18,6 +21,10 @@ HOSTILE: dict[str, tuple[bytes | str, int, str]] = {
     "bomb": (pictures.png(50_000, 50_000), 413, "is far larger than 100 million pixels"),
     "loopback": ("http://127.0.0.1:9/a.png", 400, "127.0.0.1 is not the name or address of a public host"),
     "metadata": ("http://169.254.169.254/", 400, "169.254.169.254 is not the name or address of a public"),
+    "private": ("http://10.0.0.1/a.png", 400, "or start the server with --allow-private-media"),
+    "a path of Windows": ("C:\\cats\\a.png", 400, "looks like the path of a file"),
+    "another path of Windows": ("c:/cats/a.png", 400, "looks like the path of a file"),
+    "a share": ("\\\\host\\a.png", 400, "looks like the path of a file"),
     "file": ("file:///etc/passwd", 400, "file: URLs are not read by this server"),
     "not base64": ("data:image/png;base64,*", 400, "the data URL is not valid base64"),
 }
@@ -89,3 +96,48 @@ def test_low_detail_costs_fewer_tokens(url: str) -> None:
         return int(answer.json()["usage"]["prompt_tokens"])
 
     assert tokens("low") <= tokens("auto") == tokens("high")
+
+
+@pytest.mark.parametrize(
+    ("domains", "url", "text"),
+    [
+        ((), "https://example.org/a.png", "this server fetches nothing from URLs (--allowed-media-domains)"),
+        (("example.org",), "https://example.com/a", "fetches from example.org alone"),
+        (("example.org",), "https://badexample.org/a", "not from badexample.org"),
+        (("example.org",), "http://127.0.0.1/a", "not from 127.0.0.1"),
+    ],
+)
+def test_only_listed_hosts_are_fetched_from(domains: tuple[str, ...], url: str, text: str) -> None:
+    def looked_up(host: str, port: int) -> list[str]:
+        raise AssertionError(host)
+
+    async def fetch() -> None:
+        fetcher = Fetcher(domains=domains, resolver=looked_up)
+        try:
+            await fetcher.fetch(url, accept="*/*", max_bytes=99, name="the image", field="f")
+        finally:
+            fetcher.close()
+
+    with pytest.raises(ImageError) as raised:
+        asyncio.run(fetch())
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["example.org", "cdn.example.org"])
+def test_listed_hosts_and_those_below_are_looked_up(host: str) -> None:
+    asked: list[str] = []
+
+    def looked_up(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    async def fetch() -> None:
+        fetcher = Fetcher(domains=("example.org",), resolver=looked_up)
+        try:
+            await fetcher.fetch(f"https://{host}/a", accept="*/*", max_bytes=99, name="the image", field="f")
+        finally:
+            fetcher.close()
+
+    with pytest.raises(ImageError, match="public host"):
+        asyncio.run(fetch())
+    assert asked == [host]

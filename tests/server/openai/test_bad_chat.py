@@ -78,7 +78,7 @@ WRONG = [
     ({"temperature": True}, "temperature", "number"),
     ({"temperature": -0.1}, "temperature", "0"),
     ({"temperature": 2.1}, "temperature", "2"),
-    ({"top_p": 0}, "top_p", "0"),
+    ({"top_p": -1}, "top_p", "0"),
     ({"top_p": 1.1}, "top_p", "1"),
     ({"min_p": -1}, "min_p", "0"),
     ({"top_k": -2}, "top_k", "-1"),

@@ -151,18 +151,14 @@ def test_a_schema_that_cant_be_used_is_blamed(url: str, path: str, body: dict[st
     assert answer.json()["error"]["param"] == param
 
 
-def test_control_tokens_in_text_are_refused_where_they_are(client: OpenAI) -> None:
+def test_control_tokens_in_text_are_text(client: OpenAI) -> None:
     messages: Any = [
         *HI,
         {"role": "assistant", "content": "sunny"},
         {"role": "user", "content": "<|im_end|>"},
     ]
-    with pytest.raises(APIStatusError) as refused:
-        client.chat.completions.create(model="pocket", messages=messages)
-    assert (refused.value.status_code, refused.value.param) == (400, "messages[2].content")
-    with pytest.raises(APIStatusError) as refused:
-        client.responses.create(model="pocket", input="<|im_end|>")
-    assert (refused.value.status_code, refused.value.param) == (400, "input")
+    assert client.chat.completions.create(model="pocket", messages=messages, max_tokens=2).choices
+    assert client.responses.create(model="pocket", input="<|im_end|>", max_output_tokens=2).output
 
 
 def test_a_completion_continues_its_prompt(client: OpenAI) -> None:

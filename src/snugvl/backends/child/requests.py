@@ -1,7 +1,7 @@
 """What every child engine's requests need: checks in our own engine's words, pictures scaled and encoded."""
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import sqrt
@@ -12,10 +12,11 @@ from PIL import Image
 from snugvl.backends.child.settings import Facts
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.core.checks import check_combination
-from snugvl.core.messages import Capabilities, GoOn, Picture, Request
+from snugvl.core.messages import Capabilities, GoOn, Message, Picture, Request, Tool
 from snugvl.core.sampling import check_scores
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.constraints import refused
+from snugvl.inputs.defusing import broken_up, defused, pattern_of
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.trials import Trials
 
@@ -83,6 +84,18 @@ def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
         raise RequestError(
             f"text contains {found!r}, a control token of this model; remove it or break it up", field=field
         )
+
+
+def without_control_tokens(
+    messages: Sequence[Message], tools: Sequence[Tool], facts: Facts
+) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+    """A conversation and its tools, in which each control token that content spells is broken up.
+
+    Raises:
+        RequestError: the arguments of a call are no JSON object.
+    """
+    marks = pattern_of(tuple(facts.control_tokens))
+    return defused(messages, tools, lambda text: broken_up(text, marks))
 
 
 def check(request: Request, model: ServedModel) -> None:

@@ -19,6 +19,7 @@ from snugvl.backends.child.requests import (
     refuse_control_tokens,
     refuse_oversized,
     try_grammar,
+    without_control_tokens,
 )
 from snugvl.backends.llamacpp.api import LlamacppApi, ServedGguf
 from snugvl.backends.llamacpp.facts import GgufModel
@@ -111,6 +112,7 @@ def conversation(
     """
     offered = () if tools is None else tools.tools
     refuse_oversized(characters(messages, offered), speaker.model, "messages")
+    messages, offered = without_control_tokens(messages, offered, speaker.model.facts)
     for where, text in texts(messages, offered):
         refuse_control_tokens(text, speaker.model.facts, where)
         go_on()

@@ -30,6 +30,7 @@ from snugvl.core.messages import (
 )
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
+from snugvl.inputs.defusing import defused
 from snugvl.inputs.prompt import COUNTED_CONTEXTS, PreparedPrompt, check_ids, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
@@ -115,6 +116,8 @@ class Preparer:
         """
         self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
         marks = self._style.template.answer_marks
+        also = (*marks, *self._texts)
+        messages, tools = defused(messages, tools, lambda text: self.tokenizer.break_up(text, also))
         for field, text in (*texts(messages, tools), *template_texts(template or {})):
             self._refuse(text, field)
             refuse_answer_marks(text, marks, field)

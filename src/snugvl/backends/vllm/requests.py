@@ -20,6 +20,7 @@ from snugvl.backends.child.requests import (
     refuse_control_tokens,
     refuse_oversized,
     try_grammar,
+    without_control_tokens,
 )
 from snugvl.backends.child.settings import Facts
 from snugvl.core.messages import (
@@ -123,6 +124,7 @@ def messages_json(
         RequestTooLarge: so much text that it can't fit into the context.
     """
     refuse_oversized(characters(messages, tools), model, "messages")
+    messages, tools = without_control_tokens(messages, tools, model.facts)
     for where, text in texts(messages, tools):
         refuse_control_tokens(text, model.facts, where)
         go_on()
@@ -161,7 +163,8 @@ def tools_json(use: ToolUse, model: ServedModel) -> dict[str, Any]:
     """Tools as the chat template gets them, if it shows any."""
     if not model.facts.tools:
         return {}
-    return {"tools": [tool_json(tool) for tool in use.tools]}
+    _, tools = without_control_tokens((), use.tools, model.facts)
+    return {"tools": [tool_json(tool) for tool in tools]}
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Final
 
 from snugvl.core.messages import Message, Part, Text, Tool, ToolCall
@@ -78,21 +79,25 @@ def with_calls(messages: Sequence[Message]) -> list[Message]:
         RequestError: the arguments of a call are no JSON object.
     """
     found: list[Message] = []
-    answering = False  # whether the last turn is of tools
+    opening, closing = ANSWER_MARKS
+    answers: list[Part] = []  # of tools, after one another
     for index, message in enumerate(messages):
         if message.role == "tool":
-            opening, closing = (f"{mark}\n" for mark in ANSWER_MARKS)
-            answer = (Text(opening), *message.content, Text("\n" + closing.rstrip()))
-            before = (*found.pop().content, Text("\n")) if answering else ()
-            found.append(Message("user", _joined((*before, *answer))))
-        elif message.tool_calls and message.role == "assistant":
+            before = [Text("\n")] if answers else []
+            answers += (*before, Text(f"{opening}\n"), *message.content, Text(f"\n{closing}"))
+            continue
+        if answers:
+            found.append(Message("user", _joined(answers)))
+            answers = []
+        if message.tool_calls and message.role == "assistant":
             calls = [_written(call, index, i) for i, call in enumerate(message.tool_calls)]
             text, others = _apart(message.content)
             said = "\n".join([text, *calls] if text else calls)
             found.append(Message("assistant", (*others, Text(said))))
         else:
             found.append(message)
-        answering = message.role == "tool"
+    if answers:
+        found.append(Message("user", _joined(answers)))
     return found
 
 
@@ -112,10 +117,11 @@ def _apart(content: Sequence[Part]) -> tuple[str, tuple[Part, ...]]:
 def _joined(content: Sequence[Part]) -> tuple[Part, ...]:
     """The same content, without two texts beside each other."""
     found: list[Part] = []
-    for part in content:
-        if isinstance(part, Text) and found and isinstance(found[-1], Text):
-            part = Text(found.pop().text + part.text)  # type: ignore[union-attr]
-        found.append(part)
+    for words, group in groupby(content, key=lambda part: isinstance(part, Text)):
+        parts = list(group)
+        if words and len(parts) > 1:
+            parts = [Text("".join(part.text for part in parts if isinstance(part, Text)))]
+        found += parts
     return tuple(found)
 
 

@@ -1,8 +1,10 @@
 """From Anthropic's requests to the engine's."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
-from snugvl.core.messages import Grammar, Message, Part, Request, Text, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Part, Picture, Request, Text, ToolCall, ToolUse
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server.anthropic.schemas import (
@@ -26,7 +28,7 @@ from snugvl.server.anthropic.schemas import (
 from snugvl.server.context import Context
 from snugvl.server.forms import either, offered_tool, refuse_twice, schema_grammar, tell_unenforced
 from snugvl.server.record import current
-from snugvl.server.together import together
+from snugvl.server.together import fetch_all
 
 Block = (
     TextBlock
@@ -99,20 +101,32 @@ async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Messa
             "the last message is the assistant's: prefill is not supported; end with the user's",
             field="messages",
         )
-    turns = await together(
-        _messages(context, each, f"messages[{index}]") for index, each in enumerate(body.messages)
-    )
+    wanted = {
+        path: block
+        for index, each in enumerate(body.messages)
+        for path, block in _pictures(each.content, f"messages[{index}].content")
+    }
+    found = await fetch_all(wanted, lambda block, path: _fetch(context, block, path))
     system = _join_texts(body.system)
-    conversation = [Message("system", (Text(system),))] if system else []
-    for message in (message for turn in turns for message in turn):
-        if conversation and message.role == conversation[-1].role != "tool":
-            last = conversation.pop()
-            message = Message(
-                last.role, (*last.content, *message.content), (*last.tool_calls, *message.tool_calls)
+    turns = [Message("system", (Text(system),))] if system else []
+    for index, each in enumerate(body.messages):
+        turns += _messages(each, f"messages[{index}].content", found)
+    _check_results(turns)
+    return tuple(_merged(turns))
+
+
+def _merged(turns: list[Message]) -> Iterator[Message]:
+    """The turns, those of one role after one another as one; answers of tools stay apart."""
+    for role, group in groupby(turns, key=lambda turn: turn.role):
+        several = list(group)
+        if role == "tool" or len(several) == 1:
+            yield from several
+        else:
+            yield Message(
+                role,
+                tuple(part for turn in several for part in turn.content),
+                tuple(call for turn in several for call in turn.tool_calls),
             )
-        conversation.append(message)
-    _check_results(conversation)
-    return tuple(conversation)
 
 
 def _grammar(body: MessagesRequest) -> Grammar | None:
@@ -141,17 +155,36 @@ def _check_results(conversation: list[Message]) -> None:
             )
 
 
-async def _messages(context: Context, message: Turn, field: str) -> list[Message]:
-    """The turns in one message: results of tools are turns of their own."""
+def _pictures(content: str | Sequence[Block] | None, field: str) -> Iterator[tuple[str, ImageBlock]]:
+    """Pictures of a content, and of documents and results of tools in it, with their paths."""
+    for index, block in enumerate(() if content is None or isinstance(content, str) else content):
+        path = f"{field}[{index}]"
+        if isinstance(block, ImageBlock):
+            yield path, block
+        elif isinstance(block, ToolResultBlock):
+            yield from _pictures(block.content, f"{path}.content")
+        elif isinstance(block, DocumentBlock) and not isinstance(block.source, TextSource):
+            yield from _pictures(block.source.content, f"{path}.source.content")
+
+
+async def _fetch(context: Context, block: ImageBlock, field: str) -> Picture:
+    match block.source:
+        case Base64Source(media_type=kind, data=data):
+            url, name = f"data:{kind};base64,{data}", f"{field}.source.data"
+        case UrlSource(url=url):
+            name = f"{field}.source.url"
+    return await context.intake.picture(url, field=name, video=False)
+
+
+def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[Message]:
+    """The turns in one message: results of tools are turns of their own. `found`: pictures by path."""
     if isinstance(message.content, str):
         return [Message(message.role, _text(message.content))]
-    contents = await together(
-        _content(context, block, f"{field}.content[{index}]") for index, block in enumerate(message.content)
-    )
     turns: list[Message] = []
     parts: list[Part] = []
     calls: list[ToolCall] = []
-    for block, content in zip(message.content, contents, strict=True):
+    for index, block in enumerate(message.content):
+        content = _content(block, f"{field}[{index}]", found)
         if isinstance(block, ToolUseBlock):
             calls.append(ToolCall(block.id, block.name, json.dumps(block.input)))
         elif isinstance(block, ToolResultBlock):
@@ -169,25 +202,22 @@ def _turn(parts: list[Part]) -> list[Message]:
     return [Message("user", tuple(parts))] if parts else []
 
 
-async def _content(context: Context, block: Block, field: str) -> tuple[Part, ...]:
+def _content(block: Block, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
     """What a block shows to the model; a call shows nothing of this kind."""
     match block:
         case TextBlock(text=text):
             return _text(text)
-        case ImageBlock(source=Base64Source(media_type=kind, data=data)):
-            name = f"{field}.source.data"
-            return (await context.intake.picture(f"data:{kind};base64,{data}", field=name, video=False),)
-        case ImageBlock(source=UrlSource(url=url)):
-            return (await context.intake.picture(url, field=f"{field}.source.url", video=False),)
+        case ImageBlock():
+            return (found[field],)
         case DocumentBlock():
-            return await _document(context, block, field)
+            return _document(block, field, found)
         case ToolResultBlock():
-            return await _result(context, block, field)
+            return _result(block, f"{field}.content", found)
         case _:
             return ()
 
 
-async def _document(context: Context, block: DocumentBlock, field: str) -> tuple[Part, ...]:
+def _document(block: DocumentBlock, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
     """A document between tags, as Anthropic advises to write them, with its title and what is said of it."""
     if block.citations is not None and block.citations.enabled:
         current().warn(f"ignored {field}.citations: the models served here don't cite")
@@ -198,23 +228,20 @@ async def _document(context: Context, block: DocumentBlock, field: str) -> tuple
     elif isinstance(source.content, str):
         inside = _text(source.content)
     else:
-        pieces = (_content(context, each, f"{place}[{index}]") for index, each in enumerate(source.content))
-        inside = tuple(part for piece in await together(pieces) for part in piece)
+        pieces = enumerate(source.content)
+        inside = tuple(part for i, each in pieces for part in _content(each, f"{place}[{i}]", found))
     about = {"title": block.title, "context": block.context}
     head = "".join(f"<{name}>{text}</{name}>\n" for name, text in about.items() if text)
     return (Text(f"<document>\n{head}"), *inside, Text("\n</document>"))
 
 
-async def _result(context: Context, block: ToolResultBlock, field: str) -> tuple[Part, ...]:
+def _result(block: ToolResultBlock, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
     """A tool's answer. That the tool failed, the model can only see in the text."""
     failed = _text("Error: " if block.is_error else "")
     if isinstance(block.content, str):
         return (*failed, *_text(block.content))
-    contents = await together(
-        _content(context, inner, f"{field}.content[{index}]")
-        for index, inner in enumerate(block.content or ())
-    )
-    return (*failed, *(part for content in contents for part in content))
+    inner = enumerate(block.content or ())
+    return (*failed, *(part for i, each in inner for part in _content(each, f"{field}[{i}]", found)))
 
 
 def _text(text: str) -> tuple[Part, ...]:

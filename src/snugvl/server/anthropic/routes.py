@@ -16,6 +16,7 @@ from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import Reader, arguments_of, counting, read_answer, tokens_of
+from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -38,7 +39,7 @@ class ToolUseOut(BaseModel):
 
 
 class MessageUsage(BaseModel):
-    """Tokens of a request, pictures included. Which of them were cached is not told."""
+    """Tokens of a request, pictures included; those of the prefix cache stand apart once they are known."""
 
     input_tokens: int
     output_tokens: int
@@ -97,7 +98,7 @@ class MessageAnswer:
             content,
             stop_reason=self._stop_reason(usage),
             stop_sequence=self.reader.stop,
-            usage=MessageUsage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens),
+            usage=_usage(usage),
         )
 
     async def events(self) -> AsyncGenerator[Event]:
@@ -113,7 +114,7 @@ class MessageAnswer:
         yield _event(
             "message_delta",
             delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop},
-            usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens},
+            usage=_usage(usage).model_dump(),
         )
         yield _event("message_stop")
 
@@ -151,6 +152,16 @@ class MessageAnswer:
             full = usage.completion_tokens < self.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"
         return "tool_use" if self.reader.calls else "end_turn"
+
+
+def _usage(usage: Usage) -> MessageUsage:
+    cached = min(current().cached_tokens, usage.prompt_tokens)
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - cached,
+        output_tokens=usage.completion_tokens,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=cached,
+    )
 
 
 def _empty_block(event: ToolEvent) -> dict[str, Any]:

@@ -307,6 +307,6 @@ class MessagesRequest(MessagesPrompt):
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP)] | None
     ) = None
     temperature: Annotated[float, Field(ge=0, le=1, description="0, the default, is greedy")] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1, description="0 is greedy")] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
     metadata: Metadata | None = None

@@ -110,11 +110,14 @@ class Fetcher:
         allowed: Callable[[Address], bool] = is_foreign,
         resolver: Resolver = resolve,
         tls: ssl.SSLContext | None = None,
+        domains: tuple[str, ...] | None = None,
     ) -> None:
+        """`domains`: whose hosts are fetched from, and those below them; None: all."""
         self._limits = limits or FetchLimits()
         self._allowed = allowed
         self._resolver = resolver
         self._tls = tls
+        self._domains = domains
         self._slots = asyncio.Semaphore(self._limits.concurrent)
         self._per_address: WeakValueDictionary[Address, asyncio.Semaphore] = WeakValueDictionary()
         # Of our own: look-ups that hang must not take the threads that others need.
@@ -152,6 +155,7 @@ class Fetcher:
 
     async def _follow(self, target: FetchTarget, accept: str, max_bytes: int, name: str) -> bytes:
         for _ in range(self._limits.max_redirects + 1):
+            self._check_domain(target, name)
             addresses = await self._addresses(target, name)
             slot = self._per_address.setdefault(addresses[0], asyncio.Semaphore(self._limits.per_address))
             async with slot, self._request(target, addresses, accept, name) as response:
@@ -165,11 +169,22 @@ class Fetcher:
             "give the address where they end"
         )
 
+    def _check_domain(self, target: FetchTarget, name: str) -> None:
+        """Raise ImageError for a host that the operator didn't list, before anything is looked up."""
+        if self._domains is None or f".{target.host}".endswith(tuple(f".{each}" for each in self._domains)):
+            return
+        listed = ", ".join(self._domains)
+        where = f"fetches from {listed} alone" if listed else "fetches nothing from URLs"
+        raise ImageError(
+            f"{name} could not be fetched: this server {where} (--allowed-media-domains), not from "
+            f"{target.host}; send the picture as a data URL"
+        )
+
     async def _addresses(self, target: FetchTarget, name: str) -> list[Address]:
         """Where to connect; every address of the name was checked."""
         hidden = ImageError(
             f"{name} could not be fetched: {target.host} is not the name or address of a public host; "
-            "send the picture as a data URL"
+            "send the picture as a data URL, or start the server with --allow-private-media"
         )
         if target.literal is not None:
             found: Sequence[Address] = [target.literal]

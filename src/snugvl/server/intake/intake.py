@@ -64,7 +64,9 @@ class Intake:
         self._settings = settings = settings or IntakeSettings()
         self._folder = check_folder(settings.local_folder) if settings.local_folder else None
         self._fetcher = fetcher or Fetcher(
-            settings.fetch, allowed=_anywhere if settings.allow_private else is_foreign
+            settings.fetch,
+            allowed=_anywhere if settings.allow_private else is_foreign,
+            domains=settings.domains,
         )
         self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
         self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
@@ -84,7 +86,9 @@ class Intake:
         """
         return cls(
             IntakeSettings(
-                local_folder=settings.allow_local_media, allow_private=settings.allow_private_media
+                local_folder=settings.allow_local_media,
+                allow_private=settings.allow_private_media,
+                domains=settings.allowed_media_domains,
             )
         )
 

@@ -45,6 +45,7 @@ class IntakeSettings:
         image: bytes and pixels of one picture, checked before it is decoded.
         local_folder: from which `file:` URLs are read; None for none.
         allow_private: whether http(s) URLs may point to private addresses.
+        domains: hosts, with all below them, that http(s) URLs may name; None for any.
         workers: pictures decoded at once, each in a process of its own; processes start when first needed.
         decode_s: seconds one picture may take to decode.
         max_live_bytes: of all decoded pictures and videos that requests still hold, 3 for each pixel;
@@ -57,6 +58,7 @@ class IntakeSettings:
     fetch: FetchLimits = field(default_factory=FetchLimits)
     local_folder: Path | None = None
     allow_private: bool = False
+    domains: tuple[str, ...] | None = None
     workers: int = field(default_factory=workers_for)
     decode_s: float = 15.0
     max_live_bytes: int = 512 * MIB

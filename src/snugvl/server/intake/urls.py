@@ -25,6 +25,7 @@ Address = IPv4Address | IPv6Address
 MAX_URL = 8192
 MAX_PERCENT_ENCODED = 1 << 20  # characters of a data URL that isn't base64, as nobody makes large ones
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
+_PATH = re.compile(r"[A-Za-z]:[\\/]|\\\\")  # of Windows, or of a share; "/9j/" may be a JPEG in bare base64
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\x9f\\\ud800-\udfff]")
 _SAFE_IN_TARGET = "/:?#[]@!$&'()*+,;=%-._~"
 _BLANKS = b" \t\r\n\f"
@@ -73,6 +74,12 @@ def parse_target(url: str, field: str) -> FetchTarget:
     """
     if len(url) > MAX_URL:
         raise RequestError(f"the URL has {len(url):,} characters, the limit is {MAX_URL:,}", field=field)
+    if _PATH.match(url):
+        raise RequestError(
+            "the URL looks like the path of a file, which this server can't see; send the file's bytes as a "
+            "data URL (data:image/png;base64,…)",
+            field=field,
+        )
     if _UNSAFE.search(url):
         raise RequestError(
             "the URL contains a space, a backslash, a control or a broken character; percent-encode it",

@@ -1,6 +1,8 @@
 """From Ollama's requests to the engine's."""
 
 import json
+from collections import defaultdict, deque
+from itertools import product
 from typing import Any
 
 from snugvl.core.messages import (
@@ -26,7 +28,8 @@ from snugvl.server.forms import (
 )
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.schemas import sampling_of
-from snugvl.server.together import together
+from snugvl.server.record import current
+from snugvl.server.together import fetch_all
 
 
 async def chat_request(context: Context, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:
@@ -67,8 +70,8 @@ async def generate_request(
                 )
         return Request(prompt=prompt, sampling=sampling, grammar=grammar)
     system = (Message("system", (Text(body.system),)),) if body.system else ()
-    pictures = await _pictures(context, body.images, "images")
-    user = Message("user", (*pictures, *_text(body.prompt)))
+    pictures = await _fetch(context, _paths(body.images, "images"))
+    user = Message("user", (*pictures.values(), *_text(body.prompt)))
     return Request((*system, user), sampling, grammar=grammar, template=_template(body))
 
 
@@ -110,14 +113,21 @@ def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:
 
 
 async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:
-    """The messages, each answer of a tool with the id of the call that it answers."""
-    pictures = await together(
-        _pictures(context, each.images, f"messages[{i}].images") for i, each in enumerate(messages)
-    )
+    """The messages, each answer of a tool with the id of the call that it answers.
+
+    Chat templates show pictures of users and tools alone: those of others begin the next such turn.
+    """
+    paths = [_paths(each.images, f"messages[{index}].images") for index, each in enumerate(messages)]
+    found = await _fetch(context, {path: image for each in paths for path, image in each.items()})
     conversation: list[Message] = []
-    waiting: list[ToolCall] = []  # calls that no tool has answered yet
-    for index, (message, images) in enumerate(zip(messages, pictures, strict=True)):
-        content: tuple[Part, ...] = (*images, *_text(message.content))
+    waiting, images = _Waiting(), list[Picture]()
+    for index, message in enumerate(messages):
+        images += [found[path] for path in paths[index]]
+        content: tuple[Part, ...] = _text(message.content)
+        if message.role in ("user", "tool"):
+            content, images = (*images, *content), []
+        elif paths[index]:
+            current().warn(f"showed messages[{index}].images with the next turn of the user or of a tool")
         calls = tuple(
             ToolCall(
                 call.id or f"call_{index}_{number}",
@@ -126,10 +136,11 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
             )
             for number, call in enumerate(message.tool_calls or ())
         )
-        waiting += calls
-        answers = _match_call(message, waiting) if message.role == "tool" else None
+        for each in calls:
+            waiting.add(each)
+        answers = waiting.answered_by(message) if message.role == "tool" else None
         conversation.append(Message(message.role, content, calls, answers))
-    return tuple(conversation)
+    return (*conversation, *([Message("user", tuple(images))] if images else ()))
 
 
 def _arguments(call: schemas.PastCall, field: str) -> str:
@@ -139,32 +150,51 @@ def _arguments(call: schemas.PastCall, field: str) -> str:
 
 
 def _check(message: schemas.ChatMessage, field: str) -> None:
-    if message.images and message.role != "user":
-        raise RequestError(f"{field}: only a user's message has images", field=f"{field}.images")
     if message.tool_calls and message.role != "assistant":
         raise RequestError(f"{field}: only the assistant makes calls", field=f"{field}.tool_calls")
 
 
-def _match_call(message: schemas.ChatMessage, waiting: list[ToolCall]) -> str | None:
-    """The id of the call that a tool's message answers: by id, else by name, else the first one left.
+class _Waiting:
+    """Calls that no tool has answered yet, in order: all of them, by id, by name, and by both.
 
-    None where the conversation no longer has the call.
+    A call stands in four queues and leaves the others when they come to it, so matching is linear.
     """
-    for call in waiting:
-        if message.tool_call_id in (None, call.id) and message.tool_name in (None, call.name):
-            waiting.remove(call)
-            return call.id
-    return message.tool_call_id
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[tuple[str | None, str | None], deque[tuple[int, str]]] = defaultdict(deque)
+        self._answered: list[bool] = []
+
+    def add(self, call: ToolCall) -> None:
+        """One more call."""
+        for key in product((None, call.id), (None, call.name)):
+            self._queues[key].append((len(self._answered), call.id))
+        self._answered.append(False)
+
+    def answered_by(self, message: schemas.ChatMessage) -> str | None:
+        """Id of the first call left that a tool's message may answer, by the id and the name that it has.
+
+        The message's own id, or None, where the conversation no longer has the call.
+        """
+        queue = self._queues.get((message.tool_call_id, message.tool_name), deque())
+        while queue:
+            number, call_id = queue.popleft()
+            if not self._answered[number]:
+                self._answered[number] = True
+                return call_id
+        return message.tool_call_id
 
 
 def _text(text: str | None) -> tuple[Text, ...]:
     return (Text(text),) if text else ()
 
 
-async def _pictures(context: Context, images: list[str] | None, field: str) -> list[Picture]:
-    return await together(
-        _picture(context, image, f"{field}[{index}]") for index, image in enumerate(images or ())
-    )
+def _paths(images: list[str] | None, field: str) -> dict[str, str]:
+    """Pictures by their paths in the request."""
+    return {f"{field}[{index}]": image for index, image in enumerate(images or ())}
+
+
+async def _fetch(context: Context, images: dict[str, str]) -> dict[str, Picture]:
+    return await fetch_all(images, lambda image, path: _picture(context, image, path))
 
 
 async def _picture(context: Context, image: str, field: str) -> Picture:

@@ -23,7 +23,7 @@ class OllamaOptions(Body):
 
     temperature: Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1, description="0 is greedy")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     num_predict: (
@@ -102,7 +102,7 @@ class PastCall(Part):
 
 
 class ChatMessage(Part):
-    """One turn. `images` belong to users; `tool_name` or `tool_call_id` say which call a tool answers."""
+    """One turn. `images`: shown before the text; `tool_name`, `tool_call_id`: which call a tool answers."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None

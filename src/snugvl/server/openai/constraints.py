@@ -234,9 +234,11 @@ def form_of(
     """
     openai = grammar_of(response_format)
     found = [(openai, "response_format")] if openai is not None else []
-    for fields, name in ((structured, "structured_outputs"), (guided, "guided_json")):
-        found += [(grammar, name) for grammar in (fields.grammars() if fields else ())]
+    found += [(grammar, "structured_outputs") for grammar in (structured.grammars() if structured else ())]
+    given = {"json": guided.json_, "choice": guided.choice, "regex": guided.regex, "grammar": guided.grammar}
+    names = [f"guided_{name}" for name, value in given.items() if value is not None]
+    found += zip(guided.grammars(), names, strict=True)
     if len(found) > 1:
-        names = " and ".join(dict.fromkeys(name for _, name in found))
-        raise RequestError(f"an answer has one form, but {names} ask for several", field=found[1][1])
+        asked = " and ".join(dict.fromkeys(name for _, name in found))
+        raise RequestError(f"an answer has one form, but {asked} ask for several", field=found[1][1])
     return found[0] if found else (None, "response_format")

@@ -8,9 +8,9 @@ multipart/form-data is another way to send a JSON request together with its file
 """
 
 import base64
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders, UploadFile
@@ -22,14 +22,9 @@ from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
 from snugvl.server.body import MAX_FORM_FILES, Handler, JsonReader, JsonRoute, form_of
 from snugvl.server.intake.intake import Intake
-from snugvl.server.together import together
 
 Detail = Literal["auto", "low", "high", "original"]
 PREFIX = "attachment:"
-MAX_MEDIA = 256  # pictures and videos of one request
-
-T = TypeVar("T")
-M = TypeVar("M", bound=Picture | Video)
 
 
 class MediaSource:
@@ -44,7 +39,7 @@ class MediaSource:
         self._attachments = attachments
         self._used: set[str] = set()
 
-    async def picture(self, url: str, detail: Detail, field: str) -> Picture:
+    async def picture(self, url: str, detail: Detail | None, field: str) -> Picture:
         """The picture behind a URL; `field` names the URL in errors."""
         wanted = "high" if detail == "original" else detail
         if url.startswith(PREFIX):
@@ -89,27 +84,6 @@ class MediaSource:
             raise RequestError(f"there is no attachment {name!r} (uploaded: {known})", field=field)
         self._used.add(name)
         return self._attachments[name]
-
-
-async def fetch_all(
-    wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]
-) -> dict[str, M]:
-    """What all parts of one request refer to, fetched at once.
-
-    Args:
-        wanted: parts by their path in the request.
-        fetch: fetches one part, given its path.
-
-    Raises:
-        RequestError, ImageError: too many of them, or the first that could not be fetched.
-    """
-    if len(wanted) > MAX_MEDIA:
-        raise RequestError(
-            f"the request has {len(wanted):,} pictures and videos; at most {MAX_MEDIA} are taken at once",
-            field=list(wanted)[MAX_MEDIA],
-        )
-    found = await together(fetch(part, path) for path, part in wanted.items())
-    return dict(zip(wanted, found, strict=True))
 
 
 NAMES = ("request", "payload_json")

@@ -10,7 +10,8 @@ from snugvl.errors import RequestError
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.fields import StringOrArray, StringOrObject
 from snugvl.server.forms import call_arguments
-from snugvl.server.openai.media import Detail, MediaSource, fetch_all
+from snugvl.server.openai.media import Detail, MediaSource
+from snugvl.server.together import fetch_all
 from snugvl.server.wishes import WRITTEN, Wishes
 
 MAX_PARTS = 1024
@@ -27,7 +28,7 @@ class ImageUrl(RequestPart):
     """A data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
 
     url: str
-    detail: Detail = Field("auto", description="low: scaled down to 512×512 pixels' worth")
+    detail: Detail | None = Field("auto", description="low: scaled down to 512×512 pixels' worth")
 
 
 class ImagePart(RequestPart):
@@ -177,6 +178,12 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
     for index, message in enumerate(messages):
         if isinstance(message, UserMessage | ToolMessage):
             wanted |= media_of(message.content, f"messages[{index}].content")
+    frames = sum(len(part.video) for part in wanted.values() if isinstance(part, VideoFramesPart))
+    if frames > MAX_PARTS:
+        raise RequestError(
+            f"the videos of the request have {frames:,} frames; at most {MAX_PARTS:,} are taken at once",
+            field="messages",
+        )
     found = await fetch_all(wanted, lambda part, path: fetch(part, path, media))
     return tuple(_message(message, found, f"messages[{index}]") for index, message in enumerate(messages))
 

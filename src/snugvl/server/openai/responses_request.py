@@ -6,6 +6,7 @@ follow one another become one message again.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -22,7 +23,7 @@ from snugvl.server.openai.constraints import (
     NamedSchema,
     TextFormat,
 )
-from snugvl.server.openai.media import Detail, MediaSource, fetch_all
+from snugvl.server.openai.media import Detail, MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, parts_of
 from snugvl.server.openai.responses_tools import (
     INPUT,
@@ -34,6 +35,7 @@ from snugvl.server.openai.responses_tools import (
 )
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
 from snugvl.server.record import current
+from snugvl.server.together import fetch_all
 from snugvl.server.wishes import (
     INPUT_IMAGE,
     ITEM,
@@ -59,7 +61,7 @@ class InputImage(RequestPart):
 
     type: Literal["input_image"]
     image_url: str
-    detail: Detail = "auto"
+    detail: Detail | None = "auto"
 
 
 class OutputText(RequestPart):
@@ -187,6 +189,7 @@ async def conversation_of(
     if isinstance(input_items, str):
         return (*messages, Message("user", (Text(input_items),)))
     found = await fetch_all(_pictures(input_items), lambda part, path: _fetch(part, path, media))
+    calls: list[ToolCall] = []  # of the last message, which several items may make
     for index, item in enumerate(input_items):
         if isinstance(item, VendorItem):
             current().warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
@@ -194,9 +197,14 @@ async def conversation_of(
             continue
         message = _message(item, found, f"input[{index}]")
         if message.tool_calls and messages and messages[-1].role == "assistant":
-            last = messages.pop()
-            message = Message("assistant", last.content, last.tool_calls + message.tool_calls)
+            calls += message.tool_calls
+            continue
+        if calls:
+            messages[-1] = replace(messages[-1], tool_calls=tuple(calls))
         messages.append(message)
+        calls = list(message.tool_calls)
+    if calls:
+        messages[-1] = replace(messages[-1], tool_calls=tuple(calls))
     return tuple(messages)
 
 

@@ -21,7 +21,7 @@ def no_limit(value: object) -> object:
 
 
 Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
-TopP = Annotated[float, Field(gt=0, le=1)]
+TopP = Annotated[float, Field(ge=0, le=1, description="0 is greedy")]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[
     Annotated[

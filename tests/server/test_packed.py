@@ -1,0 +1,61 @@
+"""Bodies with `Content-Encoding`, and with a byte-order mark."""
+
+import gzip
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from snugvl.server.settings import ServerSettings
+from tests.server.fake import FakeService
+from tests.server.live import live
+
+CHAT = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+PATH = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with (
+        live(FakeService(), ServerSettings(max_body_bytes=4 << 20)) as base,
+        httpx.Client(base_url=base, headers=JSON, timeout=60) as client,
+    ):
+        yield client
+
+
+def packed(client: httpx.Client, data: bytes, coding: str = "gzip") -> httpx.Response:
+    return client.post(PATH, content=data, headers={"content-encoding": coding})
+
+
+def test_gzip_is_read(http: httpx.Client) -> None:
+    assert packed(http, gzip.compress(CHAT)).status_code == 200
+    assert packed(http, CHAT, "identity").status_code == 200
+
+
+@pytest.mark.parametrize("size", [5 << 20, 64 << 20])
+def test_what_it_unpacks_to_is_bounded(http: httpx.Client, size: int) -> None:
+    answer = packed(http, gzip.compress(b" " * size, 9))
+    assert answer.status_code == 413
+    assert "at most 4,194,304 are read" in answer.text
+
+
+@pytest.mark.parametrize(
+    "data", [CHAT, gzip.compress(CHAT)[:-4], gzip.compress(CHAT) + b"x", b"\x1f\x8b"], ids=range(4)
+)
+def test_what_is_no_gzip_says_so(http: httpx.Client, data: bytes) -> None:
+    answer = packed(http, data)
+    assert answer.status_code == 400
+    assert "Content-Encoding says gzip, but it isn't, or breaks off" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["br", "deflate", "gzip, gzip", "zstd"])
+def test_other_codings_are_refused_by_name(http: httpx.Client, coding: str) -> None:
+    answer = packed(http, gzip.compress(CHAT), coding)
+    assert answer.status_code == 415
+    assert f"Content-Encoding: {coding} isn't read here" in answer.json()["error"]["message"]
+
+
+def test_a_byte_order_mark_is_left_out(http: httpx.Client) -> None:
+    assert http.post(PATH, content=b"\xef\xbb\xbf" + CHAT).status_code == 200
