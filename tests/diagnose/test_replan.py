@@ -4,15 +4,20 @@ import itertools
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import run
 from snugvl.core.sizes import GIB, MIB
+from snugvl.diagnose import replan
 from snugvl.diagnose.explain import explain, explain_file
+from snugvl.diagnose.facts import KnownModel
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.describe import describe
+from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.vllm_flags import utilisation, vllm_flags
@@ -77,6 +82,19 @@ def test_without_the_models_figures_vllms_own_estimate_counts() -> None:
     found = explain_file(LOGS / "vllm010_llama31_context_3090.log")
     changed = {change.flag: change.new for change in found.changes}
     assert changed == {"--max-model-len": "42496"}
+
+
+@pytest.mark.parametrize(
+    ("repo", "cache"), [("Qwen/Qwen2.5-VL-3B-Instruct", None), ("Qwen/Qwen3-VL-2B-Instruct", "fp8")]
+)
+def test_a_cache_in_fp8_is_planned_where_keys_are_normed(repo: str, cache: str | None) -> None:
+    """For others no plan has it, and the diagnosis would end without one."""
+    facts = catalogue_facts(repo)
+    assert facts is not None
+    asked = {"--kv-cache-dtype": "fp8", "--max-model-len": "8192"}
+    command = SimpleNamespace(get=asked.get, has=asked.__contains__)
+    run_facts: Any = SimpleNamespace(command=command, known=KnownModel(repo, True, inventory(facts), 0))
+    assert {each.kv_cache for each in replan._wishes(run_facts, None)} == {cache}
 
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)

@@ -108,15 +108,17 @@ def _wishes(facts: RunFacts, limit: int | None) -> Iterator[Wishes]:
     sees = bool(facts.known and facts.known.model.facts.vision)
     without = bool(command and command.has("--language-model-only"))
     images = _images_wished(facts) if sees and not without else 0
-    kv = "fp8" if command and (command.get("--kv-cache-dtype") or "").startswith("fp8") else None
+    asked = bool(command and (command.get("--kv-cache-dtype") or "").startswith("fp8"))
+    # For keys without norm nothing is planned with it: bf16 is the larger.
+    kv = asked and (facts.known is None or facts.known.model.qk_norm)
     given = command.get("--max-model-len") if command else None
     context = int(given) if given and given.isdigit() and len(given) < 10 else None
-    for asked, pixels in dict.fromkeys(
+    for tokens, pixels in dict.fromkeys(
         ((context, max_pixels(facts)), (None, max_pixels(facts)), (None, None))
     ):
         try:
             yield Wishes(
-                context=asked or None, images=images, max_pixels=pixels, backend="vllm", memory_bytes=limit,
+                context=tokens or None, images=images, max_pixels=pixels, backend="vllm", memory_bytes=limit,
                 language_only=without and sees, kv_cache="fp8" if kv else None,
             )  # fmt: skip
         except SnugvlError:
