@@ -140,7 +140,7 @@ def test_the_context_is_measured_and_remembered(
     stages = Stages(7000 * MIB, 6700 * MIB, 6650 * MIB, 6560 * MIB, 6577 * MIB, 7000 * MIB)
     monkeypatch.setattr(context_cost, "_run", lambda gpu, environ: stages)
     assert (
-        "423 MiB  of what is free go to the CUDA context of each program with torch, once it starts (measured"
+        "423 MiB  of what is free goes to the CUDA context of each program with torch, once it starts (m"
         in snugvl("doctor", "--measure-context").out
     )
     (kept,) = calibration.load(calibration.calibration_file()).measurements
@@ -199,10 +199,15 @@ def test_what_a_stranger_misread_is_said(snugvl: Run) -> None:
     """Memory that is not the GPU's, a context that is not held yet, a GPU that can't be used."""
     here = snugvl("doctor", "--gpu", "rtx-5060", "--os", "wsl2").out
     assert "System memory 16.00 GiB free" in here
-    assert "450 MiB  of what is free go to the CUDA context" in here
+    assert "450 MiB  of what is free goes to the CUDA context" in here
     assert "each gains up to" in here
     mac = snugvl("doctor", "--gpu", "none", "--os", "macos").out
     assert "No GPU that snugvl can use" in mac
     assert "On Apple silicon llama.cpp runs GGUF files on the GPU" in mac
     assert "Nothing to free" in mac
     assert "Nothing to do" not in mac
+    assert "nothing is known of other programs' memory" in snugvl("doctor", "--gpu", "rtx-3090").out
+    old = " ".join(snugvl("doctor", "--gpu", "gtx-1080").out.split())
+    assert "Too old for snugvl's engines but llama.cpp's" in old
+    assert "compute capability 6.1 is older than 7.5" in old
+    assert "Too old" not in here

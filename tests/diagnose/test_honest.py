@@ -409,7 +409,7 @@ def test_what_bytes_were_for_is_said() -> None:
     assert "KV cache that the whole context needs" in to_text(
         explain_file(LOGS[0].parent / "vllm029_disturbed.log")
     )
-    assert "asked for at last, and refused" in to_text(explain(TOWER.replace("CUDA out", "HIP out")))
+    assert "asked for last, and refused" in to_text(explain(TOWER.replace("CUDA out", "HIP out")))
 
 
 def test_memory_that_vllm_itself_holds_is_not_called_others() -> None:

@@ -15,6 +15,7 @@ from snugvl.hardware.advice import Advice
 from snugvl.hardware.machine import SYSTEMS, Gpu, Machine
 from snugvl.hardware.recording import as_json
 from snugvl.hardware.software import TorchBuild
+from snugvl.planner.generations import NATIVE, older
 
 SCHEMA: Final = 1
 BAR_CELLS: Final = 40
@@ -80,7 +81,9 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
             yield from _hanging("  - ", "yellow", sentence, width)
     yield []
     if not advice.steps:
-        yield [("Nothing to free", "bold"), (": no step would gain memory worth it.", "")]
+        described = machine.source == "described"  # by a person, who may say with --held what programs hold
+        why = "nothing is known of other programs' memory" if described else "no step would free much memory"
+        yield [("Nothing to free", "bold"), (f": {why}.", "")]
         return
     yield [("What to do", "bold"), (", most first; each gains up to", "")]
     for step in advice.steps:
@@ -119,8 +122,11 @@ def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
     else:
         cost_bytes, source = gpu.context_bytes, f"measured with driver {gpu.driver}"
     size = f"{format_size(cost_bytes):>{_SIZE_WIDTH}}  "
-    text = f"of what is free go to the CUDA context of each program with torch, once it starts ({source})"
+    text = f"of what is free goes to the CUDA context of each program with torch, once it starts ({source})"
     yield from _hanging(size, "cyan", text, width)
+    if (why := older(gpu.compute_capability, NATIVE)) is not None:
+        text = f"Too old for snugvl's engines but llama.cpp's, which runs GGUF files on it: {why}."
+        yield from _hanging("  ", "yellow", text, width)
 
 
 def _hanging(lead: str, style: str, text: str, width: int | None) -> Iterator[Line]:

@@ -84,7 +84,7 @@ class RunBudget:
     remainder_bytes: int | None = None
     needed_bytes: int | None = None
     note: str = ""
-    needed_name: str = "asked for at last, and refused"
+    needed_name: str = "asked for last, and refused"
 
     def __bool__(self) -> bool:
         return bool(self.frame or self.uses or self.needed_bytes)

@@ -96,8 +96,8 @@ def with_used(machine: Machine, used: tuple[Gpu, ...]) -> Machine:
     first, notes = used[0], list(machine.notes)
     if first.unified:
         notes.append(
-            f"{first.name} has main memory as its own, of which llama.cpp may take up to "
-            f"{format_size(first.total_bytes)}: what is planned there is missing for other programs."
+            f"{first.name} has no memory of its own: llama.cpp may take up to "
+            f"{format_size(first.total_bytes)} of main memory, which other programs then lack."
         )
     rest = "needs WSL2" if machine.os == "windows" else "runs on the processor"
     notes.append(

@@ -91,7 +91,8 @@ def _why_not(nvml: Any, error: Exception, around: Around) -> str:
     if isinstance(error, nvml.NVMLError_LibraryNotFound):
         if around.container:
             return (
-                "No NVIDIA driver is visible in this container; if the host has a GPU, start with --gpus all."
+                "No NVIDIA driver is visible in this container; if the host has a GPU, start the container "
+                "with docker run --gpus all."
             )
         if around.wsl2:
             return "No NVIDIA driver is visible in WSL2; install NVIDIA's driver in Windows, none in WSL2."

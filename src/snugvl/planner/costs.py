@@ -69,18 +69,18 @@ def told(option: Option, settings: Settings) -> list[str]:
         finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
         said.append(
             f"{option.weights}: answers differ {SEEN[option.weights]} from those of the original weights. "
-            f"--quality {finer} refuses it; --verbose has figures."
+            f"--quality {finer} keeps it out; --verbose has figures."
         )
         if option.weights in QUANTIZED:
             bits = QUANTIZED[option.weights][0]
             said.append(
                 f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy "
                 f"that differs less, "
-                "rounded for what is yours, and starts sooner (docs/quantize.md)."
+                "rounded for your own pictures, and starts sooner (docs/quantize.md)."
             )
     if settings.kv_name == "fp8":
         said.append(
-            "The fp8 cache: answers hardly differ, as this model norms its keys; --kv-cache bf16 refuses it."
+            "The fp8 cache: answers of such a model hardly differ by it; --kv-cache bf16 keeps it out."
         )
     return said
 

@@ -77,7 +77,8 @@ def speed_text(speed: Speed) -> str | None:
     many = speed.decode_tokens_per_s > MANY_TOKENS
     bound = f"memory allows over {MANY_TOKENS:,}" if many else f"at most {speed.decode_tokens_per_s:,.0f}"
     bound += f" tokens/s{_wait(speed)}"
-    return f"{bound} (roofline, {'by assumed rates of main memory' if speed.assumed else 'an upper bound'})"
+    rates = "assumed rates of main memory" if speed.assumed else "the card's rates"
+    return f"{bound} (roofline, by {rates}; real use is slower)"
 
 
 def _wait(speed: Speed) -> str:

@@ -144,7 +144,7 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     parts = "prompt, images and answer" if settings.images else "prompt and answer"
     context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
     if settings.engine == "native" and settings.kv_tokens > settings.context:
-        at_once = f", for up to {settings.sequences} requests at once" if settings.sequences > 1 else ""
+        at_once = f", shared by up to {settings.sequences} requests at once" if settings.sequences > 1 else ""
         context += f"; the cache holds {settings.kv_tokens:,}{at_once}"
     facts.append(("context", context))
     if settings.images and model.facts.vision is not None:
