@@ -323,9 +323,18 @@ def held() -> dict[str, int]:
     }
 
 
-def descendants(marker: str) -> list[str]:
+def children() -> set[int]:
     """Processes that came of this one and live, zombies of it included."""
-    lines = [" ".join(each.cmdline()) or each.name() for each in psutil.Process().children(recursive=True)]
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+def descendants(marker: str, known: set[int]) -> list[str]:
+    """Processes that came of this one and live, but for those `known`, which others have started."""
+    lines = []
+    for pid in children() - known:
+        with suppress(psutil.Error):
+            each = psutil.Process(pid)
+            lines.append(" ".join(each.cmdline()) or each.name())
     for each in psutil.process_iter():
         with suppress(psutil.Error):
             if marker in each.environ().get("PYTHONPATH", "") and each.pid != os.getpid():
@@ -335,13 +344,13 @@ def descendants(marker: str) -> list[str]:
 
 def run(faults: int, seed: int) -> Found:
     """All of it; what was found, with what is left in `wrong`."""
-    found = Found()
+    found, known = Found(), children()
     with place() as folder:
         asyncio.run(break_it(0, seed, folder, found))  # what is imported and started once is there
         before = held()
         asyncio.run(break_it(faults, seed, folder, found))
         end = time.monotonic() + LEAVE_S
-        while (left := descendants(folder.name)) and time.monotonic() < end:
+        while (left := descendants(folder.name, known)) and time.monotonic() < end:
             time.sleep(0.05)
         after = held()
         found.wrong += [f"a process is left: {each}" for each in left]
