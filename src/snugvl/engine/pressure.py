@@ -81,8 +81,9 @@ OnCap = Callable[[int], None]
 
 
 class CountedDriver:
-    """What the driver holds in this process where nobody tells: what it held at the start, and what the card
-    lost while kernels were loaded.
+    """The driver's memory in this process, in bytes, where nobody tells it.
+
+    It is what the driver held at the start, and all that the card lost while kernels were loaded.
 
     Others may have taken it, but only within a tenth of a second; then the cache is smaller by it, for good.
     """

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LargeGrammars(Generic[T]):
-    """Those in use, by what they were made of. Safe to use from several threads."""
+    """Large grammars in use, by what they were made of. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -38,7 +38,7 @@ _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBR
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a trial said. `error`: what is wrong with what was asked, or nothing; `bytes`: memory it holds."""
+    """A trial's verdict. `error`: what is wrong with what was asked, or nothing; `bytes`: memory it holds."""
 
     error: str
     bytes: int = 0

@@ -47,7 +47,7 @@ def stream_on(device: torch.device, purpose: str) -> torch.cuda.Stream:
 
 
 def in_thread_that_ends(work: Callable[[], T]) -> T:
-    """What `work` returns or raises, run in a thread of its own that has ended then.
+    """Run `work` in a thread of its own that has ended afterwards; return or raise what it does.
 
     The handles of CUDA's libraries that it needed are there for the next thread.
     """

@@ -86,7 +86,7 @@ def told(option: Option, settings: Settings) -> list[str]:
 
 
 def figures(option: Option) -> list[str]:
-    """What was measured of a format that our engine makes."""
+    """Sentences with the figures that were measured of a format which our engine makes."""
     if option.engine != "native" or option.weights not in FEW_BITS or not option.made:
         return []
     costs = ", ".join(f"{kl:.2g} on {model}" for model, kl in MEASURED[option.weights].items())
