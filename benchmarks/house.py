@@ -1,0 +1,190 @@
+"""Sizes of the source, and what one change of each kind touches: the tables of the redesign, counted.
+
+    python benchmarks/house.py [--revision REV]
+
+Each figure's definition is its function's docstring. With `--revision` the same is counted in another commit
+of this repository, so two revisions are compared by one set of definitions. A decode step's files are only
+counted in the working tree, as they need the code to run.
+"""
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import tarfile
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TypeGuard
+
+ROOT = Path(__file__).parents[1]
+ENGINES = ("native", "transformers", "vllm", "llamacpp")
+FAMILY = "qwen3_5"  # one that sees and has recurrent layers
+FORMATS = re.compile(r"\bint[456]\b", re.IGNORECASE)
+DIALECT = re.compile(r"(Of|The same|Those)\b")
+VAGUE = re.compile(r"(What|Whoever|Nobody)\b")
+OPTIONS = ("kv_cache", "prefix_cache", "speculation", "max_pixels", "concurrency")
+SMALL = 100  # lines of a module that is one of many small ones
+
+
+class House:
+    """The Python files of a revision, parsed once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.src = {path: path.read_text(encoding="utf-8") for path in sorted((root / "src").rglob("*.py"))}
+        self.trees = {path: ast.parse(text) for path, text in self.src.items()}
+
+    def lines(self, folder: str) -> int:
+        """Lines of all Python files below a folder, empty ones and comments included."""
+        files = (self.root / folder).rglob("*.py")
+        return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+    def name(self, path: Path) -> str:
+        """A file's path below `src/snugvl`."""
+        return path.relative_to(self.root / "src" / "snugvl").as_posix()
+
+    def small(self) -> int:
+        """Modules of src under 100 lines, packages' `__init__.py` included."""
+        return sum(len(text.splitlines()) < SMALL for text in self.src.values())
+
+    def classes_twice(self) -> list[str]:
+        """Names of top-level classes that two or more modules of src define."""
+        names = Counter(
+            node.name for tree in self.trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
+        )
+        return sorted(name for name, count in names.items() if count > 1)
+
+    def docstrings(self) -> Iterator[tuple[str, str]]:
+        """Every docstring of src: where it stands (file and line), and its first line."""
+        for path, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    text = ast.get_docstring(node)
+                    if text:
+                        yield f"{self.name(path)}:{getattr(node, 'lineno', 1)}", text.splitlines()[0]
+
+    def docstrings_like(self, pattern: re.Pattern[str]) -> list[str]:
+        """Docstrings that begin with the pattern."""
+        return [f"{where} {line}" for where, line in self.docstrings() if pattern.match(line)]
+
+    def engine_comparisons(self) -> list[str]:
+        """Comparisons (`==`, `!=`, `in`, `is`, a `match` case) with an engine's name, outside the folders of
+        the engines, in any module of src."""
+        found = []
+        for path, tree in self.trees.items():
+            name = self.name(path)
+            if re.match(rf"backends/({'|'.join(ENGINES)}|child|process)/", name):
+                continue
+            lines = (node.lineno for node in ast.walk(tree) if _asks_for_engine(node))
+            found.extend(f"{name}:{line}" for line in lines)
+        return found
+
+    def files_with(self, pattern: re.Pattern[str]) -> list[str]:
+        """Modules of src whose code or text has the pattern."""
+        return [self.name(path) for path, text in self.src.items() if pattern.search(text)]
+
+
+def _asks_for_engine(node: ast.AST) -> TypeGuard[ast.expr]:
+    """Whether a node compares something with an engine's name."""
+    if isinstance(node, ast.Compare):
+        return any(map(_names_engine, (node.left, *node.comparators)))
+    return isinstance(node, ast.MatchValue) and _names_engine(node.value)
+
+
+def _names_engine(node: ast.expr) -> bool:
+    """Whether an operand is an engine's name, or a literal collection of constants with one in it."""
+    if isinstance(node, ast.Tuple | ast.Set | ast.List):
+        return any(map(_names_engine, node.elts))
+    return isinstance(node, ast.Constant) and node.value in ENGINES
+
+
+def decode_step() -> list[tuple[str, int]]:
+    """Modules of which a function runs between two tokens of a greedy answer, with their lines: pocket on the
+    CPU, all threads that snugvl starts; the network itself (`models/`, `layers/`) is left out."""
+    import snugvl
+
+    source = f"{Path(snugvl.__file__).parent}/"
+    seen: set[str] = set()
+    looking = False
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if looking and event == "call" and frame.f_code.co_filename.startswith(source):
+            seen.add(frame.f_code.co_filename.removeprefix(source))
+
+    threading.setprofile(profile)  # of threads that start from now on
+    try:
+        with snugvl.load("pocket", device="cpu") as model:
+            stream = model.stream_ask(ROOT / "examples/images/shapes.png", "Describe the picture in detail.")
+            for number, _ in enumerate(stream):
+                looking = 4 <= number < 30  # the prompt is through, and the answer goes on
+    finally:
+        threading.setprofile(None)
+    names = [name for name in sorted(seen) if not name.startswith(("models/", "layers/"))]
+    return [(name, len(Path(source, name).read_text(encoding="utf-8").splitlines())) for name in names]
+
+
+def table(house: House) -> list[tuple[str, str]]:
+    """Rows: what is counted, and the figure."""
+    name = re.compile(rf"\b{FAMILY}|Qwen35|Qwen3_5")
+    compared = house.engine_comparisons()
+    planner = [where for where in compared if where.startswith("planner/")]
+    return [
+        ("lines of src", f"{house.lines('src'):,}"),
+        ("modules of src", f"{len(house.src)}"),
+        (f"modules of src under {SMALL} lines", f"{house.small()}"),
+        ("lines of tests", f"{house.lines('tests'):,}"),
+        ("lines of benchmarks", f"{house.lines('benchmarks'):,}"),
+        ("class names that occur twice", f"{len(house.classes_twice())}"),
+        ("docstrings that begin with Of, The same, Those", f"{len(house.docstrings_like(DIALECT))}"),
+        ("docstrings that begin with What, Whoever, Nobody", f"{len(house.docstrings_like(VAGUE))}"),
+        ("comparisons with an engine's name, outside engines' folders", f"{len(compared)}"),
+        ("of these in planner/", f"{len(planner)}"),
+        (f"modules that name the family {FAMILY}", f"{len(house.files_with(name))}"),
+        ("modules that name int4, int5 or int6", f"{len(house.files_with(FORMATS))}"),
+        *(
+            (f"modules that name the option {option}", f"{len(house.files_with(_option(option)))}")
+            for option in OPTIONS
+        ),
+    ]
+
+
+def _option(name: str) -> re.Pattern[str]:
+    """An option as Python or the shell spells it."""
+    return re.compile(rf"\b{name}\b|--{name.replace('_', '-')}\b")
+
+
+def checked_out(revision: str, folder: Path) -> Path:
+    """A revision's files, below a folder."""
+    packed = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--revision", help="count this commit instead of the working tree")
+    parser.add_argument("--list", action="store_true", help="also print where")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        house = House(checked_out(given.revision, Path(folder)) if given.revision else ROOT)
+        for what, figure in table(house):
+            print(f"{what:<62}{figure:>10}")
+        if given.list:
+            for lines in (house.engine_comparisons(), house.classes_twice(), house.docstrings_like(DIALECT)):
+                print("", *lines, sep="\n  ")
+    if not given.revision:
+        step = decode_step()
+        print(f"{'modules of a decode step, without the network':<62}{len(step):>10}")
+        print(f"{'their lines':<62}{sum(lines for _, lines in step):>10,}")
+        print(*(f"    {name} {lines}" for name, lines in step), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
