@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from snugvl.server import access
 from snugvl.server.settings import ServerSettings, is_loopback
 from tests.server.fake import FakeService
 from tests.server.live import live
@@ -49,6 +50,22 @@ def test_nothing_else_does(headers: dict[str, str], said: str) -> None:
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"].startswith("Bearer")
     assert not service.requests
+
+
+@pytest.mark.parametrize("key", ["first-key", "second-key", "other-key"])
+def test_every_key_is_compared_whichever_it_is(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long the comparison takes says nothing of which key it was, or how far it was right."""
+    compared = []
+
+    def noting(first: bytes, second: bytes) -> bool:
+        compared.append((first, second))
+        return first == second
+
+    with live(FakeService(), KEYS) as base:
+        monkeypatch.setattr(access.hmac, "compare_digest", noting)
+        httpx.get(base + "/version", headers={"x-api-key": key})
+    assert len(compared) == len(KEYS.api_keys)
+    assert {len(digest) for pair in compared for digest in pair} == {32}
 
 
 def test_every_route_but_health_and_the_page_is_guarded() -> None:

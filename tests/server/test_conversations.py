@@ -139,6 +139,32 @@ def many(count: int) -> dict[str, Callable[[], Coroutine[Any, Any, object]]]:
     }
 
 
+def test_a_call_is_answered_once() -> None:
+    """By its id, its name, or its place; whichever answered it, the next answer is another call's."""
+
+    def call(name: str, **more: str) -> dict[str, Any]:
+        return {"function": {"name": name, "arguments": {}}, **more}
+
+    def result(**of: str) -> dict[str, Any]:
+        return {"role": "tool", "content": "a", **of}
+
+    calls = [call("f", id="a"), call("g", id="b"), call("f", id="c"), call("g"), call("f")]
+    answers = [
+        result(tool_call_id="a"),
+        result(tool_name="f"),
+        result(),
+        result(tool_name="g"),
+        result(),
+        result(tool_name="f"),
+        result(tool_call_id="b"),
+    ]
+    asked = {"model": "m", "messages": [USER, {"role": "assistant", "tool_calls": calls}, *answers]}
+    request = asyncio.run(ollama.chat_request(NOBODY, CAPABILITIES, ChatRequest.model_validate(asked)))
+    ids = [message.tool_call_id for message in request.messages if message.role == "tool"]
+    # The last two answer what was answered before: their own id, or none.
+    assert ids == ["a", "c", "b", "call_1_3", "call_1_4", None, "b"]
+
+
 async def _in_text(count: int) -> object:
     said = Message("assistant", (), (ToolCall("c", "f", "{}"),))
     return in_text.with_calls([said, *[Message("tool", (Text("a"),), (), "c")] * count])
