@@ -119,6 +119,14 @@ def test_a_foreign_page_may_not_post(origin: str) -> None:
     assert not service.requests
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_a_foreign_page_may_change_nothing(method: str) -> None:
+    with live(FakeService()) as base:
+        for path in ("/api/delete", "/v1/models"):
+            headers = {"origin": "https://evil.example"}
+            assert httpx.request(method, base + path, headers=headers).status_code == 403
+
+
 def test_our_own_page_may_post_and_so_may_programs_with_a_key() -> None:
     with live(FakeService()) as base:
         for origin in (base, base.upper()):
@@ -150,6 +158,8 @@ def test_a_page_that_is_allowed_may_ask(keys: tuple[str, ...], allowed: str) -> 
         answer = httpx.post(url, json=CHAT, headers={"Origin": PAGE, **key})
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
+        for each in (preflight, answer):  # no cookie or password of the browser's goes with it
+            assert "access-control-allow-credentials" not in each.headers
         assert "snugvl-warning" in answer.headers["access-control-expose-headers"]
         if keys:
             refused = httpx.post(url, json=CHAT, headers={"Origin": PAGE})

@@ -4,12 +4,14 @@ import asyncio
 import base64
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from io import BytesIO
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import httpx
 import pytest
+from PIL import Image
 
 from snugvl.core.messages import Message, Picture, Text, ToolCall
 from snugvl.inputs.tools import in_text
@@ -235,6 +237,52 @@ def test_no_share_of_the_tokens_is_the_likeliest(path: str, http: httpx.Client, 
     assert answer.status_code == 200, answer.text
     sampling = service.requests[-1].sampling
     assert (sampling.greedy, sampling.top_p) == (True, 1.0), "not every engine takes 0"
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+def test_no_part_is_no_text(role: str, http: httpx.Client, service: FakeService) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": role, "content": [], **({"tool_call_id": "c"} if role == "tool" else {})}
+    asks = [{"role": "assistant", "content": None, "tool_calls": [call]}] if role == "tool" else []
+    answer = http.post("/v1/chat/completions", json={"messages": [USER, *asks, turn, USER]})
+    assert answer.status_code == 200, answer.text
+    assert service.requests[-1].messages[-2].content == ()
+    if role == "tool":
+        item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": "c", "output": []}
+        answer = http.post("/v1/responses", json={"input": [USER, item, output]})
+    else:
+        answer = http.post("/v1/responses", json={"input": [turn, USER]})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(("text", "images", "shown"), [
+    ("a [img] b [img] c", 2, ["a ", 0, " b ", 1, " c"]),
+    ("[img][img]", 2, [0, 1]),
+    ("a [img] b", 2, [1, "a ", 0, " b"]),
+    ("a [img] b [img]", 1, ["a ", 0, " b [img]"]),
+    ("a [img]", 0, ["a [img]"]),
+    ("a", 2, [0, 1, "a"]),
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_ollamas_markers_say_where_pictures_stand(
+    path: str, text: str, images: int, shown: list[Any], http: httpx.Client, service: FakeService
+) -> None:
+    """Its rule: the next picture stands where the next marker does; those without one stand first."""
+    pictures = [base64.b64encode(png((8 + each, 8))).decode() for each in range(images)]
+    said = {"images": pictures, "prompt" if path == "/api/generate" else "content": text}
+    body = said if path == "/api/generate" else {"messages": [{"role": "user", **said}]}
+    answer = http.post(path, json={"model": "pocket", **body})
+    assert answer.status_code == 200, answer.text
+    content = service.requests[-1].messages[-1].content
+    found = [each.image.width - 8 if isinstance(each, Picture) else each.text for each in content]  # type: ignore[union-attr]
+    assert found == shown
+
+
+def png(size: tuple[int, int]) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", size).save(file, "PNG")
+    return file.getvalue()
 
 
 def test_no_detail_is_any(http: httpx.Client, service: FakeService, data_url: str) -> None:

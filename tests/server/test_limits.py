@@ -39,6 +39,18 @@ def test_a_body_that_is_too_long_is_refused_with_the_numbers() -> None:
         assert httpx.post(base + "/api/chat", content=body).json().keys() == {"error"}
 
 
+def test_the_rest_of_a_form_that_was_refused_is_not_waited_for() -> None:
+    form = b"--b\r\nContent-Disposition: form-data\r\n\r\n"  # a part without a name
+    start = (
+        b"POST /v1/vision/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+        b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    with live(FakeService()) as base, connect(base, start + form) as link:
+        answer = read_all(link)  # which ends when the server ends the connection
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"connection: close" in answer.lower()
+
+
 def test_a_body_without_a_length_is_counted_as_it_comes() -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(50):

@@ -154,6 +154,7 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
             seen = service.snapshot.at
             await until(service, lambda: service.snapshot and service.snapshot.at > seen)
             await until(service, lambda: service.snapshot and service.snapshot.load.running == 0)
+            assert service.snapshot.load.items_encoded == 1, "the answer to what released it, and no other"
 
     run(test())
 

@@ -69,7 +69,7 @@ def test_the_engine_has_four_prompts_of_a_request_at_once() -> None:
         body = {"prompt": [f"{i}" for i in range(11)]}
         answer = threads.submit(httpx.post, f"{base}/v1/completions", json=body, timeout=PATIENCE_S)
         for had in (4, 8, 11):
-            until(lambda had=had: len(service.requests) == had)  # type: ignore[misc]
+            until(lambda had=had: len(service.requests) >= had)  # type: ignore[misc]
             httpx.get(f"{base}/health")  # whatever else would be submitted is by now
             assert len(service.requests) == had
             script, service.script = service.script, Script(wait_s=math.inf)
