@@ -22,7 +22,9 @@ from snugvl.server.intake.intake import Intake
 from snugvl.server.ollama import conversation as ollama
 from snugvl.server.ollama.schemas import ChatRequest
 from snugvl.server.openai import responses_request as responses
+from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.messages import MAX_PARTS
+from snugvl.server.openai.messages import conversation_of as chat_conversation
 from snugvl.server.together import MAX_MEDIA
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
@@ -128,15 +130,39 @@ def many(count: int) -> dict[str, Callable[[], Coroutine[Any, Any, object]]]:
     made = {
         name: ChatRequest.model_validate({"model": "m", "messages": each}) for name, each in chats.items()
     }
-    turns = MessagesRequest.model_validate({"model": "m", "max_tokens": 1, "messages": [USER] * count})
+    head = {"model": "m", "max_tokens": 1}
+    turns = MessagesRequest.model_validate({**head, "messages": [USER] * count})
+    uses = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": each, "name": "f", "input": {}}]}
+        for each in ids
+    ]
+    results = [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": each, "content": "a"}]}
+        for each in reversed(ids)
+    ]
+    answered = MessagesRequest.model_validate({**head, "messages": [USER, *uses, *results]})
     item = responses.FunctionCallItem(type="function_call", call_id="c", name="f", arguments="{}")
+    items: list[Any] = [item.model_copy(update={"call_id": each}) for each in ids]
+    items += [
+        responses.FunctionCallOutput(type="function_call_output", call_id=each, output="a")
+        for each in reversed(ids)
+    ]
+    function = {"name": "f", "arguments": "{}"}
+    said = ChatCompletionRequest.model_validate({"messages": [
+        *({"role": "assistant", "content": None, "tool_calls": [{"id": each, "function": function}]}
+          for each in ids),
+        *({"role": "tool", "tool_call_id": each, "content": "a"} for each in reversed(ids)),
+    ]})  # fmt: skip
     return {
         **{
             f"ollama, {name}": lambda each=each: ollama.chat_request(NOBODY, CAPABILITIES, each)  # type: ignore[misc]
             for name, each in made.items()
         },
         "anthropic": lambda: anthropic.request_of(NOBODY, turns),
+        "anthropic, in the other order": lambda: anthropic.request_of(NOBODY, answered),
         "responses": lambda: responses.conversation_of([item] * count, None, NOBODY),
+        "responses, in the other order": lambda: responses.conversation_of(items, None, NOBODY),
+        "chat, in the other order": lambda: chat_conversation(said.messages, NOBODY),
         "a template without calls": lambda: _in_text(count),
     }
 
