@@ -1,4 +1,4 @@
-"""The attacks of issue 14, and those on HTTP, JSON and forms. `attacks_more.py` has the rest."""
+"""The attacks of issue 14, and those on HTTP, JSON and forms; the rest is in the modules beside this one."""
 
 import json
 from collections.abc import Callable

@@ -15,6 +15,7 @@ from PIL import Image
 
 from attack_kit import Address, Attack, Shot, act, chat, schema
 from attacks import HTTP, ISSUE, LEAVE_3_S, counted, shots, text, tokenize, tool, uploads
+from attacks_protocols import PROTOCOLS
 from server_requests import data_url
 
 STRING = {"type": "string"}
@@ -265,7 +266,7 @@ NOTHING = [
     Attack("nothing", "control", "nobody attacks", list),
     Attack("nothing, at the end", "control", "nobody attacks", list),
 ]
-ALL = [NOTHING[0], *ISSUE, *HTTP, *GRAMMARS, *SAMPLING, *TEXTS, *PICTURES, NOTHING[1]]
+ALL = [NOTHING[0], *ISSUE, *HTTP, *GRAMMARS, *SAMPLING, *TEXTS, *PICTURES, *PROTOCOLS, NOTHING[1]]
 
 
 def act_out(name: str, address: Address, pipe: Connection) -> None:

@@ -43,7 +43,7 @@ MAX_CONCURRENT = 256
 GUARD_MIB = 3072  # beyond what it held: then it is killed, before the machine is
 KEPT_MIB = 96  # kept from an attack: the next one gets a new server
 SETTLE_S = 0.4  # of bystanders before attackers begin
-STUCK_S = 30.0  # beyond which no process of ours takes to end
+STUCK_S = 90.0  # beyond which no process of ours takes to end
 OPTIONS = ("--device", "cpu", "--served-model-name", MODEL)
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
@@ -256,14 +256,17 @@ def head() -> str:
 
 def attack_all(chosen: Sequence[Attack], patience_s: float) -> list[Row]:
     """A row for each attack, printed as they come."""
-    servers, rows, quiet = Servers(), list[Row](), list[Row]()
+    servers, rows, quiet, measured = Servers(), list[Row](), list[Row](), list[Attack]()
     print(head(), flush=True)
     try:
         for attack in chosen:
             row = _tried(attack, servers, patience_s)
+            if row is None:
+                continue
             quiet += [row] if attack.finding == "control" else []
             judge(row, quiet, attack)
             rows.append(row)
+            measured.append(attack)
             print(line(row), flush=True)
             broken = row.killed or row.engine_died or row.next_s is None or row.afterwards_s > 10
             if broken:
@@ -272,19 +275,23 @@ def attack_all(chosen: Sequence[Attack], patience_s: float) -> list[Row]:
         print("stopped; what there is, is saved", flush=True)
     finally:
         servers.stop(at_once=True)
-    for row, attack in zip(rows, chosen, strict=False):  # a control at the end may say more of the machine
+    for row, attack in zip(rows, measured, strict=True):  # a control at the end may say more of the machine
         judge(row, quiet, attack)
     return rows
 
 
-def _tried(attack: Attack, servers: Servers, patience_s: float) -> Row:
-    """A row; tried again with a new server where an old one wasn't well before the attack."""
-    try:
-        return run(attack, servers.get(attack.serve), patience_s)
-    except (AssertionError, EOFError, OSError, httpx.HTTPError) as error:
-        print(f"    ({attack.name}, again: {type(error).__name__} {error})", flush=True)
-    servers.stop(at_once=True)
-    return run(attack, servers.get(attack.serve), patience_s)
+def _tried(attack: Attack, servers: Servers, patience_s: float) -> Row | None:
+    """A row; tried again with a new server where an old one wasn't well before the attack.
+
+    None: nor was the new one, on a machine that has too much else to do.
+    """
+    for _ in range(2):
+        try:
+            return run(attack, servers.get(attack.serve), patience_s)
+        except (AssertionError, EOFError, OSError, httpx.HTTPError) as error:
+            print(f"    ({attack.name}: not measured: {type(error).__name__} {error})", flush=True)
+        servers.stop(at_once=True)
+    return None
 
 
 def by_attack(row: Row) -> dict[str, Any]:

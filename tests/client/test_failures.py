@@ -247,7 +247,16 @@ def test_nothing_of_openai_leaves_for_the_server(raw: RawServer, monkeypatch: py
     with Client(raw.url) as client:
         client.caption(PICTURE)
         assert isinstance(client.openai, openai.OpenAI)
-    assert "private" not in str(raw.asked[0].headers)
+
+    async def asked() -> None:
+        async with AsyncClient(raw.url) as client:
+            await client.caption(PICTURE)
+
+    raw.says(200, b'{"text": "x"}')
+    asyncio.run(asked())
+    assert len(raw.asked) == 2
+    for each in raw.asked:
+        assert "private" not in str(each.headers)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,34 @@ def test_copilot_finds_the_model(url: str) -> None:
     assert "tools" in told["capabilities"]
 
 
+def test_frigate_finds_each_picture_where_its_marker_stands(url: str, data_url: str) -> None:
+    """By Ollama's rule the next picture stands where "[img]" does, and those without a marker come first."""
+    image = data_url.partition(",")[2]
+
+    def counted(content: str, images: int) -> dict[str, Any]:
+        message = {"role": "user", "content": content, "images": [image] * images}
+        body = {"model": "pocket", "messages": [message], "stream": False, "options": {"num_predict": 1}}
+        answer = httpx.post(f"{url}/api/chat", json=body, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    marked, plain = counted("a\n[img]\nb\n[img]\nc", 2), counted("a\n\nb\n\nc", 2)
+    assert abs(marked["prompt_eval_count"] - plain["prompt_eval_count"]) <= 4, "the markers are no text"
+
+
+def test_zed_reads_the_models(url: str) -> None:
+    """Its types have no field of these left out."""
+    (model,) = httpx.get(f"{url}/api/tags", timeout=PATIENCE_S).json()["models"]
+    assert {"name", "modified_at", "size", "digest", "details"} <= model.keys()
+    assert {"format", "family", "parameter_size", "quantization_level"} <= model["details"].keys()
+    assert all(isinstance(value, str) for key, value in model["details"].items() if key != "families")
+
+
+def test_frigate_reads_the_context_of_the_model(url: str) -> None:
+    (model,) = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"][:1]
+    assert model["max_model_len"] > 0
+
+
 def test_continue_reads_the_context_of_the_model(url: str) -> None:
     """It takes `num_ctx` out of the parameters, one to a line, and asks by the old name of the field."""
     told = httpx.post(f"{url}/api/show", json={"name": "pocket"}, timeout=PATIENCE_S).json()
@@ -90,4 +118,10 @@ def test_every_shape_names_its_source() -> None:
     for shape in SHAPES:
         repository, path, *_ = shape.source.split()
         assert repository, shape.client
-        assert Path(shape.source.split()[-2 if "/" in repository else -1]).suffix in (".py", ".ts"), path
+        assert Path(shape.source.split()[-2 if "/" in repository else -1]).suffix in (
+            ".py",
+            ".ts",
+            ".rs",
+            ".js",
+            ".go",
+        ), path

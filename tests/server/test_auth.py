@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from snugvl.server import access
 from snugvl.server.settings import ServerSettings, is_loopback
 from tests.server.fake import FakeService
 from tests.server.live import live
@@ -49,6 +50,22 @@ def test_nothing_else_does(headers: dict[str, str], said: str) -> None:
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"].startswith("Bearer")
     assert not service.requests
+
+
+@pytest.mark.parametrize("key", ["first-key", "second-key", "other-key"])
+def test_every_key_is_compared_whichever_it_is(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long the comparison takes says nothing of which key it was, or how far it was right."""
+    compared = []
+
+    def noting(first: bytes, second: bytes) -> bool:
+        compared.append((first, second))
+        return first == second
+
+    with live(FakeService(), KEYS) as base:
+        monkeypatch.setattr(access.hmac, "compare_digest", noting)
+        httpx.get(base + "/version", headers={"x-api-key": key})
+    assert len(compared) == len(KEYS.api_keys)
+    assert {len(digest) for pair in compared for digest in pair} == {32}
 
 
 def test_every_route_but_health_and_the_page_is_guarded() -> None:
@@ -102,6 +119,14 @@ def test_a_foreign_page_may_not_post(origin: str) -> None:
     assert not service.requests
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_a_foreign_page_may_change_nothing(method: str) -> None:
+    with live(FakeService()) as base:
+        for path in ("/api/delete", "/v1/models"):
+            headers = {"origin": "https://evil.example"}
+            assert httpx.request(method, base + path, headers=headers).status_code == 403
+
+
 def test_our_own_page_may_post_and_so_may_programs_with_a_key() -> None:
     with live(FakeService()) as base:
         for origin in (base, base.upper()):
@@ -133,6 +158,8 @@ def test_a_page_that_is_allowed_may_ask(keys: tuple[str, ...], allowed: str) -> 
         answer = httpx.post(url, json=CHAT, headers={"Origin": PAGE, **key})
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
+        for each in (preflight, answer):  # no cookie or password of the browser's goes with it
+            assert "access-control-allow-credentials" not in each.headers
         assert "snugvl-warning" in answer.headers["access-control-expose-headers"]
         if keys:
             refused = httpx.post(url, json=CHAT, headers={"Origin": PAGE})

@@ -4,12 +4,14 @@ import asyncio
 import base64
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from io import BytesIO
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import httpx
 import pytest
+from PIL import Image
 
 from snugvl.core.messages import Message, Picture, Text, ToolCall
 from snugvl.inputs.tools import in_text
@@ -20,7 +22,9 @@ from snugvl.server.intake.intake import Intake
 from snugvl.server.ollama import conversation as ollama
 from snugvl.server.ollama.schemas import ChatRequest
 from snugvl.server.openai import responses_request as responses
+from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.messages import MAX_PARTS
+from snugvl.server.openai.messages import conversation_of as chat_conversation
 from snugvl.server.together import MAX_MEDIA
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
@@ -126,17 +130,67 @@ def many(count: int) -> dict[str, Callable[[], Coroutine[Any, Any, object]]]:
     made = {
         name: ChatRequest.model_validate({"model": "m", "messages": each}) for name, each in chats.items()
     }
-    turns = MessagesRequest.model_validate({"model": "m", "max_tokens": 1, "messages": [USER] * count})
+    head = {"model": "m", "max_tokens": 1}
+    turns = MessagesRequest.model_validate({**head, "messages": [USER] * count})
+    uses = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": each, "name": "f", "input": {}}]}
+        for each in ids
+    ]
+    results = [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": each, "content": "a"}]}
+        for each in reversed(ids)
+    ]
+    answered = MessagesRequest.model_validate({**head, "messages": [USER, *uses, *results]})
     item = responses.FunctionCallItem(type="function_call", call_id="c", name="f", arguments="{}")
+    items: list[Any] = [item.model_copy(update={"call_id": each}) for each in ids]
+    items += [
+        responses.FunctionCallOutput(type="function_call_output", call_id=each, output="a")
+        for each in reversed(ids)
+    ]
+    function = {"name": "f", "arguments": "{}"}
+    said = ChatCompletionRequest.model_validate({"messages": [
+        *({"role": "assistant", "content": None, "tool_calls": [{"id": each, "function": function}]}
+          for each in ids),
+        *({"role": "tool", "tool_call_id": each, "content": "a"} for each in reversed(ids)),
+    ]})  # fmt: skip
     return {
         **{
             f"ollama, {name}": lambda each=each: ollama.chat_request(NOBODY, CAPABILITIES, each)  # type: ignore[misc]
             for name, each in made.items()
         },
         "anthropic": lambda: anthropic.request_of(NOBODY, turns),
+        "anthropic, in the other order": lambda: anthropic.request_of(NOBODY, answered),
         "responses": lambda: responses.conversation_of([item] * count, None, NOBODY),
+        "responses, in the other order": lambda: responses.conversation_of(items, None, NOBODY),
+        "chat, in the other order": lambda: chat_conversation(said.messages, NOBODY),
         "a template without calls": lambda: _in_text(count),
     }
+
+
+def test_a_call_is_answered_once() -> None:
+    """By its id, its name, or its place; whichever answered it, the next answer is another call's."""
+
+    def call(name: str, **more: str) -> dict[str, Any]:
+        return {"function": {"name": name, "arguments": {}}, **more}
+
+    def result(**of: str) -> dict[str, Any]:
+        return {"role": "tool", "content": "a", **of}
+
+    calls = [call("f", id="a"), call("g", id="b"), call("f", id="c"), call("g"), call("f")]
+    answers = [
+        result(tool_call_id="a"),
+        result(tool_name="f"),
+        result(),
+        result(tool_name="g"),
+        result(),
+        result(tool_name="f"),
+        result(tool_call_id="b"),
+    ]
+    asked = {"model": "m", "messages": [USER, {"role": "assistant", "tool_calls": calls}, *answers]}
+    request = asyncio.run(ollama.chat_request(NOBODY, CAPABILITIES, ChatRequest.model_validate(asked)))
+    ids = [message.tool_call_id for message in request.messages if message.role == "tool"]
+    # The last two answer what was answered before: their own id, or none.
+    assert ids == ["a", "c", "b", "call_1_3", "call_1_4", None, "b"]
 
 
 async def _in_text(count: int) -> object:
@@ -209,6 +263,52 @@ def test_no_share_of_the_tokens_is_the_likeliest(path: str, http: httpx.Client, 
     assert answer.status_code == 200, answer.text
     sampling = service.requests[-1].sampling
     assert (sampling.greedy, sampling.top_p) == (True, 1.0), "not every engine takes 0"
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+def test_no_part_is_no_text(role: str, http: httpx.Client, service: FakeService) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": role, "content": [], **({"tool_call_id": "c"} if role == "tool" else {})}
+    asks = [{"role": "assistant", "content": None, "tool_calls": [call]}] if role == "tool" else []
+    answer = http.post("/v1/chat/completions", json={"messages": [USER, *asks, turn, USER]})
+    assert answer.status_code == 200, answer.text
+    assert service.requests[-1].messages[-2].content == ()
+    if role == "tool":
+        item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": "c", "output": []}
+        answer = http.post("/v1/responses", json={"input": [USER, item, output]})
+    else:
+        answer = http.post("/v1/responses", json={"input": [turn, USER]})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(("text", "images", "shown"), [
+    ("a [img] b [img] c", 2, ["a ", 0, " b ", 1, " c"]),
+    ("[img][img]", 2, [0, 1]),
+    ("a [img] b", 2, [1, "a ", 0, " b"]),
+    ("a [img] b [img]", 1, ["a ", 0, " b [img]"]),
+    ("a [img]", 0, ["a [img]"]),
+    ("a", 2, [0, 1, "a"]),
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_ollamas_markers_say_where_pictures_stand(
+    path: str, text: str, images: int, shown: list[Any], http: httpx.Client, service: FakeService
+) -> None:
+    """Its rule: the next picture stands where the next marker does; those without one stand first."""
+    pictures = [base64.b64encode(png((8 + each, 8))).decode() for each in range(images)]
+    said = {"images": pictures, "prompt" if path == "/api/generate" else "content": text}
+    body = said if path == "/api/generate" else {"messages": [{"role": "user", **said}]}
+    answer = http.post(path, json={"model": "pocket", **body})
+    assert answer.status_code == 200, answer.text
+    content = service.requests[-1].messages[-1].content
+    found = [each.image.width - 8 if isinstance(each, Picture) else each.text for each in content]  # type: ignore[union-attr]
+    assert found == shown
+
+
+def png(size: tuple[int, int]) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", size).save(file, "PNG")
+    return file.getvalue()
 
 
 def test_no_detail_is_any(http: httpx.Client, service: FakeService, data_url: str) -> None:

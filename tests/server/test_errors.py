@@ -6,6 +6,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 from snugvl import errors as ours
 from snugvl.server import errors
@@ -158,6 +159,20 @@ def test_every_error_has_its_status_and_code(client: TestClient, name: str, stat
     assert answer.json()["error"]["message"] == "what and why"
     assert ("retry-after" in answer.headers) == (status in (429, 503))
     assert ("www-authenticate" in answer.headers) == (status == 401)
+
+
+ANTHROPIC_SAYS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error",
+    502: "api_error", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "kind"), ANTHROPIC_SAYS.items())
+def test_anthropics_clients_read_the_type_of_an_error(status: int, kind: str) -> None:
+    """They wait and try again after some, and give up after others."""
+    body = errors.error_body(HTTPException(status, "what and why"), "anthropic")
+    assert body["error"] == {"type": kind, "message": "what and why"}
 
 
 def test_lost_paths_and_methods(client: TestClient) -> None:

@@ -1,15 +1,21 @@
 """How much may come in, how fast, and what happens to a client that leaves or sleeps."""
 
+import asyncio
 import json
 import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 
+from snugvl.server import receiving
 from snugvl.server.access import Bucket
+from snugvl.server.receiving import BodyBudget, Receiving, RequestBody
+from snugvl.server.record import REQUEST_RECORD, RequestRecord
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
 from tests.server.fake import FakeService, Script
@@ -31,6 +37,18 @@ def test_a_body_that_is_too_long_is_refused_with_the_numbers() -> None:
         assert f"{len(body):,}" in error["message"]
         assert "1,000" in error["message"]
         assert httpx.post(base + "/api/chat", content=body).json().keys() == {"error"}
+
+
+def test_the_rest_of_a_form_that_was_refused_is_not_waited_for() -> None:
+    form = b"--b\r\nContent-Disposition: form-data\r\n\r\n"  # a part without a name
+    start = (
+        b"POST /v1/vision/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+        b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    with live(FakeService()) as base, connect(base, start + form) as link:
+        answer = read_all(link)  # which ends when the server ends the connection
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"connection: close" in answer.lower()
 
 
 def test_a_body_without_a_length_is_counted_as_it_comes() -> None:
@@ -198,7 +216,56 @@ def test_the_deadline_reaches_the_engine() -> None:
         assert httpx.post(base + "/v1/chat/completions", json=CHAT).is_success
     left_s = service.requests[0].deadline_s
     assert left_s is not None
-    assert 0 < left_s <= 12.5, "what is left of it"
+    assert 0 < left_s < 12.5, "what is left of it"
+
+
+def test_what_a_request_has_taken_is_taken_off_its_deadline() -> None:
+    middleware = Receiving(FakeService(), ServerSettings(deadline_s=600.0))  # type: ignore[arg-type]
+    token = REQUEST_RECORD.set(RequestRecord("a", started=time.monotonic() - 500))
+    try:
+        left_s = middleware._remaining_s({"type": "http", "method": "POST"})
+        assert left_s is not None
+        assert left_s <= 100
+        assert middleware._remaining_s({"type": "http", "method": "GET"}) is None
+    finally:
+        REQUEST_RECORD.reset(token)
+
+
+def _body(sent: int, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> RequestBody:
+    """A body of which so many bytes came at the time 0, whose next piece comes when `clock` says."""
+    scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers": [
+        (b"content-type", b"application/json"), (b"content-length", b"%d" % (sent + 2))]}  # fmt: skip
+    pieces = [b" " * sent, b"{", b"}"]
+
+    async def receive() -> dict[str, object]:
+        await asyncio.sleep(0.01 if len(pieces) < 3 else 0)  # what is too late is ended here
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    monkeypatch.setattr(receiving, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    return RequestBody(scope, receive, ServerSettings(read_timeout_s=30.0), BodyBudget(1 << 30))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("sent", "after_s", "refused"), [
+    (10, 29.0, False), (10, 31.0, True),
+    (16 << 20, 30.0 + 1023, False), (16 << 20, 30.0 + 1025, True),
+])  # fmt: skip
+def test_a_body_may_take_the_longer_the_more_of_it_came(
+    sent: int, after_s: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 s, and one more for each 16 KiB that came."""
+    clock = [0.0]
+    body = _body(sent, clock, monkeypatch)
+
+    async def read() -> None:
+        await body.receive()
+        clock[0] = after_s
+        await body.receive()
+
+    if not refused:
+        asyncio.run(read())
+        return
+    with pytest.raises(HTTPException, match=f"the body came too slowly: {sent:,} bytes in"):
+        asyncio.run(read())
 
 
 def test_real_kv_blocks_come_back(pocket: object, url: str, data_url: str) -> None:

@@ -76,6 +76,32 @@ def test_prompts_are_logged_only_when_asked_for(caplog: pytest.LogCaptureFixture
     assert "Hello there" in said[1]
 
 
+def test_pictures_are_logged_by_their_kind(caplog: pytest.LogCaptureFixture, data_url: str) -> None:
+    shown = [{"type": "text", "text": SECRET}, {"type": "image_url", "image_url": {"url": data_url}}]
+    with live(FakeService(), ServerSettings(log_prompts=True)) as base:
+        body = {"messages": [{"role": "user", "content": shown}]}
+        assert httpx.post(base + "/v1/chat/completions", json=body).is_success
+    (asked, _) = lines(caplog, "snugvl.prompts")
+    assert asked.endswith(f"prompt: [('user', ['{SECRET}', 'Picture'])]")
+
+
+def test_a_method_that_nobody_knows_is_no_label_of_its_own() -> None:
+    """Labels come from our own code: strangers would make as many series as they like."""
+    with live(FakeService()) as base:
+        for method in ("PROPFIND", "REPORT"):
+            assert httpx.request(method, base + "/version").status_code == 405
+        until(lambda: 'method="other"' in httpx.get(base + "/metrics").text)
+        told = httpx.get(base + "/metrics").text
+    assert "PROPFIND" not in told
+    assert "REPORT" not in told
+
+
+def test_answers_do_not_say_what_software_this_is() -> None:
+    with live(FakeService()) as base:
+        for path in ("/version", "/", "/nothing"):
+            assert "server" not in httpx.get(base + path).headers
+
+
 def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     service = FakeService(script=Script(refusal=ZeroDivisionError("internal detail")))
     with live(service) as base:

@@ -2,13 +2,15 @@
 
 import gzip
 import json
+import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from snugvl.server.settings import ServerSettings
-from tests.server.fake import FakeService
+from tests.server.fake import FakeService, Script
 from tests.server.live import live
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -39,6 +41,22 @@ def test_what_it_unpacks_to_is_bounded(http: httpx.Client, size: int) -> None:
     answer = packed(http, gzip.compress(b" " * size, 9))
     assert answer.status_code == 413
     assert "at most 4,194,304 are read" in answer.text
+
+
+def test_what_is_unpacked_counts_among_all_bodies() -> None:
+    """Each of these fits, and is small as it comes; together they hold more than bodies may."""
+    message = {"role": "user", "content": "a" * (3 << 20)}
+    body = gzip.compress(json.dumps({"messages": [message], "stream": True}).encode())
+    service = FakeService(script=Script(wait_s=math.inf))
+    with live(service, ServerSettings(max_body_bytes=4 << 20)) as base, ExitStack() as streams:
+        headers = {**JSON, "content-encoding": "gzip"}
+        statuses = [
+            streams.enter_context(
+                httpx.stream("POST", base + PATH, content=body, headers=headers)
+            ).status_code
+            for _ in range(3)
+        ]
+        assert statuses == [200, 200, 429]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """What no grammar enforced of a schema is validated afterwards, and what doesn't hold is told."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +13,8 @@ import pytest
 
 from snugvl.inputs.trials import Trials
 from snugvl.inputs.valid import broken
+from snugvl.server import validation
+from tests.patience import PATIENCE_S
 from tests.server.fake import CAPABILITIES
 from tests.server.live import asking
 from tests.server.openai.scripted import Scripted, says
@@ -182,3 +187,22 @@ def test_a_schema_that_takes_for_ever_is_ended() -> None:
     assert verdict.error == "not validated"
     assert trials.check(asked({"not": {}}, 1), lambda: None).error == "f: the whole breaks not"
     trials.close()
+
+
+def test_validating_an_answer_ends_and_so_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert validation.LIMIT_S <= 30, "somebody waits for the end of the answer"
+    monkeypatch.setattr(validation, "LIMIT_S", 0.05)
+    ended = threading.Event()
+
+    def check(_: Trials, question: str, go_on: Callable[[], None]) -> Any:
+        try:
+            while True:
+                go_on()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Trials, "check", check)
+    lines = asyncio.run(validation.Validation().broken({"the answer": SCHEMA}, [("the answer", "{}")]))
+    assert lines == ["not validated: it took more than 0.05 s"]
+    assert ended.wait(PATIENCE_S)

@@ -1,6 +1,7 @@
-"""What the engines can really do: the only place that says so.
+"""Options of each engine for a model on a device, best first, or why it has none.
 
-Embedding, head and vision tower of our engine on a GPU: in which formats, and where, best first.
+What a generation of GPUs lacks stands in `generations.py`, sizes in `footprint/`. Embedding, head and vision
+tower of our engine on a GPU: in which formats, and where, best first.
 
     all in bf16 on the GPU > embedding in main memory > both heads in int8 > tower in int8 > tower streamed
 

@@ -20,7 +20,13 @@ from snugvl.server.streaming import SlowClient
 
 CLIENT_LEFT = 499
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-POLLED = {"/health", "/health/live", "/health/ready", "/memory", "/metrics"}  # the page asks twice a second
+POLLED = {
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/memory",
+    "/metrics",
+}  # `top`, the page: once a second and more
 LINGER_S = 2.0  # how long the rest of a refused body is read and dropped, so that its answer arrives
 
 access = logging.getLogger("snugvl.access")

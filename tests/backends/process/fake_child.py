@@ -73,6 +73,7 @@ class Stream:
         self.close()
 
     def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
+        self._backend.forwarded += 1
         self._mailbox.forward(put, end)
 
     def close(self) -> None:
@@ -86,7 +87,7 @@ class Backend:
     def __init__(self, name: str) -> None:
         self.name = name
         self.running = 0
-        self.questions = self.waiting = 0
+        self.questions = self.waiting = self.forwarded = 0
         self.tired = False
         self.kept: list[Scratch] = []
         self.released = threading.Event()
@@ -132,7 +133,8 @@ class Backend:
             time.sleep(1000)
         if self.tired:
             raise EngineError("the model is closed")
-        return Load(running=self.running, waiting=self.waiting)
+        # Answers that went to the server are told as encoded pictures, which nothing here encodes.
+        return Load(running=self.running, waiting=self.waiting, items_encoded=self.forwarded)
 
     def memory(self) -> Mapping[str, int]:
         return {}

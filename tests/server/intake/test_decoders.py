@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import sys
 import zlib
 from base64 import b64encode
@@ -175,6 +176,23 @@ def test_whoever_forgets_to_close_leaves_no_process() -> None:
     process = asyncio.run(run())
     gc.collect()
     assert process.wait(PATIENCE_S) is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_the_system_ends_a_decoder_that_nobody_watches(decoders: Decoders) -> None:
+    """Each picture has its own processor time, beyond what the process has used."""
+
+    async def run() -> None:
+        await decoders.warm()
+        process = psutil.Process(only_process(decoders).pid)
+        for decode_s in (20.0, 2.0):
+            await decoded(decoders, encoded("PNG"), decode_s)
+            soft, _ = process.rlimit(psutil.RLIMIT_CPU)
+            used = process.cpu_times()
+            most = used.user + used.system + 2 * decode_s * (os.cpu_count() or 1) + 1
+            assert 2 * decode_s <= soft <= most
+
+    asyncio.run(run())
 
 
 def test_a_picture_knows_its_file() -> None:

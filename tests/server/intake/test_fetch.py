@@ -153,6 +153,19 @@ def test_cookies_and_credentials_stay_at_home(monkeypatch: pytest.MonkeyPatch, t
     assert "referer" not in sent
 
 
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
+def test_bytes_are_counted_whatever_was_announced(more: int, fits: bool) -> None:
+    body = b"a" * (10_000 + more)
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    with standing_in() as server:
+        server.replies["/a"] = chunked % (len(body), body)
+        url = f"http://pictures.test:{server.port}/a"
+        if fits:
+            assert asyncio.run(fetched(url)) == body
+        else:
+            assert "more than 10,000 bytes, the limit" in refused(fetched(url))
+
+
 def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     with standing_in() as server, standing_in() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):

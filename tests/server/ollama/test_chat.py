@@ -119,6 +119,17 @@ def test_calls_come_whole_and_text_as_it_comes() -> None:
     assert whole["done_reason"] == "stop"
 
 
+def test_text_behind_a_call_makes_no_second_one_of_it() -> None:
+    words = ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "\nThat is", " all.")
+    with live(FakeService(Script(words))) as base:
+        streamed = lines(chat(base, tools=[ADD]))
+        whole = chat(base, tools=[ADD], stream=False).json()
+    calls = [call for line in streamed for call in line["message"].get("tool_calls", [])]
+    for made in (calls, whole["message"]["tool_calls"]):
+        assert [call["function"]["arguments"] for call in made] == [{"a": 1}]
+    assert whole["message"]["content"].endswith("That is all.")
+
+
 def test_arguments_that_were_cut_are_what_there_is_of_them() -> None:
     words = ['<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2']
     with live(FakeService(Script(words))) as base:

@@ -55,7 +55,6 @@ WRONG = [
     ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0]", "king"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", ""),
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least 1"),
     ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "7"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing"),
     (answered(), "messages[0].content", "neither"),

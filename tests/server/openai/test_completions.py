@@ -1,5 +1,7 @@
 """Completions: prompts in all forms, choices in order, echo, log-probabilities, streams."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
 from math import nan
 from typing import Any
 
@@ -12,6 +14,9 @@ from snugvl.core.messages import Delta, Request, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError
 from snugvl.server.openai import completions, document
+from tests.patience import PATIENCE_S, until
+from tests.server.fake import FakeService, Script
+from tests.server.live import live
 from tests.server.openai.scripted import Scripted, says, strict, token
 from tests.server.openai.test_chat import events
 
@@ -55,6 +60,25 @@ def test_prompts_that_are_too_much_together_are_refused(
     assert not scripted.requests
     assert http.post("/completions", json={"prompt": ["a" * 5, "b" * 5]}).status_code == 200
     assert http.post("/completions", json={"prompt": "a" * 11}).status_code == 200  # the context bounds one
+
+
+def test_the_engine_has_four_prompts_of_a_request_at_once() -> None:
+    """More would be more than one client's share of the engine."""
+    service = FakeService(script=Script(wait_s=math.inf))
+    with live(service) as base, ThreadPoolExecutor(1) as threads:
+        body = {"prompt": [f"{i}" for i in range(11)]}
+        answer = threads.submit(httpx.post, f"{base}/v1/completions", json=body, timeout=PATIENCE_S)
+        for had in (4, 8, 11):
+            until(lambda had=had: len(service.requests) >= had)  # type: ignore[misc]
+            httpx.get(f"{base}/health")  # whatever else would be submitted is by now
+            assert len(service.requests) == had
+            script, service.script = service.script, Script(wait_s=math.inf)
+            assert isinstance(script, Script)
+            script.wait_s = 0.0
+            for stream in tuple(service.running):
+                stream.go_on()
+        assert answer.result().status_code == 200
+        assert len(answer.result().json()["choices"]) == 11
 
 
 def test_choices_are_numbered_prompt_by_prompt(http: httpx.Client, scripted: Scripted) -> None:

@@ -24,6 +24,8 @@ def test_every_file_has_the_strict_headers(url: str, path: str) -> None:
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
+    for directive in ("require-trusted-types-for 'script'", "trusted-types 'none'", "base-uri 'none'"):
+        assert directive in policy.split("; ")
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["x-frame-options"] == "DENY"

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict, deque
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 from snugvl.core.messages import (
     Capabilities,
@@ -30,6 +30,8 @@ from snugvl.server.ollama import schemas
 from snugvl.server.ollama.schemas import sampling_of
 from snugvl.server.record import current
 from snugvl.server.together import fetch_all
+
+MARKER: Final = "[img]"  # of Ollama, in a message's text: the next of its pictures stands here
 
 
 async def chat_request(context: Context, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:
@@ -71,7 +73,7 @@ async def generate_request(
         return Request(prompt=prompt, sampling=sampling, grammar=grammar)
     system = (Message("system", (Text(body.system),)),) if body.system else ()
     pictures = await _fetch(context, _paths(body.images, "images"))
-    user = Message("user", (*pictures.values(), *_text(body.prompt)))
+    user = Message("user", _placed(body.prompt, list(pictures.values())))
     return Request((*system, user), sampling, grammar=grammar, template=_template(body))
 
 
@@ -122,12 +124,13 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
     conversation: list[Message] = []
     waiting, images = _Waiting(), list[Picture]()
     for index, message in enumerate(messages):
-        images += [found[path] for path in paths[index]]
-        content: tuple[Part, ...] = _text(message.content)
+        own = [found[path] for path in paths[index]]
         if message.role in ("user", "tool"):
-            content, images = (*images, *content), []
-        elif paths[index]:
-            current().warn(f"showed messages[{index}].images with the next turn of the user or of a tool")
+            content, images = (*images, *_placed(message.content, own)), []
+        else:
+            content, images = _text(message.content), [*images, *own]
+            if own:
+                current().warn(f"showed messages[{index}].images with the next turn of the user or of a tool")
         calls = tuple(
             ToolCall(
                 call.id or f"call_{index}_{number}",
@@ -182,6 +185,15 @@ class _Waiting:
                 self._answered[number] = True
                 return call_id
         return message.tool_call_id
+
+
+def _placed(text: str | None, images: list[Picture]) -> tuple[Part, ...]:
+    """A message's pictures and text: pictures where markers in the text stand for them, the others first."""
+    first, *rest = (text or "").split(MARKER, len(images))
+    parts: list[Part] = [*images[len(rest) :], *_text(first)]
+    for image, after in zip(images, rest, strict=False):
+        parts += [image, *_text(after)]
+    return tuple(parts)
 
 
 def _text(text: str | None) -> tuple[Text, ...]:

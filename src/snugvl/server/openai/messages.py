@@ -64,8 +64,9 @@ Found = Picture | Video
 MediaPart = ImagePart | VideoUrlPart | VideoFramesPart
 UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Field(discriminator="type")]
 
-TextContent = StringOrArray[Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]]
-UserContent = StringOrArray[Annotated[list[UserPart], Field(min_length=1, max_length=MAX_PARTS)]]
+# No part at all is no text: Zed writes the answer of a tool so that said nothing.
+TextContent = StringOrArray[Annotated[list[TextPart], Field(max_length=MAX_PARTS)]]
+UserContent = StringOrArray[Annotated[list[UserPart], Field(max_length=MAX_PARTS)]]
 
 
 def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:

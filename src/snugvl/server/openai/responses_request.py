@@ -80,7 +80,7 @@ class InputMessage(RequestPart):
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer"]
-    content: StringOrArray[Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]]
+    content: StringOrArray[Annotated[list[InputPart], Field(max_length=MAX_PARTS)]]
     id: str | None = None
     status: Status | None = None
 
@@ -137,7 +137,7 @@ class FunctionCallOutput(RequestPart):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: StringOrArray[Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]]
+    output: StringOrArray[Annotated[list[InputPart], Field(max_length=MAX_PARTS)]]
     id: str | None = None
     status: Status | None = None
 

@@ -1,4 +1,4 @@
-"""Products of stored weights with up to 32 rows of input: decode, bound by reading the weights.
+"""Products of stored weights with up to `SKINNY_ROWS` rows of input: decode, bound by reading the weights.
 
 The matrix unit does the sums, so that what is left for a weight is its load and one or two instructions that
 unpack it. Weights are the left operand, 16 rows of them an instruction; rows of the input are its 8 columns.
