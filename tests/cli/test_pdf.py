@@ -82,7 +82,7 @@ def forty(path: Path) -> list[str]:
 
 
 def test_eight_threads_draw_every_page_every_time(tmp_path: Path) -> None:
-    """A hundred times, in a process of its own: what PDFium does to one thread's pages in another may end it."""
+    """A hundred times, in a process of its own, which what PDFium does to one thread's pages may end."""
     names = forty(tmp_path / "forty.pdf")
     code = f"""
 import subprocess

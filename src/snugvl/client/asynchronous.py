@@ -9,7 +9,7 @@ import openai
 
 from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
-from snugvl.client.connection import DEFAULT_URL, Address, address_of, retry_only_what_helps, sdk_options
+from snugvl.client.connection import DEFAULT_URL, Address, address_of, answered, sdk_options
 from snugvl.client.pictures import ImageSource, VisualSource
 from snugvl.core.messages import Delta, Message
 from snugvl.core.sampling import SamplingParams
@@ -44,7 +44,7 @@ class AsyncClient:
         http_client = openai.DefaultAsyncHttpxClient(
             timeout=options["timeout"],
             trust_env=not self._address.local,
-            event_hooks={"response": [_retry_only_what_helps]},
+            event_hooks={"response": [_answered]},
         )
         self.openai = openai.AsyncOpenAI(**options, http_client=http_client)
 
@@ -214,5 +214,5 @@ class AsyncClientStream:
         await self.close()
 
 
-async def _retry_only_what_helps(response: httpx.Response) -> None:
-    retry_only_what_helps(response)
+async def _answered(response: httpx.Response) -> None:
+    answered(response)

@@ -12,7 +12,7 @@ from snugvl.client.connection import (
     Address,
     Sockets,
     address_of,
-    retry_only_what_helps,
+    answered,
     sdk_options,
 )
 from snugvl.client.pictures import ImageSource, VisualSource
@@ -67,7 +67,7 @@ class Client:
         http_client = openai.DefaultHttpxClient(
             timeout=options["timeout"],
             trust_env=not self._address.local,
-            event_hooks={"request": [self._sockets.watch], "response": [retry_only_what_helps]},
+            event_hooks={"request": [self._sockets.watch], "response": [answered]},
         )
         self.openai = openai.OpenAI(**options, http_client=http_client)
 
