@@ -9,6 +9,7 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
     │   ├── ImageError             400  3   not an image, truncated, of several pages, …
     │   │   └── ImageTooLarge      413  3   more bytes or pixels than allowed
     │   ├── RequestError           400  3   a sampling parameter, a message, a prompt
+    │   │   ├── WrongType          400  3   an argument of a type that isn't taken; a TypeError, too
     │   │   └── RequestTooLarge    400  3   more tokens than the context or the KV cache holds
     │   ├── BodyTooLarge           413  3   a request body of too many bytes
     │   ├── Unauthorized           401  3   no API key, or a wrong one
@@ -88,6 +89,10 @@ class RequestError(InputError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class WrongType(RequestError, TypeError):
+    """An argument is of a type that isn't taken; says which are."""
 
 
 class RequestTooLarge(RequestError):

@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TextIO
 
 from snugvl.errors import SnugvlWarning
 
@@ -41,13 +41,20 @@ def warnings_said() -> Iterator[None]:
     """Warnings of ours are lines, each said once; those of libraries stay as Python shows them."""
     said: set[str] = set()
 
-    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        text = str(message)
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        text: str | None = None,
+    ) -> None:
+        said_now = str(message)
         if not issubclass(category, SnugvlWarning):
-            plain(message, category, *rest)
-        elif text not in said:
-            said.add(text)
-            say(text)
+            plain(message, category, filename, lineno, file, text)
+        elif said_now not in said:
+            said.add(said_now)
+            say(said_now)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", SnugvlWarning)

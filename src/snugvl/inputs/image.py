@@ -197,7 +197,10 @@ def read_source(source: str | Path | bytes | BinaryIO, name: str, limits: ImageL
 
 def _read_file(source: str | Path, name: str, limits: ImageLimits) -> bytes:
     if name.startswith(("http://", "https://", "data:")):
-        raise ImageError(f"{name[:100]} is a URL, not a file; download the picture and give its path")
+        raise ImageError(
+            f"{name[:100]} is a URL, not a file; download it and give its path, "
+            "or in Python its bytes: urllib.request.urlopen(url).read()"
+        )
     try:
         path = Path(source)
         info = path.stat()

@@ -33,6 +33,8 @@ _PICTURES: tuple[tuple[bytes, str], ...] = (
     (b"MM\x00*", "TIFF"),
 )
 
+_UNKNOWN = "application/octet-stream"
+_FILMS = ((b"\x1aE\xdf\xa3", "video/webm"), (b"OggS", "video/ogg"))
 _ISO_MEDIA: dict[iso_media.Kind, str] = {
     "HEIF": "a damaged HEIC photo; copy or download it again",
     "AVIF": "an AVIF picture, damaged or too new for this Pillow; convert it to PNG first",
@@ -87,3 +89,16 @@ def _text(data: bytes) -> str | None:
     if start.startswith(("{", "[")):
         return "JSON text; send a picture"
     return "text; send a JPEG, PNG, WebP, GIF, BMP or TIFF"
+
+
+def media_type(data: bytes) -> str:
+    """The media type of a picture or video by its content; "application/octet-stream" of anything else."""
+    if kind := iso_media.kind_of(data):
+        return {"AVIF": "image/avif", "HEIF": "image/heic", "sequence": "image/heic-sequence"}.get(
+            kind, "video/mp4"
+        )
+    if data[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"AVI ": "video/x-msvideo"}.get(data[8:12], _UNKNOWN)
+    kinds = (f"image/{kind.lower()}" for signature, kind in _PICTURES if data.startswith(signature))
+    films = (kind for signature, kind in _FILMS if data.startswith(signature))
+    return next(kinds, None) or next(films, _UNKNOWN)
