@@ -30,8 +30,8 @@ ALLOWED = {
         "fidelity", "backends.place", "engine", "models", "layers", "checkpoint", "planner",
     },
     "server": {
-        "tasks", "inputs.image", "inputs.frames", "inputs.tools", "inputs.trials", "checkpoint",
-        "planner.plan",
+        "tasks", "inputs.image", "inputs.frames", "inputs.iso_media", "inputs.tools", "inputs.trials",
+        "checkpoint", "planner.plan",
     },
     "client": {"tasks", "inputs.image", "inputs.frames", "inputs.given", "inputs.looks_like", "inputs.talk"},
     "bench": {"client", "hardware"},

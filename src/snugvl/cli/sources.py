@@ -1,8 +1,9 @@
 """Which images a command line means: files, folders, globs, PDFs and standard input, in a stable order.
 
-A file is taken whatever its name, a video too; `moves.gif#video` is an animation of which all is shown. A folder gives the pictures in it (no videos), told by their
-suffix, sorted by name, hidden ones left out; its own folders only with --recursive. A pattern is expanded
-here when the shell didn't. An image that is named twice is done once.
+A file is taken whatever its name, a video too; of an animation, `moves.gif#video` shows all. A folder gives
+the pictures in it (no videos), told by their suffix, sorted by name, hidden ones left out; its own folders
+only with --recursive. A pattern is expanded here when the shell didn't. An image that is named twice is done
+once.
 """
 
 import glob

@@ -212,7 +212,7 @@ def _decode_container(data: bytes, kind: str, limits: VideoLimits, fps: float, n
             f"{name} is a video file, and PyAV, which reads those, is not installed: "
             "pip install 'snugvl[video]', or send its frames as a list of pictures"
         )
-    with av.open(BytesIO(data), format=kind, metadata_errors="ignore") as container:
+    with av.open(BytesIO(iso_media.hide(data, b"meta")), format=kind, metadata_errors="ignore") as container:
         if not container.streams.video:
             raise ImageError(f"{name} has no video in it; send a video, or a picture")
         stream = container.streams.video[0]

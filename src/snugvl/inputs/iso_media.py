@@ -29,17 +29,32 @@ def kind_of(data: bytes) -> Kind | None:
         return "film"
     if data[8:12] in _AVIF or (brands & _AVIF and not brands & _HEVC):
         return "AVIF"
-    boxes = set(_boxes(data))
+    boxes = {kind for kind, _ in _boxes(data)}
     return "sequence" if b"moov" in boxes and b"meta" not in boxes else "HEIF"
 
 
 def has_track(data: bytes) -> bool:
     """Whether there is a track in it, as in a film: a sequence may stand beside the still picture."""
-    return b"moov" in _boxes(data)
+    return any(kind == b"moov" for kind, _ in _boxes(data))
 
 
-def _boxes(data: bytes) -> Iterator[bytes]:
-    """Types of the outermost boxes, as far as they hang together."""
+def hide(data: bytes, box: bytes) -> bytes:
+    """A HEIF file of which readers see the still picture alone (`box` is "moov"), or the track ("meta").
+
+    Readers stumble over the other one: libheif refuses a good picture beside a track that it can't read,
+    FFmpeg takes the picture for the film.
+    """
+    if kind_of(data) != "HEIF" or not has_track(data):
+        return data
+    hidden = bytearray(data)
+    for kind, at in _boxes(data):
+        if kind == box:
+            hidden[at : at + 4] = b"free"
+    return bytes(hidden)
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Type of each outermost box, and where it is written, as far as they hang together."""
     at = 0
     for _ in range(_MOST_BOXES):
         size, head = int.from_bytes(data[at : at + 4]), 8
@@ -47,7 +62,7 @@ def _boxes(data: bytes) -> Iterator[bytes]:
             size, head = int.from_bytes(data[at + 8 : at + 16]), 16
         if len(data) < at + head:
             return
-        yield data[at + 4 : at + 8]
+        yield data[at + 4 : at + 8], at + 4
         if size < head:  # 0: up to the end of the file; else it is damaged
             return
         at += size

@@ -23,6 +23,7 @@ from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.frames import Frames, VideoLimits, decode_video
 from snugvl.inputs.frames import preload as preload_video_reader
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image
+from snugvl.inputs.iso_media import hide
 from snugvl.server.intake import pipe
 
 # Imported by Pillow, or by our own code, only when a rare picture needs it: by then no file can be opened.
@@ -102,7 +103,7 @@ def size_of(data: bytes) -> tuple[int, int]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nobody else runs here
-            return Image.open(BytesIO(data), formats=FORMATS).size
+            return Image.open(BytesIO(hide(data, b"moov")), formats=FORMATS).size
     except Exception:  # its plugin stumbled; whoever decodes it says over what
         return 0, 0
 
