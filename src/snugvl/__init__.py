@@ -3,10 +3,10 @@
     import snugvl
 
     with snugvl.load("pocket") as model:
-        print(model.caption("picture.png").text)
+        print(model.caption("picture.png"))
 
     with snugvl.Client("http://127.0.0.1:8000") as client:  # the same, on a server
-        print(client.caption("picture.png").text)
+        print(client.caption("picture.png"))
 
 The names below are the public ones. They are loaded when first used, so that importing snugvl (and
 `snugvl --help`) costs neither torch nor anything else that is slow.
@@ -34,8 +34,10 @@ from snugvl.errors import (
     RequestError,
     RequestTooLarge,
     SnugvlError,
+    SnugvlWarning,
     Unauthorized,
     UnsupportedModel,
+    WrongType,
 )
 from snugvl.version import __version__
 
@@ -51,11 +53,13 @@ if TYPE_CHECKING:
         Text,
         Usage,
         Video,
-        user,
     )
     from snugvl.core.sampling import SamplingParams
+    from snugvl.inputs.given import video
+    from snugvl.inputs.talk import user
     from snugvl.loading import load
     from snugvl.model import Model
+    from snugvl.tasks.conversation import AsyncConversation, Conversation
     from snugvl.tasks.results import (
         Answer,
         Box,
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
         Scene,
         SceneObject,
     )
+    from snugvl.tasks.surface import Tasks
 
 _LAZY = {
     "load": "loading",
@@ -73,6 +78,11 @@ _LAZY = {
     "SamplingParams": "core.sampling",
     "AsyncClient": "client",
     "Client": "client",
+    "AsyncConversation": "tasks.conversation",
+    "Conversation": "tasks.conversation",
+    "Tasks": "tasks.surface",
+    "user": "inputs.talk",
+    "video": "inputs.given",
     **dict.fromkeys(
         (
             "Capabilities",
@@ -84,7 +94,6 @@ _LAZY = {
             "Text",
             "Usage",
             "Video",
-            "user",
         ),
         "core.messages",
     ),
@@ -97,6 +106,7 @@ _LAZY = {
 __all__ = [
     "Answer",
     "AsyncClient",
+    "AsyncConversation",
     "BodyTooLarge",
     "Box",
     "Capabilities",
@@ -104,6 +114,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFound",
     "Client",
+    "Conversation",
     "DeadlineExceeded",
     "Delta",
     "Detection",
@@ -130,21 +141,27 @@ __all__ = [
     "Scene",
     "SceneObject",
     "SnugvlError",
+    "SnugvlWarning",
     "Stream",
+    "Tasks",
     "Text",
     "Unauthorized",
     "UnsupportedModel",
     "Usage",
     "Video",
+    "WrongType",
     "__version__",
     "load",
     "user",
+    "video",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'snugvl' has no attribute {name!r}")
+        tasks = ("caption", "ask", "scene", "detect", "chat")
+        hint = f": a model has it: snugvl.load().{name}(…)" if name in tasks else ""
+        raise AttributeError(f"module 'snugvl' has no attribute {name!r}{hint}")
     value = getattr(import_module(f"snugvl.{_LAZY[name]}"), name)
     globals()[name] = value
     return value

@@ -6,9 +6,10 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
 
     SnugvlError                    500  1
     ├── InputError                 400  3   what the user sent can't be used
-    │   ├── ImageError             400  3   not an image, truncated, animated beyond use, …
+    │   ├── ImageError             400  3   not an image, truncated, of several pages, …
     │   │   └── ImageTooLarge      413  3   more bytes or pixels than allowed
     │   ├── RequestError           400  3   a sampling parameter, a message, a prompt
+    │   │   ├── WrongType          400  3   an argument of a type that isn't taken; a TypeError, too
     │   │   └── RequestTooLarge    400  3   more tokens than the context or the KV cache holds
     │   ├── BodyTooLarge           413  3   a request body of too many bytes
     │   ├── Unauthorized           401  3   no API key, or a wrong one
@@ -29,6 +30,8 @@ Exit code 2 is a usage error of the command line, 7 a batch in which some files 
 """
 
 import re
+import sys
+import warnings
 from typing import ClassVar, Final
 
 # What is meant for a thread or the whole process, not for one request. Any other `BaseException` is a fault
@@ -45,6 +48,18 @@ class SnugvlError(Exception):
 
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
+
+
+class SnugvlWarning(UserWarning):
+    """Something was done, and not quite what was asked: of an animation one frame was looked at, say."""
+
+
+def warn(text: str) -> None:
+    """Issue a `SnugvlWarning` that points at the line of the program that called snugvl."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("snugvl."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, SnugvlWarning, stacklevel=level)
 
 
 class InputError(SnugvlError):
@@ -74,6 +89,10 @@ class RequestError(InputError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class WrongType(RequestError, TypeError):
+    """An argument is of a type that isn't taken; says which are."""
 
 
 class RequestTooLarge(RequestError):

@@ -39,7 +39,7 @@ def truncated_jpeg(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:2000])
 
 
-def animated_gif(path: Path) -> None:
+def pages_of_a_scanner(path: Path) -> None:
     frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue", "green")]
     frames[0].save(path, save_all=True, append_images=frames[1:])
 
@@ -50,7 +50,7 @@ CORPUS: dict[str, Callable[[Path], object]] = {
     "empty.jpg": lambda path: path.write_bytes(b""),
     "truncated.jpg": truncated_jpeg,
     "bomb.png": bomb,
-    "animated.gif": animated_gif,
+    "pages.tif": pages_of_a_scanner,
     "missing.png": lambda path: None,
     "new\nline \x1b[31m.png": lambda path: path.write_text("text"),
 }

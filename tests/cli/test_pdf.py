@@ -1,9 +1,11 @@
 """Pages of PDFs where a picture may stand: all of a file, one by its number, and what is no page."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -11,6 +13,7 @@ from PIL import Image
 from snugvl.cli import pdf
 from tests.cli.conftest import NOTE
 from tests.command import Ran
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("pypdfium2")
 
@@ -69,3 +72,65 @@ def test_without_the_library_the_extra_is_named(
     ran = snugvl("caption", file)
     assert ran.code == 3
     assert "pip install 'snugvl[pdf]'" in ran.err
+
+
+def forty(path: Path) -> list[str]:
+    """A file of forty pages, each of a colour of its own; the names of its pages."""
+    pages = [Image.new("RGB", (60, 40), (6 * n, 255 - 6 * n, 40)) for n in range(40)]
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+    return pdf.pages(str(path))
+
+
+def test_eight_threads_draw_every_page_every_time(tmp_path: Path) -> None:
+    """A hundred times, in a process of its own, which what PDFium does to one thread's pages may end."""
+    names = forty(tmp_path / "forty.pdf")
+    code = f"""
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from snugvl.cli import pdf
+pdf.LONGER_SIDE = 60
+names = pdf.pages({str(tmp_path / "forty.pdf")!r})
+with ThreadPoolExecutor(8) as pool:
+    for _ in range(100):
+        for number, picture in enumerate(pool.map(pdf.draw, names)):
+            colour = picture.getpixel((30, 20))
+            wanted = (6 * number, 255 - 6 * number, 40)
+            if max(abs(a - b) for a, b in zip(colour, wanted)) > 6:
+                sys.exit(f"page {{number + 1}} is {{colour}}, not {{wanted}}")
+print(len(names))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ran.returncode, ran.stdout) == (0, f"{len(names)}\n"), ran.stderr
+
+
+def test_the_command_captions_forty_pages(snugvl: Callable[..., Ran], tmp_path: Path) -> None:
+    names = forty(tmp_path / "forty.pdf")
+    for _ in range(3):
+        ran = snugvl("caption", tmp_path / "forty.pdf", "--json")
+        assert ran.code == 0, ran.err
+        assert [json.loads(line)["image"] for line in ran.out.splitlines()] == names
+        assert all(json.loads(line).get("error") is None for line in ran.out.splitlines())
+
+
+def test_what_pdfium_gave_is_closed_before_another_thread_may_call_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finalizers call PDFium, too, and run wherever the last reference goes."""
+    import pypdfium2
+    from pypdfium2._helpers.bitmap import PdfBitmap
+    from pypdfium2._helpers.page import PdfPage
+
+    left: list[object] = []
+    for kind in (pypdfium2.PdfDocument, PdfPage, PdfBitmap):
+        made = kind.__init__
+
+        def record(self: Any, *args: Any, _made: Any = made, **options: Any) -> None:
+            left.append(self)
+            _made(self, *args, **options)
+
+        monkeypatch.setattr(kind, "__init__", record)
+    assert pdf.draw(f"{file}#page=2") is not None
+    assert len(left) == 3
+    assert all(item.raw is None for item in left)  # type: ignore[attr-defined]
+    assert not pdf._PDFIUM.locked()

@@ -157,7 +157,7 @@ def _here(model: str, name: str) -> Path:
     return Path(__file__).parents[2] / "src/snugvl/pocket"
 
 
-def test_the_servers_refusals_name_the_picture_once_and_advise_no_video(
+def test_the_servers_refusals_name_the_picture_once_and_its_warnings_are_lines(
     snugvl: Run, engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "load_model", NO_MODEL)
@@ -170,4 +170,6 @@ def test_the_servers_refusals_name_the_picture_once_and_advise_no_video(
         assert (ran.code, ran.out) == (3, "")
         assert ran.err.startswith("snugvl: the image is not a picture that can be read: it looks like text")
         ran = snugvl("caption", tmp_path / "b.gif", *at)
-        assert ran == Ran(3, "", "snugvl: the image is animated (2 frames); extract one frame as PNG first\n")
+        assert ran.code == 0
+        told = "the image is animated (2 frames): its first was looked at, all are in a video"
+        assert ran.err == f"snugvl: {told}\n"

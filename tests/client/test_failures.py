@@ -285,7 +285,7 @@ def test_a_wrong_option_is_refused(options: dict[str, Any]) -> None:
         (lambda c: c.ask([], "What?"), "at least one image"),
         (lambda c: c.ask(PICTURE, " "), "question is empty"),
         (lambda c: c.detect(PICTURE, ["a, b"]), "its own name"),
-        (lambda c: c.detect(PICTURE, "cup"), "list of names"),
+        (lambda c: c.detect(PICTURE, 42), "objects are names, not 42"),
         (lambda c: c.caption(PICTURE, sampling=SamplingParams(n=2)), "n must be 1"),
         (lambda c: c.chat(Message("assistant", (Picture(PICTURE),))), "holds text only"),
         (lambda c: c.chat(user(Picture(PICTURE, 4096))), "max_pixels"),

@@ -31,7 +31,7 @@ from snugvl.cli import (
     serve,
     top,
 )
-from snugvl.cli.stderr import plainly, say, trace
+from snugvl.cli.stderr import plainly, say, trace, warnings_said
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
 from snugvl.version import __version__
@@ -95,7 +95,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
         if hasattr(stream, "reconfigure"):  # a path may hold bytes that are no text in this locale
             stream.reconfigure(errors="replace")
     try:
-        with launched or nullcontext():
+        with launched or nullcontext(), warnings_said():
             code = app(args=args, prog_name="snugvl", standalone_mode=False, obj=launched)
         sys.stdout.flush()
     except typer.TyperException as error:

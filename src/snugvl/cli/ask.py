@@ -72,7 +72,7 @@ def _pictured(word: str) -> bool:
     """Whether a word names pictures: it is there, it ends as they do, or it is an address or a pattern."""
     if word == sources.STDIN or word.startswith(("http://", "https://", "data:image/")):
         return True
-    if pdf.is_pdf(word) and " " not in word:
+    if (pdf.is_pdf(word) or sources.as_video(word)) and " " not in word:
         return True
     path = Path(word)
     try:

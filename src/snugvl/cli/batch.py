@@ -27,8 +27,8 @@ from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
     from snugvl.client import Client
-    from snugvl.client.pictures import VisualSource
     from snugvl.core.messages import Delta
+    from snugvl.inputs.given import VisualSource
     from snugvl.model import Model
 
     Reader = Callable[[Job], list[VisualSource]]

@@ -17,8 +17,8 @@ from snugvl.errors import InputError
 
 if TYPE_CHECKING:
     from snugvl.client import Client
-    from snugvl.client.pictures import ImageSource
     from snugvl.core.sampling import SamplingParams
+    from snugvl.inputs.given import ImageSource
     from snugvl.model import Model
     from snugvl.tasks.results import Detections
 

@@ -2,11 +2,19 @@
 
 pypdfium2 reads and draws them (the extra `snugvl[pdf]`). The number of pages, and the size at which one is
 drawn, are bounded before anything is drawn.
+
+PDFium keeps global state and may be called from one thread at a time, for different documents too: in two
+threads at once it draws nothing, reports damage that isn't there, or crashes. `_PDFIUM` is held around every
+call, those that free its objects included: `_opened` closes them before the lock is given back, and leaves
+nothing to the garbage collector, which frees in whichever thread it happens to run.
 """
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +23,7 @@ from snugvl.errors import ImageError, InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_PDFIUM: Final = threading.Lock()
 MOST_PAGES: Final = 500  # of one file; more are named one by one
 LONGER_SIDE: Final = 2048  # pixels of a drawn page: text of 8 points has letters 20 pixels high
 _PAGE: Final = re.compile(r"(?P<file>.+\.pdf)#page=(?P<number>\d{1,6})", re.IGNORECASE)
@@ -33,7 +42,7 @@ def pages(name: str) -> list[str]:
     """
     if _PAGE.fullmatch(name):
         return [name]
-    with _opened(name) as document:
+    with _opened(name) as (document, _):
         count = len(document)
     if count > MOST_PAGES:
         raise InputError(
@@ -53,19 +62,23 @@ def draw(name: str) -> Image | None:
     if found is None:
         return None
     number = int(found["number"])
-    with _opened(found["file"]) as document:
+    with _opened(found["file"]) as (document, held):
         if not 1 <= number <= len(document):
             raise ImageError(f"{found['file']} has {len(document):,} pages, and no page {number}")
         try:
             page = document[number - 1]
-            scale = LONGER_SIDE / max(*page.get_size(), 1.0)
-            picture: Image = page.render(scale=scale).to_pil().convert("RGB")
+            held.callback(page.close)
+            bitmap = page.render(scale=LONGER_SIDE / max(*page.get_size(), 1.0))
+            held.callback(bitmap.close)
+            picture: Image = bitmap.to_pil().convert("RGB")
         except (RuntimeError, ValueError, MemoryError) as error:
             raise ImageError(f"page {number} of {found['file']} can't be drawn: {error}") from None
     return picture
 
 
-def _opened(name: str) -> Any:
+@contextmanager
+def _opened(name: str) -> Iterator[tuple[Any, ExitStack]]:
+    """The document, and where to put what else has to be closed before another thread may call PDFium."""
     try:
         import pypdfium2  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
@@ -75,8 +88,11 @@ def _opened(name: str) -> Any:
         ) from None
     if not Path(name).is_file():
         raise InputError(f"no file {name}")
-    try:
-        return pypdfium2.PdfDocument(name)
-    except pypdfium2.PdfiumError as error:
-        why = "it asks for a password" if "assword" in str(error) else "it is not a PDF, or a damaged one"
-        raise InputError(f"{name} can't be opened: {why}") from None
+    with _PDFIUM, ExitStack() as held:
+        try:
+            document = pypdfium2.PdfDocument(name)
+        except pypdfium2.PdfiumError as error:
+            why = "it asks for a password" if "assword" in str(error) else "it is not a PDF, or a damaged one"
+            raise InputError(f"{name} can't be opened: {why}") from None
+        held.callback(document.close)
+        yield document, held

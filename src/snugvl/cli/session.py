@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from snugvl.cli import pdf, pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
-from snugvl.cli.sources import STDIN
+from snugvl.cli.sources import STDIN, as_video
 from snugvl.cli.stderr import say
 from snugvl.cli.task import Job
 from snugvl.core.options import LoadOptions
-from snugvl.errors import EngineUnavailable
+from snugvl.errors import EngineUnavailable, ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from snugvl.client import Client
-    from snugvl.client.pictures import VisualSource
+    from snugvl.inputs.given import VisualSource
     from snugvl.model import Model
 
 
@@ -137,13 +137,20 @@ def _drawn(job: Job, sources: list[VisualSource], videos: bool) -> list[VisualSo
 def _pictures(job: Job) -> list[VisualSource]:
     from snugvl.model import decode
 
+    for name in job.names:
+        if as_video(name):
+            raise ImageError(f"{name} asks for a video, and one picture is looked at here; leave #video out")
     return [pdf.draw(name) or decode(_file(name)) for name in job.names]
 
 
 def _videos(job: Job) -> list[VisualSource]:
+    from snugvl.inputs.given import video
     from snugvl.model import see
 
-    return [pdf.draw(name) or see(_file(name)) for name in job.names]
+    return [
+        video(moving) if (moving := as_video(name)) else pdf.draw(name) or see(_file(name))
+        for name in job.names
+    ]
 
 
 def _file(name: str) -> str | BinaryIO:
@@ -152,8 +159,13 @@ def _file(name: str) -> str | BinaryIO:
 
 def _uploads(job: Job) -> list[VisualSource]:
     from snugvl.client.pictures import URL_SCHEMES, read_bytes
+    from snugvl.core.messages import Video
 
     return [
-        name if name.startswith(URL_SCHEMES) else pdf.draw(name) or read_bytes(_file(name))
+        name
+        if name.startswith(URL_SCHEMES)
+        else Video((), (), read_bytes(moving))  # the server decodes it
+        if (moving := as_video(name))
+        else pdf.draw(name) or read_bytes(_file(name))
         for name in job.names
     ]

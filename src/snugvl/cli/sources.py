@@ -1,8 +1,9 @@
 """Which images a command line means: files, folders, globs, PDFs and standard input, in a stable order.
 
-A file is taken whatever its name, a video too. A folder gives the pictures in it (no videos), told by their
-suffix, sorted by name, hidden ones left out; its own folders only with --recursive. A pattern is expanded
-here when the shell didn't. An image that is named twice is done once.
+A file is taken whatever its name, a video too; of an animation, `moves.gif#video` shows all. A folder gives
+the pictures in it (no videos), told by their suffix, sorted by name, hidden ones left out; its own folders
+only with --recursive. A pattern is expanded here when the shell didn't. An image that is named twice is done
+once.
 """
 
 import glob
@@ -14,14 +15,19 @@ from typing import Final
 import typer
 
 from snugvl.cli import pdf
+from snugvl.core.suffixes import PICTURES, VIDEOS
 from snugvl.errors import InputError
 
 STDIN: Final = "-"
-SUFFIXES: Final = frozenset((
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic",
-    ".heif", ".mpo",
-))  # fmt: skip
-VIDEO_SUFFIXES: Final = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".ogv"))
+AS_VIDEO: Final = "#video"
+SUFFIXES: Final = PICTURES
+VIDEO_SUFFIXES: Final = VIDEOS
+
+
+def as_video(name: str) -> str | None:
+    """The file of which a name says that all its frames are wanted; None where it says nothing."""
+    file = name.removesuffix(AS_VIDEO)
+    return file if file != name and not Path(name).exists() else None
 
 
 def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:

@@ -4,6 +4,12 @@ import os
 import re
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from snugvl.errors import SnugvlWarning
 
 _PLAIN = (
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
@@ -28,6 +34,32 @@ def say(message: str) -> None:
     """Write one line to standard error."""
     sys.stderr.write(line(message) + "\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def warnings_said() -> Iterator[None]:
+    """Warnings of ours are lines, each said once; those of libraries stay as Python shows them."""
+    said: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        text: str | None = None,
+    ) -> None:
+        said_now = str(message)
+        if not issubclass(category, SnugvlWarning):
+            plain(message, category, filename, lineno, file, text)
+        elif said_now not in said:
+            said.add(said_now)
+            say(said_now)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SnugvlWarning)
+        plain, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 def plainly(message: str) -> str:

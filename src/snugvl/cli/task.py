@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they import Pillow and pydantic
     from snugvl.client import Client
-    from snugvl.client.pictures import VisualSource
     from snugvl.core.messages import Delta
+    from snugvl.inputs.given import VisualSource
     from snugvl.model import Model
     from snugvl.tasks.results import Result
 

@@ -1,21 +1,24 @@
 """`snugvl.AsyncClient`: the same in an event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
 import httpx
 import openai
 
 from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
-from snugvl.client.connection import DEFAULT_URL, Address, address_of, retry_only_what_helps, sdk_options
-from snugvl.client.pictures import ImageSource, VisualSource
-from snugvl.core.messages import Delta, Message
-from snugvl.core.sampling import SamplingParams
+from snugvl.client.connection import DEFAULT_URL, Address, address_of, answered, sdk_options
+from snugvl.core.messages import Delta
+from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.core.service import Health
+from snugvl.inputs.given import ImageSource, VisualSource
+from snugvl.inputs.talk import Spoken
+from snugvl.tasks.conversation import AsyncConversation
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+from snugvl.tasks.surface import Tasks, documented_as, unknown
 
 T = TypeVar("T")
 
@@ -44,90 +47,139 @@ class AsyncClient:
         http_client = openai.DefaultAsyncHttpxClient(
             timeout=options["timeout"],
             trust_env=not self._address.local,
-            event_hooks={"response": [_retry_only_what_helps]},
+            event_hooks={"response": [_answered]},
         )
         self.openai = openai.AsyncOpenAI(**options, http_client=http_client)
 
+    @documented_as(Tasks.caption)
     async def caption(
         self,
         image: VisualSource,
         *,
         detail: Detail = "short",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> Caption:
-        """Describe an image, in one sentence or in detail."""
-        options = self._options(sampling, max_pixels)
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
         return await self._send(await asyncio.to_thread(calls.caption, image, detail, options))
 
+    @documented_as(Tasks.ask)
     async def ask(
         self,
         images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> Answer:
-        """Answer a question about an image, or about several together."""
-        options = self._options(sampling, max_pixels)
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
         return await self._send(await asyncio.to_thread(calls.ask, images, question, options))
 
+    @documented_as(Tasks.scene)
     async def scene(
-        self, image: VisualSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
+        self,
+        image: VisualSource,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
     ) -> Scene:
-        """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
-        options = self._options(sampling, max_pixels)
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
         return await self._send(await asyncio.to_thread(calls.scene, image, options))
 
+    @documented_as(Tasks.detect)
     async def detect(
         self,
         image: ImageSource,
-        objects: Sequence[str] = (),
+        objects: str | Sequence[str] = (),
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> Detections:
-        """Find the named objects, or every object, with boxes in pixels of the original image."""
-        options = self._options(sampling, max_pixels)
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
         return await self._send(await asyncio.to_thread(calls.detect, image, objects, options))
 
-    async def chat(
-        self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None
-    ) -> Reply:
-        """Continue a conversation (see `snugvl.user`); with `sampling.n` above 1, `stream_chat` has all."""
-        return await self._send(await asyncio.to_thread(calls.chat, messages, self._options(sampling)))
+    @overload
+    def chat(self, messages: None = None, *, system: str | None = None) -> AsyncConversation[calls.Body]: ...
 
+    @overload
+    def chat(
+        self,
+        messages: Spoken | Sequence[Spoken],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
+    ) -> Awaitable[Reply]: ...
+
+    @documented_as(Tasks.chat)
+    def chat(
+        self,
+        messages: Spoken | Sequence[Spoken] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
+    ) -> Awaitable[Reply] | AsyncConversation[calls.Body]:
+        if messages is None:
+            return AsyncConversation(calls.message_of, self.stream_chat, system, str(self))
+        options = self._options(sampling, max_tokens, temperature, system=system)
+        return self._chat(messages, options)
+
+    async def _chat(self, messages: Spoken | Sequence[Spoken], options: calls.Options) -> Reply:
+        return await self._send(await asyncio.to_thread(calls.chat, messages, options))
+
+    @documented_as(Tasks.stream_caption)
     async def stream_caption(
         self,
         image: VisualSource,
         *,
         detail: Detail = "short",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> "AsyncClientStream":
-        """`caption` as it is generated. Close the stream, or leave its `async with`, to stop early."""
-        options = self._options(sampling, max_pixels)
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
         call = await asyncio.to_thread(calls.caption, image, detail, options)
         return await self._open(calls.streamed_task(call))
 
+    @documented_as(Tasks.stream_ask)
     async def stream_ask(
         self,
         images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> "AsyncClientStream":
-        """`ask` as it is generated."""
-        options = self._options(sampling, max_pixels)
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
         call = await asyncio.to_thread(calls.ask, images, question, options)
         return await self._open(calls.streamed_task(call))
 
+    @documented_as(Tasks.stream_chat)
     async def stream_chat(
-        self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None
+        self,
+        messages: Spoken | Sequence[Spoken],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
     ) -> "AsyncClientStream":
-        """`chat` as it is generated."""
-        call = await asyncio.to_thread(calls.chat, messages, self._options(sampling))
+        options = self._options(sampling, max_tokens, temperature, system=system)
+        call = await asyncio.to_thread(calls.chat, messages, options)
         return await self._open(calls.streamed_chat(call))
 
     async def models(self) -> tuple[str, ...]:
@@ -164,8 +216,24 @@ class AsyncClient:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    def _options(self, sampling: SamplingParams | None, max_pixels: int | None = None) -> calls.Options:
-        return calls.Options(self._model, sampling, max_pixels)
+    if not TYPE_CHECKING:  # or every attribute would be taken to exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(unknown(type(self).__name__, name))
+
+    def _options(
+        self,
+        sampling: SamplingParams | None,
+        max_tokens: int | None,
+        temperature: float | None,
+        max_pixels: int | None = None,
+        system: str | None = None,
+    ) -> calls.Options:
+        return calls.Options(self._model, chosen(sampling, max_tokens, temperature), max_pixels, system)
+
+    def __repr__(self) -> str:
+        model = f", {self._model}" if self._model else ""
+        return f"<snugvl.AsyncClient {self._address.root}{model}>"
 
     def _once(self) -> openai.AsyncOpenAI:
         return self.openai.with_options(max_retries=0)
@@ -214,5 +282,5 @@ class AsyncClientStream:
         await self.close()
 
 
-async def _retry_only_what_helps(response: httpx.Response) -> None:
-    retry_only_what_helps(response)
+async def _answered(response: httpx.Response) -> None:
+    answered(response)

@@ -5,13 +5,16 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from snugvl.client import answers
-from snugvl.client.pictures import ImageSource, VisualSource, several, url_of
-from snugvl.core.messages import Delta, Message, Part, Picture, Text, Video, messages_of
+from snugvl.client.pictures import is_shown_as_video, url_of
+from snugvl.core.messages import Delta, Part, Picture, Text, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
+from snugvl.inputs.given import ImageSource, VisualSource, several
+from snugvl.inputs.talk import Spoken, Turn, Unseen, turns
 from snugvl.tasks.detect import check_names
 from snugvl.tasks.prompts import CAPTION, Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+from snugvl.tasks.surface import check_question
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -42,6 +45,7 @@ class Options:
     model: str | None
     sampling: SamplingParams | None = None
     max_pixels: int | None = None
+    system: str | None = None
 
     def body(self) -> Body:
         """The fields of a task's request."""
@@ -56,36 +60,38 @@ def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Capti
     """`/v1/vision/caption`."""
     if detail not in CAPTION:
         raise RequestError(f"detail is one of {', '.join(CAPTION)}, not {detail!r}", field="detail")
-    body = {"image": url_of(image), "detail": detail} | options.body()
+    body = _shown(image) | {"detail": detail} | options.body()
     return Call("/v1/vision/caption", body, answers.result_reader(Caption))
 
 
 def ask(images: VisualSource | Sequence[VisualSource], question: str, options: Options) -> Call[Answer]:
     """`/v1/vision/ask`."""
-    urls = [url_of(image) for image in several(images)]
+    check_question(images, question)
+    shown = several(images)
+    urls = [url_of(image) for image in shown]
     if not urls:
         raise RequestError("a question needs at least one image; `chat` works without", field="images")
     if not question.strip():
         raise RequestError("the question is empty", field="question")
-    body = {"images": urls, "question": question.strip()} | options.body()
+    body = {"images": urls, "question": question.strip()} | _video(shown) | options.body()
     return Call("/v1/vision/ask", body, answers.result_reader(Answer))
 
 
 def scene(image: VisualSource, options: Options) -> Call[Scene]:
     """`/v1/vision/scene`."""
-    body = {"image": url_of(image)} | options.body()
+    body = _shown(image) | options.body()
     return Call("/v1/vision/scene", body, answers.result_reader(Scene))
 
 
-def detect(image: ImageSource, objects: Sequence[str], options: Options) -> Call[Detections]:
+def detect(image: ImageSource, objects: str | Sequence[str], options: Options) -> Call[Detections]:
     """`/v1/vision/detect`."""
     body = {"image": url_of(image), "objects": list(check_names(objects))} | options.body()
     return Call("/v1/vision/detect", body, answers.result_reader(Detections))
 
 
-def chat(messages: Message | Sequence[Message], options: Options) -> Call[Reply]:
+def chat(messages: Spoken | Sequence[Spoken] | Sequence[Body], options: Options) -> Call[Reply]:
     """`/v1/chat/completions`."""
-    body = {"messages": [_message(message) for message in messages_of(messages)]}
+    body = {"messages": [message_of(turn) for turn in turns(messages, options.system)]}
     sampling = _chat_sampling(options.sampling or SamplingParams())
     model = {"model": options.model} if options.model is not None else {}
     return Call("/v1/chat/completions", body | model | sampling, answers.reply)
@@ -126,12 +132,25 @@ def _chat_sampling(sampling: SamplingParams) -> Body:
     return body
 
 
-def _message(message: Message) -> Body:
+def _shown(image: VisualSource) -> Body:
+    return {"image": url_of(image)} | _video([image])
+
+
+def _video(sources: Sequence[object]) -> Body:
+    return {"video": True} if is_shown_as_video(sources) else {}
+
+
+def message_of(message: Turn) -> Body:
+    """A turn as `/v1/chat/completions` takes it, its pictures within it.
+
+    Raises:
+        ImageError: a picture can't be read.
+    """
     body: Body = {"role": message.role}
     if message.role == "user":
-        body["content"] = [_part(part) for part in message.content]
-    elif message.content or message.role != "assistant":
-        body["content"] = "".join(_text(part, message.role) for part in message.content)
+        body["content"] = [_part(part) for part in message.parts]
+    elif message.parts or message.role != "assistant":
+        body["content"] = "".join(_text(part, message.role) for part in message.parts)
     if message.tool_calls:
         body["tool_calls"] = [
             {
@@ -146,18 +165,22 @@ def _message(message: Message) -> Body:
     return body
 
 
-def _text(part: Part, role: Literal["system", "user", "assistant", "tool"]) -> str:
+def _text(part: Part | Unseen, role: Literal["system", "user", "assistant", "tool"]) -> str:
     if not isinstance(part, Text):
         raise RequestError(f"a {role} message holds text only; show pictures as the user", field="messages")
     return part.text
 
 
-def _part(part: Part) -> Body:
+def _part(part: Part | Unseen) -> Body:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
-    if isinstance(part, Video):
-        return {"type": "video_url", "video_url": {"url": url_of(part)}}
-    return {"type": "image_url", "image_url": {"url": url_of(_sized(part))}}
+    shown: Any = part.source if isinstance(part, Unseen) else part
+    if isinstance(shown, Video) or (isinstance(part, Unseen) and part.video):
+        return {"type": "video_url", "video_url": {"url": url_of(shown)}}
+    url = url_of(_sized(shown) if isinstance(shown, Picture) else shown)
+    detail = {"detail": part.detail} if isinstance(part, Unseen) and part.detail else {}
+    kind = "video_url" if url.startswith("data:video/") else "image_url"
+    return {"type": kind, kind: {"url": url, **(detail if kind == "image_url" else {})}}
 
 
 def _sized(picture: Picture) -> Any:
@@ -167,4 +190,4 @@ def _sized(picture: Picture) -> Any:
             "server with --max-pixels",
             field="max_pixels",
         )
-    return picture.image
+    return picture.image if picture.data is None else picture.data

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import httpx
 
-from snugvl.errors import RequestError
+from snugvl.errors import RequestError, warn
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -78,8 +78,13 @@ def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_ret
     }
 
 
-def retry_only_what_helps(response: httpx.Response) -> None:
-    """The SDK repeats every 5xx: of ours only 503 gets better, the others would do the same work again."""
+def answered(response: httpx.Response) -> None:
+    """Look at the head of an answer: what the server warns of is a warning here.
+
+    The SDK repeats every 5xx: of ours only 503 gets better, the others would do the same work again.
+    """
+    for text in filter(None, response.headers.get("snugvl-warning", "").split("; ")):
+        warn(text)
     if response.status_code >= 500 and response.status_code != 503:
         response.headers["x-should-retry"] = "false"
 

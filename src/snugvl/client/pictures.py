@@ -5,30 +5,19 @@ import stat
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from snugvl.core.messages import Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
-from snugvl.inputs.image import ImageLimits, to_rgb
-
-ImageSource = str | Path | bytes | BinaryIO | Image.Image
-"""An image: a path, a URL (data, http or https), the bytes of a file, an open file, or a Pillow image."""
-
-VisualSource = ImageSource | Video
-"""An image, or a video: a file or a URL of one, or a `Video` that was read from a file."""
+from snugvl.inputs.frames import is_video
+from snugvl.inputs.given import VisualSource, decode, taken
+from snugvl.inputs.image import ImageLimits
+from snugvl.inputs.looks_like import media_type
 
 URL_SCHEMES: Final = ("http://", "https://", "data:")
 _MAX_BYTES: Final = ImageLimits().max_bytes
-_SIGNATURES: Final = (
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"\x89PNG", "image/png"),
-    (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"),
-    (b"II*\x00", "image/tiff"),
-    (b"MM\x00*", "image/tiff"),
-)
 
 
 def url_of(source: VisualSource) -> str:
@@ -38,24 +27,23 @@ def url_of(source: VisualSource) -> str:
         ImageError, ImageTooLarge: not there, not readable, empty, or more bytes than any server takes.
         RequestError: a video of which only the frames are at hand.
     """
-    if isinstance(source, Video):
-        if source.file is None:
+    if isinstance(source, str) and source.startswith(URL_SCHEMES):
+        return source
+    given = taken(source)
+    if isinstance(given, Video):
+        if given.file is None:
             raise RequestError(
                 "a client sends videos as files; give the file, or send these frames as pictures",
                 field="messages",
             )
-        source = source.file
-    if isinstance(source, str) and source.startswith(URL_SCHEMES):
-        return source
-    data = _png(source) if isinstance(source, Image.Image) else read_bytes(source)
-    return f"data:{_media_type(data)};base64,{base64.b64encode(data).decode()}"
+        given = given.file
+    data = _png(given) if isinstance(given, Image.Image) else read_bytes(given)
+    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"
 
 
-def several(images: VisualSource | Sequence[VisualSource]) -> list[VisualSource]:
-    """One image or several, as a list."""
-    if isinstance(images, list | tuple):
-        return list(images)
-    return [cast(VisualSource, images)]
+def is_shown_as_video(sources: Sequence[object]) -> bool:
+    """Whether a server must be told that animations among them are meant as videos."""
+    return any(isinstance(source, Video) and source.file and not is_video(source.file) for source in sources)
 
 
 def read_bytes(source: str | Path | bytes | BinaryIO) -> bytes:
@@ -97,15 +85,5 @@ def _read_file(path: Path) -> bytes:
 def _png(image: Image.Image) -> bytes:
     """Upright and RGB, so that the server sees what a loaded model would; lossless, quick to write."""
     file = BytesIO()
-    to_rgb(ImageOps.exif_transpose(image)).save(file, "PNG", compress_level=1)
+    decode(image).save(file, "PNG", compress_level=1)
     return file.getvalue()
-
-
-def _media_type(data: bytes) -> str:
-    """What the data URL says; the server looks for itself."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    if data[4:12] in (b"ftypavif", b"ftypmif1"):
-        return "image/avif"
-    kinds = (kind for signature, kind in _SIGNATURES if data.startswith(signature))
-    return next(kinds, "application/octet-stream")

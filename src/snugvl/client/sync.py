@@ -1,7 +1,7 @@
 """`snugvl.Client`: a server behind the methods of a loaded model."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 import openai
 
@@ -12,28 +12,31 @@ from snugvl.client.connection import (
     Address,
     Sockets,
     address_of,
-    retry_only_what_helps,
+    answered,
     sdk_options,
 )
-from snugvl.client.pictures import ImageSource, VisualSource
-from snugvl.core.messages import Delta, Message
-from snugvl.core.sampling import SamplingParams
+from snugvl.core.messages import Delta
+from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.core.service import Health
+from snugvl.inputs.given import ImageSource, VisualSource
+from snugvl.inputs.talk import Spoken
+from snugvl.tasks.conversation import Conversation
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+from snugvl.tasks.surface import Tasks
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(Tasks):
     """A server of snugvl, or of several behind one address.
 
     Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
     safe to call from several threads. Images may also be URLs (http, https, data), which the server fetches.
-    A video may take the place of an image where the model reads videos, but in `detect`.
+    What the server warns of is a `SnugvlWarning`.
 
         with snugvl.Client() as client:
-            print(client.caption("picture.png").text)
+            print(client.caption("picture.png"))
 
     Args:
         base_url: the server, with or without /v1.
@@ -67,7 +70,7 @@ class Client:
         http_client = openai.DefaultHttpxClient(
             timeout=options["timeout"],
             trust_env=not self._address.local,
-            event_hooks={"request": [self._sockets.watch], "response": [retry_only_what_helps]},
+            event_hooks={"request": [self._sockets.watch], "response": [answered]},
         )
         self.openai = openai.OpenAI(**options, http_client=http_client)
 
@@ -76,73 +79,117 @@ class Client:
         image: VisualSource,
         *,
         detail: Detail = "short",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> Caption:
-        """Describe an image, in one sentence or in detail."""
-        return self._send(calls.caption(image, detail, self._options(sampling, max_pixels)))
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
+        return self._send(calls.caption(image, detail, options))
 
     def ask(
         self,
         images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> Answer:
-        """Answer a question about an image, or about several together."""
-        return self._send(calls.ask(images, question, self._options(sampling, max_pixels)))
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
+        return self._send(calls.ask(images, question, options))
 
     def scene(
-        self, image: VisualSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
+        self,
+        image: VisualSource,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
     ) -> Scene:
-        """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
-        return self._send(calls.scene(image, self._options(sampling, max_pixels)))
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
+        return self._send(calls.scene(image, options))
 
     def detect(
         self,
         image: ImageSource,
-        objects: Sequence[str] = (),
+        objects: str | Sequence[str] = (),
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> Detections:
-        """Find the named objects, or every object, with boxes in pixels of the original image."""
-        return self._send(calls.detect(image, objects, self._options(sampling, max_pixels)))
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
+        return self._send(calls.detect(image, objects, options))
 
-    def chat(self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None) -> Reply:
-        """Continue a conversation (see `snugvl.user`); with `sampling.n` above 1, `stream_chat` has all."""
-        return self._send(calls.chat(messages, self._options(sampling)))
+    @overload
+    def chat(self, messages: None = None, *, system: str | None = None) -> Conversation[calls.Body]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Spoken | Sequence[Spoken],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
+    ) -> Reply: ...
+
+    def chat(
+        self,
+        messages: Spoken | Sequence[Spoken] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
+    ) -> Reply | Conversation[calls.Body]:
+        if messages is None:
+            return Conversation(calls.message_of, self.stream_chat, system, str(self))
+        options = self._options(sampling, max_tokens, temperature, system=system)
+        return self._send(calls.chat(messages, options))
 
     def stream_caption(
         self,
         image: VisualSource,
         *,
         detail: Detail = "short",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> "ClientStream":
-        """`caption` as it is generated. Close the stream, or leave its `with`, to stop early."""
-        call = calls.caption(image, detail, self._options(sampling, max_pixels))
-        return self._open(calls.streamed_task(call))
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
+        return self._open(calls.streamed_task(calls.caption(image, detail, options)))
 
     def stream_ask(
         self,
         images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> "ClientStream":
-        """`ask` as it is generated."""
-        call = calls.ask(images, question, self._options(sampling, max_pixels))
-        return self._open(calls.streamed_task(call))
+        options = self._options(sampling, max_tokens, temperature, max_pixels)
+        return self._open(calls.streamed_task(calls.ask(images, question, options)))
 
     def stream_chat(
-        self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None
+        self,
+        messages: Spoken | Sequence[Spoken],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
     ) -> "ClientStream":
-        """`chat` as it is generated."""
-        return self._open(calls.streamed_chat(calls.chat(messages, self._options(sampling))))
+        options = self._options(sampling, max_tokens, temperature, system=system)
+        return self._open(calls.streamed_chat(calls.chat(messages, options)))
 
     def models(self) -> tuple[str, ...]:
         """Names that requests may use for the model."""
@@ -179,8 +226,19 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _options(self, sampling: SamplingParams | None, max_pixels: int | None = None) -> calls.Options:
-        return calls.Options(self._model, sampling, max_pixels)
+    def _options(
+        self,
+        sampling: SamplingParams | None,
+        max_tokens: int | None,
+        temperature: float | None,
+        max_pixels: int | None = None,
+        system: str | None = None,
+    ) -> calls.Options:
+        return calls.Options(self._model, chosen(sampling, max_tokens, temperature), max_pixels, system)
+
+    def __repr__(self) -> str:
+        model = f", {self._model}" if self._model else ""
+        return f"<snugvl.Client {self._address.root}{model}>"
 
     def _once(self) -> openai.OpenAI:
         return self.openai.with_options(max_retries=0)

@@ -67,12 +67,14 @@ class Picture:
         max_pixels: lowers the checkpoint's own limit for this image.
         file: hash of the file that it was decoded from; pictures of one file are the same picture.
         pixels: the image's, row by row, where they are at hand: so it needs none of its own to be sent on.
+        data: the file that it was decoded from, where it is at hand: a client sends it as it is.
     """
 
     image: Image
     max_pixels: int | None = None
     file: bytes | None = None
     pixels: memoryview | None = None
+    data: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +87,7 @@ class Video:
 
     frames: tuple[Image, ...]
     timestamps: tuple[float, ...]
-    file: bytes | None = None
+    file: bytes | None = field(default=None, repr=False)
 
 
 Part = Text | Picture | Video
@@ -102,12 +104,20 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `tool_calls`: of the assistant; `tool_call_id`: what a tool answers."""
+    """One turn of a conversation. `tool_calls`: of the assistant; `tool_call_id`: what a tool answers.
+
+    `content` may be given as a string, or as a list of strings, images and parts.
+    """
 
     role: Role
     content: tuple[Part, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        content: Any = self.content
+        given = (content,) if isinstance(content, str) else content
+        object.__setattr__(self, "content", tuple(_part(part) for part in given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +266,9 @@ class Delta:
     prompt_logprobs: tuple[Logprob, ...] = ()
     cached_tokens: int = 0
     drafts: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Stream(Protocol):

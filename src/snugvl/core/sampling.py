@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from snugvl.errors import RequestError
 
@@ -99,6 +99,19 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is taken every time."""
         return self.temperature == 0.0
+
+
+def chosen(
+    sampling: SamplingParams | None, max_tokens: int | None, temperature: float | None
+) -> SamplingParams | None:
+    """`sampling` with the two that are most often chosen alone; None where nothing is chosen.
+
+    Raises:
+        RequestError: a value out of range.
+    """
+    said = {"max_tokens": max_tokens, "temperature": temperature}
+    said = {name: value for name, value in said.items() if value is not None}
+    return replace(sampling or SamplingParams(), **said) if said else sampling  # type: ignore[arg-type]
 
 
 def check_scores(sampling: SamplingParams, tokens: int | None) -> None:

@@ -1,7 +1,8 @@
 """From a video or an animation to a few frames with their times: of strangers' files in the server's decoder
 process, of a person's own in that of the command line or of a program.
 
-GIF, WebP, APNG and AVIF animations go through Pillow; MP4, WebM, AVI and Ogg through PyAV, where installed.
+GIF, WebP, APNG and AVIF animations, and several pictures in one HEIC file, go through Pillow; MP4, WebM, AVI
+and Ogg, and HEIF sequences, through PyAV, where installed.
 Containers and codecs are lists of known ones: FFmpeg has demuxers that open other files and URLs (playlists),
 and decoders that nobody has looked at for twenty years.
 """
@@ -21,9 +22,10 @@ from PIL import Image
 from snugvl.core.messages import Video
 from snugvl.core.sizes import MIB
 from snugvl.errors import ImageError, ImageTooLarge
+from snugvl.inputs import iso_media
 from snugvl.inputs.image import FORMATS, to_rgb
 
-_ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF")
+_ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF", "HEIF")
 _CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mjpeg", "theora")
 _DEFAULT_DELAY_MS = 100  # what browsers show when an animation says 0 or next to nothing
 _MAX_PACKETS = 200_000
@@ -78,8 +80,8 @@ def preload() -> None:
 
 
 def is_video(data: bytes) -> bool:
-    """Whether the bytes of a file begin as those of a video do. Animations are none: Pillow reads them."""
-    return _container(data) is not None
+    """Whether a file is a video, by its content. Animations are pictures unless a video is asked for."""
+    return _container(data) is not None and iso_media.kind_of(data) not in ("HEIF", "AVIF")
 
 
 def open_video(data: bytes, name: str) -> Video:
@@ -139,7 +141,8 @@ def scaled_size(width: int, height: int, frames: int, limits: VideoLimits) -> tu
 
 def _container(data: bytes) -> str | None:
     """FFmpeg's name of the container, by content; None for what Pillow may read."""
-    if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis"):
+    kind = iso_media.kind_of(data)
+    if kind in ("film", "sequence") or (kind == "HEIF" and iso_media.has_track(data)):
         return "mov"
     if data.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"
@@ -173,6 +176,7 @@ def _decode_animation(data: bytes, limits: VideoLimits, fps: float, name: str) -
     starts, now = [], 0.0
     for index in range(total):
         image.seek(index)
+        _check_size(*image.size, limits, name)  # pictures of a HEIC file have sizes of their own
         image.load()  # WebP and AVIF only then know how long it is shown
         starts.append(now)
         delay = float(image.info.get("duration") or 0)
@@ -208,7 +212,7 @@ def _decode_container(data: bytes, kind: str, limits: VideoLimits, fps: float, n
             f"{name} is a video file, and PyAV, which reads those, is not installed: "
             "pip install 'snugvl[video]', or send its frames as a list of pictures"
         )
-    with av.open(BytesIO(data), format=kind, metadata_errors="ignore") as container:
+    with av.open(BytesIO(iso_media.hide(data, b"meta")), format=kind, metadata_errors="ignore") as container:
         if not container.streams.video:
             raise ImageError(f"{name} has no video in it; send a video, or a picture")
         stream = container.streams.video[0]

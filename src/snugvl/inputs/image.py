@@ -13,13 +13,14 @@ import logging
 import stat
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+import pillow_heif
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -30,19 +31,14 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from snugvl.errors import ImageError, ImageTooLarge
+from snugvl.errors import ImageError, ImageTooLarge, warn
+from snugvl.inputs import iso_media
+from snugvl.inputs.looks_like import describe
 
 try:
     from PIL import AvifImagePlugin
 except ImportError:  # Pillow before 11.3
     AvifImagePlugin = None  # type: ignore[assignment]
-
-try:
-    import pillow_heif  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError:  # the extra snugvl[heic]
-    pass
-else:
-    pillow_heif.register_heif_opener(thumbnails=False)
 
 _PLUGINS = (
     JpegImagePlugin,
@@ -54,9 +50,12 @@ _PLUGINS = (
     AvifImagePlugin,
 )
 _NAMES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-# A plugin whose C library is missing registers nothing. Pillow's JPEG plugin also opens MPO.
+# What else a HEIC file holds is not looked at: it costs time, and is a stranger's.
+pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=2)
+# A plugin whose C library is missing registers nothing. Pillow's JPEG plugin also opens MPO. AVIF before
+# HEIF: both read "mif1", and pillow-heif's wheels have no decoder for AVIF.
 _OPENED = [name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN]
-FORMATS = (*_OPENED, *(name for name in ("HEIF",) if name in Image.OPEN))
+FORMATS = (*_OPENED, "HEIF")
 
 # Without a handler of the program's own, Python prints Pillow's log of a damaged TIFF on stderr.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
@@ -70,50 +69,6 @@ _ORIENTATIONS = {
     6: Image.Transpose.ROTATE_270,
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
-}
-
-# What a file that isn't a picture looks like, and what to do about it.
-_SIGNATURES: tuple[tuple[bytes, str], ...] = (
-    (b"%PDF", "a PDF; export the page as PNG first"),
-    (b"%!PS", "a PostScript file; export it as PNG first"),
-    (b"8BPS", "a Photoshop file; export it as PNG first"),
-    (b"\x00\x00\x01\x00", "a Windows icon; convert it to PNG first"),
-    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture; convert it to PNG or JPEG first"),
-    (b"\xff\x0a", "a JPEG XL picture; convert it to PNG or JPEG first"),
-    (b"\x00\x00\x00\x0cjP", "a JPEG 2000 picture; convert it to PNG or JPEG first"),
-    (b"\x1aE\xdf\xa3", "a video (Matroska or WebM); extract a frame first"),
-    (b"ID3", "an audio file; send a picture"),
-    (b"OggS", "an Ogg audio or video file; send a picture"),
-    (b"PK\x03\x04", "a ZIP archive or an office document; extract the picture first"),
-    (b"\x1f\x8b", "a gzip archive; unpack the picture first"),
-    (b"7z\xbc\xaf", "a 7z archive; unpack the picture first"),
-    (b"\x7fELF", "a program; send a picture"),
-    (b"MZ", "a Windows program; send a picture"),
-    (b"SQLite format 3", "a database; send a picture"),
-    (b"version https://git-lfs", "a Git LFS pointer, not the picture itself; run `git lfs pull`"),
-)
-
-# Formats that are read: their signature with a failing decoder means a damaged file.
-_PICTURES: tuple[tuple[bytes, str], ...] = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG", "PNG"),
-    (b"GIF8", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-)
-
-_HEIF = (
-    "a damaged HEIC photo; copy or download it again"
-    if "HEIF" in FORMATS
-    else "a HEIC photo; convert it to JPEG, or have it read: pip install 'snugvl[heic]'"
-)
-_ISO_MEDIA = {
-    b"avif": "an AVIF picture, damaged or too new for this Pillow; convert it to PNG first",
-    b"avis": "an animated AVIF picture; extract a frame first",
-    b"heic": _HEIF,
-    b"heix": _HEIF,
-    b"mif1": _HEIF,
 }
 
 # Filters of the warnings module are process-wide: two threads inside `catch_warnings` at once could restore
@@ -135,34 +90,39 @@ def open_image(
     limits: ImageLimits | None = None,
     name: str | None = None,
     quote: bool = True,
-    animated: str = "extract one frame as PNG first",
+    note: Callable[[str], None] = warn,
 ) -> Image.Image:
     """Read, check, decode and orient a picture.
+
+    An animation is its first frame; of several pictures in one HEIC file it is the main one.
 
     Args:
         source: a path, the file's bytes, or a binary stream such as `sys.stdin.buffer`.
         name: how errors call it, when the source itself doesn't tell.
         quote: whether errors may show the first bytes of what isn't a picture.
-        animated: what to do with an animation instead, for its error.
+        note: told what of the file isn't looked at, in a sentence; by default a `SnugvlWarning`.
 
     Returns:
         The picture, fully decoded, upright, mode RGB.
 
     Raises:
-        ImageError: not there, not readable, not a picture, animated or damaged; says which and what to do.
+        ImageError: not there, not readable, not a picture, of several pages or damaged; says which, and
+            what to do.
         ImageTooLarge: more bytes or pixels than `limits`.
     """
     limits = limits or ImageLimits()
     name = name or name_of(source)
     data = read_source(source, name, limits)
     image = _open_header(data, name, quote)
-    _check(image, name, limits, animated)
+    rest = _check(image, name, limits)
     try:
         image.load()
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
         raise ImageError(
             f"{name} is damaged or incomplete ({_one_line(error)}); copy or download it again"
         ) from None
+    if rest:
+        note(rest)
     return to_rgb(_upright(image), name)
 
 
@@ -238,7 +198,10 @@ def read_source(source: str | Path | bytes | BinaryIO, name: str, limits: ImageL
 
 def _read_file(source: str | Path, name: str, limits: ImageLimits) -> bytes:
     if name.startswith(("http://", "https://", "data:")):
-        raise ImageError(f"{name[:100]} is a URL, not a file; download the picture and give its path")
+        raise ImageError(
+            f"{name[:100]} is a URL, not a file; download it and give its path, "
+            "or in Python its bytes: urllib.request.urlopen(url).read()"
+        )
     try:
         path = Path(source)
         info = path.stat()
@@ -288,23 +251,24 @@ def _too_many_bytes(name: str, size: str, limits: ImageLimits) -> ImageTooLarge:
 def _quiet() -> Iterator[None]:
     """No warning of Pillow's leaks: what matters is an error of ours, the rest isn't the user's to mend."""
     with _HEADER_LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif")  # not what other threads warn of
         yield
 
 
 def _open_header(data: bytes, name: str, quote: bool) -> Image.Image:
     try:
         with _quiet():
-            return Image.open(BytesIO(data), formats=FORMATS)
+            return Image.open(BytesIO(iso_media.hide(data, b"moov")), formats=FORMATS)
     except Image.DecompressionBombError:
         raise ImageTooLarge(f"{name} is far larger than 100 million pixels; scale it down first") from None
     except Exception:  # an unknown format, or a header that its plugin stumbles over
         raise ImageError(
-            f"{name} is not a picture that can be read: it looks like {_describe(data, quote=quote)}"
+            f"{name} is not a picture that can be read: it looks like {describe(data, quote=quote)}"
         ) from None
 
 
-def _check(image: Image.Image, name: str, limits: ImageLimits, animated: str) -> None:
+def _check(image: Image.Image, name: str, limits: ImageLimits) -> str | None:
+    """Refuses what isn't to be decoded. Returns what of the file isn't looked at, in a sentence."""
     width, height = image.size
     if width < 1 or height < 1:
         raise ImageError(f"{name} is {width}×{height} pixels, which is not a picture; export it again")
@@ -315,10 +279,13 @@ def _check(image: Image.Image, name: str, limits: ImageLimits, animated: str) ->
         )
     # Phones put a small second picture behind the first (MPO): the first is the photo.
     frames = 1 if image.format == "MPO" else _count_frames(image, name)
-    if frames > 1 and image.format == "TIFF":
+    if frames == 1:
+        return None
+    if image.format == "TIFF":
         raise ImageError(f"{name} has {frames} pages; extract one page as PNG first")
-    if frames > 1:
-        raise ImageError(f"{name} is animated ({frames} frames); {animated}")
+    if image.format == "HEIF":
+        return f"{name} holds {frames} pictures: its main one was looked at, and no other"
+    return f"{name} is animated ({frames} frames): its first was looked at, all are in a video"
 
 
 def _count_frames(image: Image.Image, name: str) -> int:
@@ -349,52 +316,3 @@ def _one_line(error: BaseException) -> str:
     """The first line of an exception's text, or its kind when it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:120] if lines else type(error).__name__
-
-
-def _describe(data: bytes, *, quote: bool = True) -> str:
-    """What `data` looks like and what to do, as the end of a sentence: "a PDF; export …".
-
-    Without `quote`, not even the first bytes of unknown data are shown.
-    """
-    container = _container(data)
-    if container:
-        return container
-    for signature, kind in _PICTURES:
-        if data.startswith(signature):
-            return f"a damaged {kind} file; copy or download it again"
-    for signature, advice in _SIGNATURES:
-        if data.startswith(signature):
-            return advice
-    start = f" (it starts with {data[:4].hex(' ')})" if quote else ""
-    return _text(data) or f"unknown data{start}; send a JPEG, PNG, WebP, GIF, BMP or TIFF"
-
-
-def _container(data: bytes) -> str | None:
-    """RIFF and ISO media name their content a few bytes in."""
-    if data[:4] == b"RIFF":
-        kinds = {
-            b"WEBP": "a damaged WebP file; copy or download it again",
-            b"AVI ": "a video (AVI); extract a frame first",
-            b"WAVE": "an audio file (WAV); send a picture",
-        }
-        return kinds.get(data[8:12])
-    if data[4:8] == b"ftyp":
-        return _ISO_MEDIA.get(data[8:12], "a video (MP4 or QuickTime); extract a frame first")
-    return None
-
-
-def _text(data: bytes) -> str | None:
-    """What kind of text this is, or None when it isn't text."""
-    head = data[:4096]
-    # The last character may be cut in half: only that is forgiven.
-    text = head.decode("utf-8", "ignore")
-    if len(text.encode()) < len(head) - 3 or any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
-        return None
-    start = text.lstrip("\ufeff \t\r\n").lower()
-    if "<svg" in start:
-        return "an SVG drawing; export it as PNG first"
-    if start.startswith(("<!doctype html", "<html", "<head")):
-        return "an HTML page, perhaps the error page of a failed download; download the picture itself"
-    if start.startswith(("{", "[")):
-        return "JSON text; send a picture"
-    return "text; send a JPEG, PNG, WebP, GIF, BMP or TIFF"

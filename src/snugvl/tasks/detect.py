@@ -8,14 +8,14 @@ are ordered and clamped to the image; one without area there is dropped, as is a
 caught in a loop).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from PIL.Image import Image
 
 from snugvl.core.messages import Capabilities, Picture, Request
 from snugvl.core.sampling import SamplingParams
-from snugvl.errors import OutputError, RequestError
+from snugvl.errors import OutputError, RequestError, WrongType
 from snugvl.tasks.boxes import Four
 from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.request import about
@@ -59,14 +59,16 @@ def request(
     )
 
 
-def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of objects as the prompt can list them, without repetitions.
+def check_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of objects as the prompt can list them, without repetitions. A string is the name of one.
 
     Raises:
         RequestError: an empty name, or one with a comma, a quote or a line break.
     """
     if isinstance(names, str):
-        raise RequestError(f"objects is a list of names: [{names!r}], not {names!r}", field="objects")
+        names = (names,)
+    if not isinstance(names, Iterable):
+        raise WrongType(f"objects are names, not {names!r} ({type(names).__name__})", field="objects")
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise RequestError(f"an object needs a name, not {name!r}", field="objects")

@@ -5,21 +5,42 @@ Fields are only ever added, never renamed or taken away, within a major version.
 """
 
 import math
-from typing import Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from snugvl.core.messages import Usage
+from snugvl.errors import ImageError
+
+if TYPE_CHECKING:  # they import Pillow
+    from PIL.Image import Image
+
+    from snugvl.inputs.given import ImageSource
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Reply(_Frozen):
-    """A model's complete answer to one request, as text."""
+class _Said(_Frozen):
+    """What is text above all: printing it prints that."""
 
     text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Reply(_Said):
+    """A model's complete answer to one request, as text. `chat` takes it as a message of the conversation.
+
+    Attributes:
+        text: the answer; `print(reply)` prints it.
+        finish_reason: "stop", or "length" where it was cut at its token limit.
+        usage: tokens of the request, where the engine or the server tells.
+    """
+
     finish_reason: str = Field(description='"stop", or "length" when the answer reached its token limit')
     usage: Usage | None = None
 
@@ -30,7 +51,12 @@ class Reply(_Frozen):
 
 
 class Result(_Frozen):
-    """What every task's result has."""
+    """What every task's result has.
+
+    Attributes:
+        truncated: whether the answer was cut at its token limit, or broke off; what was complete is here.
+        usage: tokens of the request, where the engine or the server tells.
+    """
 
     truncated: bool = Field(
         default=False,
@@ -39,16 +65,12 @@ class Result(_Frozen):
     usage: Usage | None = Field(default=None, description="tokens of the request")
 
 
-class Caption(Result):
-    """A description of an image."""
-
-    text: str
+class Caption(Result, _Said):
+    """A description of an image: `text`, which `print(caption)` prints."""
 
 
-class Answer(Result):
-    """An answer about one image or several."""
-
-    text: str
+class Answer(Result, _Said):
+    """An answer about one image or several: `text`, which `print(answer)` prints."""
 
 
 class SceneObject(_Frozen):
@@ -60,13 +82,24 @@ class SceneObject(_Frozen):
 
 
 class Scene(Result):
-    """What is in an image and how it hangs together."""
+    """What is in an image and how it hangs together.
+
+    Attributes:
+        summary: one sentence; `print(scene)` prints it.
+        setting: where it is ("indoors"); empty where the model doesn't say.
+        objects: each kind with its count and positions.
+        text: words and numbers that are written in the image.
+        relations: such as "the cup is left of the plate".
+    """
 
     summary: str
     setting: str = ""
     objects: tuple[SceneObject, ...] = ()
     text: tuple[str, ...] = Field(default=(), description="words and numbers that are written in the image")
     relations: tuple[str, ...] = Field(default=(), description='such as "the cup is left of the plate"')
+
+    def __str__(self) -> str:
+        return self.summary
 
 
 class Box(_Frozen):
@@ -114,3 +147,43 @@ class Detections(Result):
     width: int
     height: int
     objects: tuple[Detection, ...] = ()
+
+    def __str__(self) -> str:
+        lines = (
+            f"{thing.label}: {thing.box.x1:g}, {thing.box.y1:g}, {thing.box.x2:g}, {thing.box.y2:g}"
+            for thing in self.objects
+        )
+        return "\n".join(lines) or "nothing"
+
+    def draw(self, image: "ImageSource", path: str | Path | None = None) -> "Image":
+        """The image with the boxes and their labels on it.
+
+        Args:
+            image: that the objects were found in, in any form that tasks take.
+            path: where to save it, in the format of its suffix; its folder is made where it is missing.
+
+        Returns:
+            A new picture. One that is very small is enlarged, so that labels can be read.
+
+        Raises:
+            ImageError: the image can't be read, or is of another size than the one that was asked about.
+            InputError: no picture can be saved under that name.
+
+        Example:
+            model.detect("photo.jpg", "cup").draw("photo.jpg", "cups.png").show()
+        """
+        from snugvl.inputs.given import decode
+        from snugvl.tasks import draw
+
+        if path is not None:
+            draw.check_suffix(Path(path))
+        picture = decode(image)
+        if picture.size != (self.width, self.height):
+            raise ImageError(
+                f"the objects were found in an image of {self.width}×{self.height} pixels; this one has "
+                f"{picture.width}×{picture.height}"
+            )
+        drawn = draw.annotate(picture, self)
+        if path is not None:
+            draw.save(drawn, Path(path))
+        return drawn

@@ -261,7 +261,6 @@ _SVG = (
     b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
 )
 _LONG_TEXT = pictures.png(8, 6)[:33] + pictures.chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26), 9))
-_ANIMATED = f"{NAME} is animated (6 frames); extract one frame as PNG, or send it as a video"
 
 FILES = (
     Case("empty", b"", ImageError, f"{NAME} is empty (0 bytes); send a picture"),
@@ -314,10 +313,6 @@ FILES = (
         ImageError,
         "{unread}a damaged WebP file{again}",
     ),
-    Case("animated-gif", lambda: pictures.animation("GIF"), ImageError, _ANIMATED),
-    Case("animated-png", lambda: pictures.animation("PNG"), ImageError, _ANIMATED),
-    Case("animated-webp", lambda: pictures.animation("WEBP"), ImageError, _ANIMATED),
-    Case("animated-avif", lambda: pictures.animation("AVIF"), ImageError, _ANIMATED),
     Case(
         "tiff-pages",
         lambda: pictures.animation("TIFF"),

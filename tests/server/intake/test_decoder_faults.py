@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError
-from snugvl.server.intake import decoders as module
 from snugvl.server.intake import pipe
 from snugvl.server.intake.decoders import Decoders
 from tests.server.intake.pictures import encoded, png_bomb
@@ -163,7 +162,7 @@ GOOD = {"width": 2, "height": 1, "timestamps": [0.0]}
 )
 def test_an_answer_that_does_not_add_up_is_refused(header: dict[str, Any], size: int) -> None:
     with pytest.raises(pipe.BrokenMessage):
-        module._pictures(header, bytearray(size), max_pixels=100, max_frames=1)
+        pipe.pictures(header, bytearray(size), max_pixels=100, max_frames=1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ HOSTILE: dict[str, tuple[bytes | str, int, str]] = {
     "text": (b"root:x:0:0", 400, "is not a picture that can be read: it looks like text"),
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 400, "an SVG drawing; export it as PNG first"),
     "truncated": (encoded("JPEG", (400, 400))[:-200], 400, "is damaged or incomplete"),
-    "animated": (pictures.animation("GIF"), 400, "is animated (6 frames); extract one frame as PNG"),
+    "pages": (pictures.animation("TIFF"), 400, "has 6 pages; extract one page as PNG first"),
     "bomb": (pictures.png(50_000, 50_000), 413, "is far larger than 100 million pixels"),
     "loopback": ("http://127.0.0.1:9/a.png", 400, "127.0.0.1 is not the name or address of a public host"),
     "metadata": ("http://169.254.169.254/", 400, "169.254.169.254 is not the name or address of a public"),

@@ -173,7 +173,7 @@ async def _fetch(context: Context, block: ImageBlock, field: str) -> Picture:
             url, name = f"data:{kind};base64,{data}", f"{field}.source.data"
         case UrlSource(url=url):
             name = f"{field}.source.url"
-    return await context.intake.picture(url, field=name, video=False)
+    return await context.intake.picture(url, field=name)
 
 
 def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[Message]:

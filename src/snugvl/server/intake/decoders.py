@@ -19,11 +19,9 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from io import BytesIO
 from typing import IO, Any, Literal, TypeVar, cast
 
 from PIL import Image
-from PIL.PpmImagePlugin import PpmImageFile
 
 from snugvl.core import heap
 from snugvl.core.messages import Picture
@@ -82,9 +80,9 @@ class Decoders:
 
     async def picture(
         self, data: bytes, limits: ImageLimits, decode_s: float, name: str, max_pixels: int | None = None,
-        *, video: bool = True,
+        *, note: Callable[[str], object] = str,
     ) -> Picture:  # fmt: skip
-        """Decode a picture. `max_pixels`: of which its head has spoken; `video`: it could be sent as one.
+        """Decode a picture. `max_pixels`: of which its head has spoken; `note`: as of `open_image`.
 
         Raises:
             ImageError, ImageTooLarge: it can't be.
@@ -94,10 +92,11 @@ class Decoders:
             "name": name,
             "limits": asdict(limits),
             "decode_s": decode_s,
-            "video": video,
         }
         most = limits.max_pixels if max_pixels is None else max_pixels
-        pictures, _ = await self._run(self._decode, job, data, most, 1)
+        pictures, _, notes = await self._run(self._decode, job, data, most, 1)
+        for text in notes:
+            note(text)
         return pictures[0]
 
     async def video(
@@ -115,7 +114,9 @@ class Decoders:
             "fps": fps,
             "decode_s": limits.decode_s,
         }
-        frames, times = await self._run(self._decode, job, data, limits.max_total_pixels, limits.max_frames)
+        frames, times, _ = await self._run(
+            self._decode, job, data, limits.max_total_pixels, limits.max_frames
+        )
         return [frame.image for frame in frames], times
 
     async def warm(self) -> None:
@@ -166,13 +167,13 @@ class Decoders:
         at_work: "list[_DecoderProcess]",
         max_pixels: int,
         max_frames: int,
-    ) -> tuple[list[Picture], list[float]]:
+    ) -> tuple[list[Picture], list[float], list[str]]:
         header, pixels = self._ask(job, data, at_work, 3 * max_pixels)
         if "error" in header:
             kind = ImageTooLarge if header["error"] == "ImageTooLarge" else ImageError
             raise kind(str(header.get("message")))
         try:
-            return _pictures(header, pixels, max_pixels, max_frames)
+            return *pipe.pictures(header, pixels, max_pixels, max_frames), pipe.notes(header)
         except pipe.BrokenMessage:
             self._drop(self._process())
             raise _decode_error(job["name"]) from None
@@ -359,29 +360,6 @@ def memory_for_pictures(limits: ImageLimits) -> int:
 def memory_for_videos(limits: VideoLimits) -> int:
     """The same for the largest allowed video: reference frames of a decoder, and the frames that are kept."""
     return 32 * 4 * limits.max_frame_pixels + 8 * limits.max_total_pixels + 2 * limits.max_bytes + 512 * MIB
-
-
-def _pictures(
-    header: dict[str, Any], pixels: bytearray | memoryview, max_pixels: int, max_frames: int
-) -> tuple[list[Picture], list[float]]:
-    """Pictures out of an answer whose every number is doubted."""
-    width, height, times = header.get("width"), header.get("height"), header.get("timestamps")
-    if not (isinstance(width, int) and isinstance(height, int) and isinstance(times, list)):
-        raise pipe.BrokenMessage("no size")
-    count, frame = len(times), 3 * width * height
-    if min(width, height, count) < 1 or count > max_frames or width * height * count > max_pixels:
-        raise pipe.BrokenMessage("too large")
-    if len(pixels) != count * frame or not all(isinstance(time, float) for time in times):
-        raise pipe.BrokenMessage("pixels don't match the size")
-    view = memoryview(pixels)
-    return [_picture(width, height, view[i * frame : (i + 1) * frame]) for i in range(count)], times
-
-
-def _picture(width: int, height: int, pixels: memoryview) -> Picture:
-    """A copy of the pixels, as a file that is only decoded for whoever looks at the image: mostly nobody."""
-    head = b"P6 %d %d 255\n" % (width, height)
-    data = b"".join((head, pixels))
-    return Picture(PpmImageFile(BytesIO(data)), pixels=memoryview(data)[len(head) :])
 
 
 def _start_error() -> SnugvlError:

@@ -27,6 +27,7 @@ from snugvl.server.intake.fetch import Fetcher, is_foreign
 from snugvl.server.intake.room import PIXEL_BYTES, Coming, PixelRoom
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.intake.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
+from snugvl.server.record import current
 from snugvl.server.settings import ServerSettings
 from snugvl.server.together import together
 
@@ -96,15 +97,13 @@ class Intake:
         """Start a decoder now, so that the first picture doesn't wait for it. Optional."""
         await self._pictures.warm()
 
-    async def picture(
-        self, url: str, *, detail: str | None = "auto", field: str, video: bool = True
-    ) -> Picture:
-        """The picture behind a data URL or a public http(s) URL.
+    async def picture(self, url: str, *, detail: str | None = "auto", field: str) -> Picture:
+        """The picture behind a data URL or a public http(s) URL. Of an animation it is the first frame, which
+        is a warning of the request's record.
 
         Args:
             detail: "low" scales it down to 512×512 pixels' worth; "auto" and "high" leave it to the model.
             field: of the request, for errors ("messages[0].content[1].image_url.url").
-            video: whether the request could have a video instead, for errors.
 
         Raises:
             RequestError: not a URL we fetch; `detail` unknown.
@@ -117,19 +116,22 @@ class Intake:
         name = _called("image", field)
         with _blame(field), self._live.announce() as coming:
             data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
-            return await self._picture(data, max_pixels, name, video, coming)
+            return await self._picture(data, max_pixels, name, coming)
 
-    async def picture_bytes(
-        self, data: bytes, *, detail: str | None = "auto", field: str, video: bool = True
-    ) -> Picture:
+    async def picture_bytes(self, data: bytes, *, detail: str | None = "auto", field: str) -> Picture:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         max_pixels = _pixels_of(detail, field)
         with _blame(field), self._live.announce() as coming:
-            return await self._picture(data, max_pixels, _called("image", field), video, coming)
+            return await self._picture(data, max_pixels, _called("image", field), coming)
 
-    async def picture_or_video(self, source: str | bytes, *, videos: bool, field: str) -> Picture | Video:
+    async def picture_or_video(
+        self, source: str | bytes, *, videos: bool, field: str, frames: bool = False
+    ) -> Picture | Video:
         """What a URL, or a file's bytes, are by their content. Without `videos` only pictures are read.
+
+        Args:
+            frames: whether an animation is a video, instead of its first frame.
 
         Raises:
             RequestError, ImageError, ImageTooLarge, QueueFull: as for pictures.
@@ -140,11 +142,11 @@ class Intake:
         with _blame(field), self._live.announce() as coming:
             if isinstance(source, str):
                 source = await self._bytes(source, self._settings.image.max_bytes, _VIDEOS, name, field)
-            if videos and is_video(source):
+            if frames or (videos and is_video(source)):
                 coming.arrived()
                 called = "the video" if field == "image" else _called("video", field)
                 return await self._video(source, None, called)
-            return await self._picture(source, None, name, False, coming)
+            return await self._picture(source, None, name, coming)
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
         """A video: a URL of a video file or of an animation, or a list of URLs of its frames.
@@ -187,9 +189,7 @@ class Intake:
             return await asyncio.to_thread(read_file_url, url, self._folder, max_bytes, name, field)
         return await self._fetcher.fetch(url, accept=accept, max_bytes=max_bytes, name=name, field=field)
 
-    async def _picture(
-        self, data: bytes, max_pixels: int | None, name: str, video: bool, coming: Coming
-    ) -> Picture:
+    async def _picture(self, data: bytes, max_pixels: int | None, name: str, coming: Coming) -> Picture:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
         with self._count_file(data):
@@ -201,7 +201,7 @@ class Intake:
             ):
                 picture, file = await asyncio.gather(
                     self._pictures.picture(
-                        data, settings.image, settings.decode_s, name, pixels, video=video
+                        data, settings.image, settings.decode_s, name, pixels, note=current().warn
                     ),
                     asyncio.to_thread(_hash, data),
                 )

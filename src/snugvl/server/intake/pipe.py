@@ -5,8 +5,14 @@
 
 import json
 import struct
+from io import BytesIO
 from typing import Any, BinaryIO
 
+from PIL.PpmImagePlugin import PpmImageFile
+
+from snugvl.core.messages import Picture
+
+_NOTE = 400  # characters of what is said of a file
 _LENGTHS = struct.Struct(">IQ")
 _MAX_HEADER_BYTES = 64 * 1024
 
@@ -52,3 +58,34 @@ def _exactly(stream: BinaryIO, size: int) -> bytearray:
             raise BrokenMessage("the stream ended")
         done += count
     return data
+
+
+def pictures(
+    header: dict[str, Any], pixels: bytearray | memoryview, max_pixels: int, max_frames: int
+) -> tuple[list[Picture], list[float]]:
+    """Pictures out of an answer whose every number is doubted."""
+    width, height, times = header.get("width"), header.get("height"), header.get("timestamps")
+    if not (isinstance(width, int) and isinstance(height, int) and isinstance(times, list)):
+        raise BrokenMessage("no size")
+    count, frame = len(times), 3 * width * height
+    if min(width, height, count) < 1 or count > max_frames or width * height * count > max_pixels:
+        raise BrokenMessage("too large")
+    if len(pixels) != count * frame or not all(isinstance(time, float) for time in times):
+        raise BrokenMessage("pixels don't match the size")
+    view = memoryview(pixels)
+    return [_picture(width, height, view[i * frame : (i + 1) * frame]) for i in range(count)], times
+
+
+def notes(header: dict[str, Any]) -> list[str]:
+    """What of a file wasn't looked at. Longer than ours is nothing that a decoder says."""
+    found = header.get("notes", [])
+    if not isinstance(found, list) or len(found) > 1 or not all(isinstance(note, str) for note in found):
+        raise BrokenMessage("no notes")
+    return [note[:_NOTE] for note in found]
+
+
+def _picture(width: int, height: int, pixels: memoryview) -> Picture:
+    """A copy of the pixels, as a file that is only decoded for whoever looks at the image: mostly nobody."""
+    head = b"P6 %d %d 255\n" % (width, height)
+    data = b"".join((head, pixels))
+    return Picture(PpmImageFile(BytesIO(data)), pixels=memoryview(data)[len(head) :])

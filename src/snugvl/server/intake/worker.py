@@ -23,6 +23,7 @@ from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.frames import Frames, VideoLimits, decode_video
 from snugvl.inputs.frames import preload as preload_video_reader
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image
+from snugvl.inputs.iso_media import hide
 from snugvl.server.intake import pipe
 
 # Imported by Pillow, or by our own code, only when a rare picture needs it: by then no file can be opened.
@@ -84,9 +85,10 @@ def answer(job: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Sequence[m
         width, height = size_of(data)
         return {"width": width, "height": height}, ()
     try:
-        found = _picture(job, data) if job["kind"] == "picture" else _video(job, data)
+        notes: list[str] = []
+        found = _picture(job, data, notes) if job["kind"] == "picture" else _video(job, data)
         width, height = found.images[0].size
-        header = {"width": width, "height": height, "timestamps": found.timestamps}
+        header = {"width": width, "height": height, "timestamps": found.timestamps, "notes": notes}
         return header, [_pixels(image) for image in found.images]
     except ImageError as error:
         if isinstance(error.__context__, MemoryError):
@@ -100,8 +102,8 @@ def size_of(data: bytes) -> tuple[int, int]:
     """Width and height of a picture by its head; 0 and 0 of what is none, or cut off too early."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Image.open(BytesIO(data), formats=FORMATS).size
+            warnings.simplefilter("ignore")  # nobody else runs here
+            return Image.open(BytesIO(hide(data, b"moov")), formats=FORMATS).size
     except Exception:  # its plugin stumbled; whoever decodes it says over what
         return 0, 0
 
@@ -117,13 +119,13 @@ def _pixels(image: Image.Image) -> memoryview:
     return file.getbuffer()[-3 * image.width * image.height :]
 
 
-def _picture(job: dict[str, Any], data: bytes) -> Frames:
+def _picture(job: dict[str, Any], data: bytes, notes: list[str]) -> Frames:
     image = open_image(
         data,
         limits=ImageLimits(**job["limits"]),
         name=job["name"],
         quote=False,
-        animated="extract one frame as PNG" + (", or send it as a video" if job["video"] else " first"),
+        note=notes.append,
     )
     return Frames([image], [0.0])
 

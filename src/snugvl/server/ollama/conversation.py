@@ -212,4 +212,4 @@ async def _fetch(context: Context, images: dict[str, str]) -> dict[str, Picture]
 async def _picture(context: Context, image: str, field: str) -> Picture:
     if ":" in image[:16]:
         raise RequestError(f"{field} is a URL; send the picture itself, in base64", field=field)
-    return await context.intake.picture(f"data:;base64,{image}", field=field, video=False)
+    return await context.intake.picture(f"data:;base64,{image}", field=field)

@@ -30,6 +30,7 @@ MAX_IMAGES = 64
 MAX_OBJECTS = 200
 PICTURE = "data URL or public http(s) URL of a picture"
 PICTURE_OR_VIDEO = f"{PICTURE}, or of a video where the model takes videos"
+VIDEO = "whether an animation is shown as a video, all of it; without, its first frame is"
 STREAM = 'whether to answer with events: {"delta": "…"} for each piece of text, then {"result": {…}}'
 
 
@@ -58,6 +59,7 @@ class CaptionOptions(TaskOptions):
     """How to describe a picture."""
 
     detail: Detail = Field(default="short", description="one sentence, or a paragraph")
+    video: bool = Field(default=False, description=VIDEO)
     stream: bool = Field(default=False, description=STREAM)
 
 
@@ -71,6 +73,7 @@ class AskOptions(TaskOptions):
     """What to ask about pictures."""
 
     question: str = Field(min_length=1)
+    video: bool = Field(default=False, description=VIDEO)
     stream: bool = Field(default=False, description=STREAM)
 
 
@@ -85,6 +88,8 @@ class AskRequest(AskOptions):
 
 class SceneOptions(TaskOptions):
     """How to analyse a picture."""
+
+    video: bool = Field(default=False, description=VIDEO)
 
 
 class SceneRequest(SceneOptions):
@@ -192,12 +197,15 @@ class Received(Generic[OptionsT]):
         """
         source, intake = self._only(), self.context.intake
         if isinstance(source.value, bytes):
-            return await intake.picture_bytes(source.value, field=source.field, video=False)
-        return await intake.picture(source.value, field=source.field, video=False)
+            return await intake.picture_bytes(source.value, field=source.field)
+        return await intake.picture(source.value, field=source.field)
 
     async def _decode(self, source: PictureSource) -> Picture | Video:
         return await self.context.intake.picture_or_video(
-            source.value, videos=self.capabilities.video, field=source.field
+            source.value,
+            videos=self.capabilities.video,
+            field=source.field,
+            frames=getattr(self.options, "video", False),
         )
 
     def _only(self) -> PictureSource:

@@ -1,0 +1,104 @@
+"""What a file that is no readable picture looks like, and what to do about it, as the end of a sentence."""
+
+from snugvl.inputs import iso_media
+
+# What a file that isn't a picture looks like, and what to do about it.
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"%PDF", "a PDF; export the page as PNG first"),
+    (b"%!PS", "a PostScript file; export it as PNG first"),
+    (b"8BPS", "a Photoshop file; export it as PNG first"),
+    (b"\x00\x00\x01\x00", "a Windows icon; convert it to PNG first"),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture; convert it to PNG or JPEG first"),
+    (b"\xff\x0a", "a JPEG XL picture; convert it to PNG or JPEG first"),
+    (b"\x00\x00\x00\x0cjP", "a JPEG 2000 picture; convert it to PNG or JPEG first"),
+    (b"\x1aE\xdf\xa3", "a video (Matroska or WebM); extract a frame first"),
+    (b"ID3", "an audio file; send a picture"),
+    (b"OggS", "an Ogg audio or video file; send a picture"),
+    (b"PK\x03\x04", "a ZIP archive or an office document; extract the picture first"),
+    (b"\x1f\x8b", "a gzip archive; unpack the picture first"),
+    (b"7z\xbc\xaf", "a 7z archive; unpack the picture first"),
+    (b"\x7fELF", "a program; send a picture"),
+    (b"MZ", "a Windows program; send a picture"),
+    (b"SQLite format 3", "a database; send a picture"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the picture itself; run `git lfs pull`"),
+)
+
+# Formats that are read: their signature with a failing decoder means a damaged file.
+_PICTURES: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+)
+
+_UNKNOWN = "application/octet-stream"
+_FILMS = ((b"\x1aE\xdf\xa3", "video/webm"), (b"OggS", "video/ogg"))
+_ISO_MEDIA: dict[iso_media.Kind, str] = {
+    "HEIF": "a damaged HEIC photo; copy or download it again",
+    "AVIF": "an AVIF picture, damaged or too new for this Pillow; convert it to PNG first",
+    "sequence": "a HEIF sequence without a still picture; send it as a video, or extract a frame first",
+    "film": "a video (MP4 or QuickTime); extract a frame first",
+}
+
+
+def describe(data: bytes, *, quote: bool = True) -> str:
+    """What `data` looks like and what to do, as the end of a sentence: "a PDF; export …".
+
+    Without `quote`, not even the first bytes of unknown data are shown.
+    """
+    container = _container(data)
+    if container:
+        return container
+    for signature, kind in _PICTURES:
+        if data.startswith(signature):
+            return f"a damaged {kind} file; copy or download it again"
+    for signature, advice in _SIGNATURES:
+        if data.startswith(signature):
+            return advice
+    start = f" (it starts with {data[:4].hex(' ')})" if quote else ""
+    return _text(data) or f"unknown data{start}; send a JPEG, PNG, WebP, GIF, BMP or TIFF"
+
+
+def _container(data: bytes) -> str | None:
+    """RIFF and ISO media name their content a few bytes in."""
+    if data[:4] == b"RIFF":
+        kinds = {
+            b"WEBP": "a damaged WebP file; copy or download it again",
+            b"AVI ": "a video (AVI); extract a frame first",
+            b"WAVE": "an audio file (WAV); send a picture",
+        }
+        return kinds.get(data[8:12])
+    kind = iso_media.kind_of(data)
+    return _ISO_MEDIA[kind] if kind else None
+
+
+def _text(data: bytes) -> str | None:
+    """What kind of text this is, or None when it isn't text."""
+    head = data[:4096]
+    # The last character may be cut in half: only that is forgiven.
+    text = head.decode("utf-8", "ignore")
+    if len(text.encode()) < len(head) - 3 or any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
+        return None
+    start = text.lstrip("\ufeff \t\r\n").lower()
+    if "<svg" in start:
+        return "an SVG drawing; export it as PNG first"
+    if start.startswith(("<!doctype html", "<html", "<head")):
+        return "an HTML page, perhaps the error page of a failed download; download the picture itself"
+    if start.startswith(("{", "[")):
+        return "JSON text; send a picture"
+    return "text; send a JPEG, PNG, WebP, GIF, BMP or TIFF"
+
+
+def media_type(data: bytes) -> str:
+    """The media type of a picture or video by its content; "application/octet-stream" of anything else."""
+    if kind := iso_media.kind_of(data):
+        return {"AVIF": "image/avif", "HEIF": "image/heic", "sequence": "image/heic-sequence"}.get(
+            kind, "video/mp4"
+        )
+    if data[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"AVI ": "video/x-msvideo"}.get(data[8:12], _UNKNOWN)
+    kinds = (f"image/{kind.lower()}" for signature, kind in _PICTURES if data.startswith(signature))
+    films = (kind for signature, kind in _FILMS if data.startswith(signature))
+    return next(kinds, None) or next(films, _UNKNOWN)

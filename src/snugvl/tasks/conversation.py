@@ -1,0 +1,239 @@
+"""A conversation that remembers: what `chat()` without messages gives, on a model here and on a server.
+
+It keeps messages in the form in which they are sent, so a picture is read once. A turn is added when its
+answer is there: after an error the conversation is as it was before.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from snugvl.core.messages import Delta, Text
+from snugvl.core.sampling import SamplingParams, chosen
+from snugvl.inputs.talk import Shown, Turn, of_user
+from snugvl.tasks.request import collect
+from snugvl.tasks.results import Reply
+
+M = TypeVar("M")
+
+
+class Deltas(Protocol):
+    """A stream of an answer's pieces; closing it stops the work."""
+
+    def __iter__(self) -> Iterator[Delta]: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncDeltas(Protocol):
+    """The same for an event loop."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def close(self) -> None: ...
+
+
+class _Remembers(Generic[M]):
+    """The messages so far, and how a turn becomes one."""
+
+    def __init__(self, take: Callable[[Turn], M], system: str | None, name: str) -> None:
+        self._take, self._name = take, name
+        self._system = [] if system is None else [take(Turn("system", (Text(system),)))]
+        self._said: list[M] = []
+
+    @property
+    def messages(self) -> tuple[M, ...]:
+        """The messages so far, oldest first, the system's included."""
+        return (*self._system, *self._said)
+
+    def clear(self) -> None:
+        """Forget all messages but the system's."""
+        self._said.clear()
+
+    def _remember(self, mine: M, answer: str) -> None:
+        self._said += [mine, self._take(Turn("assistant", (Text(answer),)))]
+
+    def __repr__(self) -> str:
+        turns = len(self._said) // 2
+        return f"<conversation with {self._name}: {turns} {'turn' if turns == 1 else 'turns'}>"
+
+
+class Conversation(_Remembers[M]):
+    """A conversation with a model, which is shown again all that was said before.
+
+    Pictures stay in the context: each takes its tokens in every turn, until `RequestTooLarge` says that there
+    is no more room, and `clear` begins anew. One turn at a time; conversations may run side by side.
+
+    Example:
+        chat = model.chat(system="Answer in one sentence.")
+        print(chat.send("photo.jpg", "What is on the table?"))
+        print(chat.send("And behind it?"))
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Turn], M],
+        ask: Callable[[Sequence[M], SamplingParams | None], Deltas],
+        system: str | None,
+        name: str,
+    ) -> None:
+        super().__init__(take, system, name)
+        self._ask = ask
+
+    def send(
+        self,
+        *parts: Shown,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> Reply:
+        """Say something, and have the whole answer.
+
+        Args:
+            parts: words and pictures, as `snugvl.user` takes them.
+            max_tokens: longest answer; by default what the context leaves.
+            temperature: 0, the default, is greedy: the same answer every time.
+            sampling: everything else about the choice of tokens.
+
+        Returns:
+            The model's answer.
+
+        Raises:
+            ImageError, RequestError: what was said can't be used; nothing is remembered of it.
+            RequestTooLarge: the conversation is longer than the context.
+            EngineError: the engine failed, or was closed.
+        """
+        said = chosen(sampling, max_tokens, temperature)
+        with self.stream(*parts, sampling=said) as stream:
+            return collect(stream)
+
+    __call__ = send
+
+    def stream(
+        self,
+        *parts: Shown,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> "ConversationStream":
+        """`send`, with the answer as it is generated. What came before it was closed is remembered.
+
+        Returns:
+            A stream of `Delta`s, to be used in a `with`; `print(delta, end="")` prints its text.
+        """
+        mine = self._take(of_user(parts))
+        deltas = self._ask((*self.messages, mine), chosen(sampling, max_tokens, temperature))
+        return ConversationStream(deltas, lambda answer: self._remember(mine, answer))
+
+
+class ConversationStream:
+    """An answer as it comes; when it has ended, or is closed, it is part of the conversation."""
+
+    def __init__(self, deltas: Deltas, remember: Callable[[str], None]) -> None:
+        self._deltas, self._remember = deltas, remember
+        self._pieces: list[str] = []
+        self._open = True
+
+    def __iter__(self) -> Iterator[Delta]:
+        try:
+            for delta in self._deltas:
+                self._pieces.append(delta.text)
+                yield delta
+        except Exception:
+            self._open = False
+            raise
+        self.close()
+
+    def close(self) -> None:
+        """Stop. Safe to call twice."""
+        self._deltas.close()
+        if self._open and self._pieces:
+            self._open = False
+            self._remember("".join(self._pieces))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class AsyncConversation(_Remembers[M]):
+    """`Conversation` for an event loop: the same methods as coroutines.
+
+    Example:
+        chat = client.chat()
+        print(await chat.send("photo.jpg", "What is on the table?"))
+        async with await chat.stream("And behind it?") as stream:
+            async for delta in stream:
+                print(delta, end="", flush=True)
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Turn], M],
+        ask: Callable[[Sequence[M], SamplingParams | None], Awaitable[AsyncDeltas]],
+        system: str | None,
+        name: str,
+    ) -> None:
+        super().__init__(take, system, name)
+        self._ask = ask
+
+    async def send(
+        self,
+        *parts: Shown,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> Reply:
+        """Say something, and have the whole answer: see `Conversation.send`."""
+        said = chosen(sampling, max_tokens, temperature)
+        async with await self.stream(*parts, sampling=said) as stream:
+            return collect([delta async for delta in stream])
+
+    def __call__(self, *parts: Shown, **options: Any) -> Awaitable[Reply]:
+        return self.send(*parts, **options)
+
+    async def stream(
+        self,
+        *parts: Shown,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> "AsyncConversationStream":
+        """`send`, with the answer as it is generated: see `Conversation.stream`."""
+        mine = await asyncio.to_thread(lambda: self._take(of_user(parts)))
+        deltas = await self._ask((*self.messages, mine), chosen(sampling, max_tokens, temperature))
+        return AsyncConversationStream(deltas, lambda answer: self._remember(mine, answer))
+
+
+class AsyncConversationStream:
+    """An answer as it comes, in an event loop; see `ConversationStream`."""
+
+    def __init__(self, deltas: AsyncDeltas, remember: Callable[[str], None]) -> None:
+        self._deltas, self._remember = deltas, remember
+        self._pieces: list[str] = []
+        self._open = True
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        try:
+            async for delta in self._deltas:
+                self._pieces.append(delta.text)
+                yield delta
+        except Exception:
+            self._open = False
+            raise
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop. Safe to call twice."""
+        await self._deltas.close()
+        if self._open and self._pieces:
+            self._open = False
+            self._remember("".join(self._pieces))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

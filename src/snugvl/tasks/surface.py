@@ -1,0 +1,304 @@
+"""The methods that a model here and a model on a server have alike, with all that is said of them.
+
+`snugvl.Model` and `snugvl.Client` are both a `Tasks`: programs can take either. `snugvl.AsyncClient` has the
+same methods as coroutines, and borrows their documentation.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+
+from snugvl.core.sampling import SamplingParams
+from snugvl.errors import WrongType
+from snugvl.inputs.given import ImageSource, VisualSource
+from snugvl.inputs.talk import Spoken
+from snugvl.tasks.conversation import Conversation, Deltas
+from snugvl.tasks.prompts import Detail
+from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+
+F = TypeVar("F", bound=Callable[..., Any])
+_GUESSES: Mapping[str, str] = {
+    "generate": "chat(messages) continues a conversation, ask(images, question) answers a question",
+    "generate_content": "chat(messages) continues a conversation, ask(images, question) answers a question",
+    "predict": "caption, ask, scene and detect are the tasks",
+    "describe": "caption(image) describes an image",
+    "query": "ask(images, question) answers a question",
+    "completions": "chat(messages) takes OpenAI's messages; client.openai is the official SDK's client",
+    "responses": "chat(messages) takes OpenAI's messages; client.openai is the official SDK's client",
+    "to": "snugvl.load(name, device='cuda') chooses the device",
+    "cuda": "snugvl.load(name, device='cuda') chooses the device",
+    "half": "snugvl.load(name, dtype='float16') chooses the type",
+    "eval": "a loaded model is ready; nothing is to be switched",
+    "stream": "stream_caption, stream_ask and stream_chat give pieces as they are generated",
+}
+
+
+class Tasks(ABC):
+    """Caption, ask, scene, detect and chat, of a model in this process or on a server.
+
+    An image is a path, the bytes of a file, an open file, a Pillow image, or an array (height × width × 3,
+    uint8 or floats from 0 to 1); on a server also a URL, which it fetches. Where the model reads videos, a
+    file of one may take the place of an image, but in `detect`. Of an animation the first frame is looked at,
+    and a `SnugvlWarning` says so; `snugvl.video(file)` shows all of it.
+
+    Every method is safe to call from several threads.
+    """
+
+    @abstractmethod
+    def caption(
+        self,
+        image: VisualSource,
+        *,
+        detail: Detail = "short",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Caption:
+        """Describe an image.
+
+        Args:
+            image: what to look at; see the class.
+            detail: "short" for one sentence, "detailed" for all there is to say.
+            max_tokens: longest answer; by default 128, or 768 in detail.
+            temperature: 0, the default, is greedy: the same answer every time.
+            sampling: everything else about the choice of tokens.
+            max_pixels: scale a larger image down to this many; fewer are quicker and take less memory.
+
+        Returns:
+            The description, as `text`; `print` prints it.
+
+        Raises:
+            ImageError: the image can't be read; `ImageTooLarge` where it has too many bytes or pixels.
+            RequestError: an argument is wrong; `WrongType` where it is of a type that isn't taken.
+            OutputError: the model answered with nothing.
+
+        Example:
+            print(model.caption("photo.jpg", detail="detailed"))
+        """
+
+    @abstractmethod
+    def ask(
+        self,
+        images: VisualSource | Sequence[VisualSource],
+        question: str,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Answer:
+        """Answer a question about an image, or about several together.
+
+        Args:
+            images: one, or a list in the order in which they are shown; see the class.
+            question: in words.
+            max_tokens: longest answer; by default 768.
+            temperature, sampling, max_pixels: as of `caption`; `max_pixels` of each image.
+
+        Returns:
+            The answer, as `text`; `print` prints it.
+
+        Raises:
+            ImageError, RequestError, OutputError: as `caption`; there is no question, or no image.
+
+        Example:
+            print(model.ask(["before.png", "after.png"], "What has changed?"))
+        """
+
+    @abstractmethod
+    def scene(
+        self,
+        image: VisualSource,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Scene:
+        """Analyse an image: summary, setting, objects with counts and positions, text, relations.
+
+        Args:
+            image, temperature, sampling, max_pixels: as of `caption`.
+            max_tokens: longest answer; by default 1,024.
+
+        Returns:
+            The parts, typed; `model_dump_json()` is what `snugvl scene --json` prints.
+
+        Raises:
+            ImageError, RequestError: as `caption`; the model's family answers in words alone.
+            OutputError: the answer isn't a scene; its `text` has it.
+
+        Example:
+            for thing in model.scene("photo.jpg").objects:
+                print(thing.count, thing.name, thing.positions)
+        """
+
+    @abstractmethod
+    def detect(
+        self,
+        image: ImageSource,
+        objects: str | Sequence[str] = (),
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Detections:
+        """Find objects, with boxes in pixels of the original, upright image.
+
+        Args:
+            image: what to look at; no video.
+            objects: the name of one, a list of names, or nothing for everything there is.
+            max_tokens: longest answer; by default 2,048.
+            temperature, sampling, max_pixels: as of `caption`.
+
+        Returns:
+            The objects with their boxes; none where there are none. `draw(image)` draws them.
+
+        Raises:
+            ImageError, RequestError: as `caption`; the model's family gives no boxes.
+            OutputError: the answer holds neither boxes nor the word that there is nothing; its `text` has it.
+
+        Example:
+            found = model.detect("photo.jpg", ["cup", "plate"])
+            found.draw("photo.jpg", "boxes.png")
+        """
+
+    @overload
+    def chat(self, messages: None = None, *, system: str | None = None) -> Conversation[Any]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Spoken | Sequence[Spoken],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
+    ) -> Reply: ...
+
+    @abstractmethod
+    def chat(
+        self,
+        messages: Spoken | Sequence[Spoken] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
+    ) -> Reply | Conversation[Any]:
+        """Continue a conversation; without messages, begin one that remembers.
+
+        Args:
+            messages: words, `snugvl.user(picture, "words")`, an answer, or a dict as OpenAI or transformers
+                have it; or a list of these, oldest first.
+            sampling: everything about the choice of tokens; with `n` above 1, `stream_chat` has all choices.
+            max_tokens: longest answer; by default what the context leaves.
+            temperature: 0, the default, is greedy.
+            system: what the model is told beforehand.
+
+        Returns:
+            The answer, as `text`, which may go back in as a message; without messages a `Conversation`.
+
+        Raises:
+            ImageError, RequestError: a message can't be used; says which, and what can.
+            RequestTooLarge: the conversation is longer than the context.
+
+        Example:
+            chat = model.chat()
+            print(chat.send("photo.jpg", "What is this?"))
+            print(chat.send("And who made it?"))
+
+            first = model.chat(snugvl.user("photo.jpg", "What is this?"))
+            model.chat([snugvl.user("photo.jpg", "What is this?"), first, "And who made it?"])
+        """
+
+    @abstractmethod
+    def stream_caption(
+        self,
+        image: VisualSource,
+        *,
+        detail: Detail = "short",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Deltas:
+        """`caption` as it is generated.
+
+        Returns:
+            `Delta`s, of which `print(delta, end="")` prints the text. Leaving its `with`, or closing it,
+            stops the work.
+
+        Raises:
+            ImageError, RequestError: as `caption`, at once; errors of the engine come while it is read.
+
+        Example:
+            with model.stream_caption("photo.jpg") as stream:
+                for delta in stream:
+                    print(delta, end="", flush=True)
+        """
+
+    @abstractmethod
+    def stream_ask(
+        self,
+        images: VisualSource | Sequence[VisualSource],
+        question: str,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Deltas:
+        """`ask` as it is generated: see `stream_caption`."""
+
+    @abstractmethod
+    def stream_chat(
+        self,
+        messages: Spoken | Sequence[Spoken],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        system: str | None = None,
+    ) -> Deltas:
+        """`chat` as it is generated: see `stream_caption`. With `sampling.n` above 1, `delta.choice` tells
+        the answers apart."""
+
+    if not TYPE_CHECKING:  # or every attribute would be taken to exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(unknown(type(self).__name__, name))
+
+
+def unknown(kind: str, name: str) -> str:
+    """What to say of an attribute that isn't there: with what to type instead, where it is known."""
+    hint = f"; {_GUESSES[name]}" if name in _GUESSES else ""
+    return f"{kind!r} object has no attribute {name!r}{hint}"
+
+
+def documented_as(method: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a coroutine the documentation of the method that does the same."""
+
+    def borrow(function: F) -> F:
+        function.__doc__ = method.__doc__
+        return function
+
+    return borrow
+
+
+def check_question(images: object, question: object) -> None:
+    """Refuse what is no question, and a question in the place of the picture.
+
+    Raises:
+        WrongType: says in which order they come.
+    """
+    if not isinstance(question, str):
+        swapped = isinstance(images, str)
+        raise WrongType(
+            f"the question is of type {type(question).__name__}; "
+            + ("pictures come first: ask(images, question)" if swapped else "give words"),
+            field="question",
+        )
