@@ -120,8 +120,8 @@ function checkSight(mine) {
     }
     return;
   }
-  const needed = modelCard().id === undefined || modelCard().id === "pocket"; // pocket knows nothing but pictures
-  if (needed && !pictures().length) requirePicture();
+  const needed = modelCard().training?.min_images ?? 1; // until the model is loaded nobody knows
+  if (pictures().length < needed) requirePicture();
 }
 
 async function answer(mine, turns, signal) {
