@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import psutil
 import pytest
 from PIL import Image, ImageOps
 
+from snugvl.checkpoint.locate import locate
 from snugvl.cli import running, session
 from snugvl.server.settings import ServerSettings
-from snugvl.tasks.pocket import looks_like_a_photograph
+from snugvl.tasks.training import looks_like_a_photograph
 from tests.cli.conftest import NOTE
 from tests.client.conftest import ScriptedEngine, engine  # noqa: F401
 from tests.command import Ran
@@ -60,6 +62,15 @@ def test_pocket_refuses_a_photograph_and_names_what_to_pull(snugvl: Run, tmp_pat
     assert ran.err.startswith(f"snugvl: {file} looks like a photograph. Pocket, the built-in model, can't")
     assert "snugvl pull " in ran.err or "snugvl plan" in ran.err
     assert snugvl("caption", file, "-m", "another/model").code == 0
+
+
+def test_a_copy_of_pocket_refuses_it_too(snugvl: Run, tmp_path: Path) -> None:
+    file, copy = tmp_path / "tree.jpg", tmp_path / "copy"
+    photograph().save(file)
+    copytree(locate("pocket"), copy)
+    ran = snugvl("caption", file, "-m", copy)
+    assert ran.code == 3
+    assert "looks like a photograph" in ran.err
 
 
 def test_of_several_the_photographs_are_refused(snugvl: Run, tmp_path: Path, pictures: Path) -> None:

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from snugvl.tasks.pocket import PHOTOGRAPH, VIDEO
+from snugvl.core.training import Training
+from snugvl.tasks.training import FEW, PHOTOGRAPH, VIDEO
 from tests.patience import PATIENCE_S
 from tests.photographs import photograph
 from tests.server.fake import FakeService
@@ -59,11 +60,34 @@ def test_a_photograph_is_answered_with_a_warning_by_every_protocol(url: str) -> 
         assert post(url, path, body).headers.get_list(HEADER) == [PHOTOGRAPH], path
 
 
-def test_a_drawing_and_words_alone_are_not(url: str, data_url: str) -> None:
+def test_a_drawing_is_not(url: str, data_url: str) -> None:
     for path, body in bodies(data_url):
         assert HEADER not in post(url, path, body).headers, path
+
+
+def test_words_alone_are(url: str) -> None:
     words = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-    assert HEADER not in post(url, "/v1/chat/completions", words).headers
+    warned = post(url, "/v1/chat/completions", words).headers.get_list(HEADER)
+    assert warned == [FEW.format(count="none", least=1)]
+
+
+def test_six_pictures_are_refused_and_five_are_not(url: str, data_url: str) -> None:
+    body = shown(data_url)
+    (message,) = body["messages"]
+    picture, question = message["content"]
+    message["content"] = [picture] * 5 + [question]
+    post(url, "/v1/chat/completions", body)
+    message["content"] = [picture] * 6 + [question]
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert "has 6 pictures, and pocket can't tell more than 5 apart" in error["message"]
+    assert error["param"] == "messages[0].content"
+
+
+def test_the_models_card_tells_its_limits(url: str) -> None:
+    (card,) = httpx.get(f"{url}/v1/models").json()["data"]
+    assert card["training"] == {"drawings": True, "videos": False, "min_images": 1, "max_images": 5}
 
 
 def test_a_video_is(url: str) -> None:
@@ -72,11 +96,20 @@ def test_a_video_is(url: str) -> None:
     assert post(url, "/v1/vision/caption", body).headers.get_list(HEADER) == [VIDEO]
 
 
-@pytest.mark.parametrize(("model", "warned"), [("Qwen/eyes", False), ("pocket", True)])
-def test_of_other_models_nothing_is_said(model: str, warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "training", "warned"),
+    [
+        ("Qwen/eyes", Training(), False),
+        ("pocket", Training(), False),  # its name says nothing
+        ("/models/a-copy-of-pocket", Training(drawings=True), True),
+    ],
+)
+def test_a_checkpoint_says_what_it_learned_whatever_its_name(
+    model: str, training: Training, warned: bool
+) -> None:
     service = FakeService()
     assert service.capabilities is not None
-    service.capabilities = replace(service.capabilities, model=model)
+    service.capabilities = replace(service.capabilities, model=model, training=training)
     with live(service) as base:
         answer = post(base, "/v1/chat/completions", shown(url_of(photograph(96, 64))))
     assert (HEADER in answer.headers) == warned

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
@@ -33,6 +33,10 @@ def restored(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
+# What snugvl keeps from it. Of six pictures and more it says pieces of JSON, or colours that none of them has.
+LIMITS: Final = {"drawings": True, "videos": False, "min_images": 1, "max_images": 5}
+
+
 def config(size: network.Size, special: dict[str, int]) -> dict[str, Any]:
     """config.json."""
     end, pad = special["<|im_end|>"], special["<|endoftext|>"]
@@ -40,6 +44,7 @@ def config(size: network.Size, special: dict[str, int]) -> dict[str, Any]:
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "model_type": "qwen3_vl",
         "tie_word_embeddings": True,
+        "snugvl": LIMITS,
         "image_token_id": special["<|image_pad|>"],
         "video_token_id": special["<|video_pad|>"],
         "vision_start_token_id": special["<|vision_start|>"],

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from snugvl.checkpoint.training import training_of
 from snugvl.cli import options, records, session, sources
-from snugvl.cli.options import DEFAULT_MODEL, ModelChoice, OutputChoice
+from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.stderr import say
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError, SnugvlError
@@ -166,7 +167,7 @@ def _compare(
     max_tokens, reference_pixels, passes = numbers
     variants = variants_of(base, **axes)
     questions = [Question(task, text, check_names(objects), max_tokens or 0) for task, text, objects in asked]
-    choice = ModelChoice(base.model, pocket=base.model == DEFAULT_MODEL)
+    choice = ModelChoice(base.model, pocket=training_of(base.model).drawings)
     items, failed = _items(choice, names, questions)
     if not result.quiet:
         session.tell(choice)

@@ -249,8 +249,8 @@ DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}
 class ModelChoice:
     """Which model, and how to load it; or which server has it.
 
-    `model` is None where neither was said: `session.resolve` chooses, and `note` tells what. `pocket`: it is
-    the built-in one that answers, here or on the server.
+    `model` is None where neither was said: `session.resolve` chooses, and `note` tells what. `pocket`: the
+    built-in one answers, here or on the server, or a copy of it: it learned drawings alone.
     """
 
     model: str | None

@@ -25,7 +25,7 @@ def refuse_photograph(image: Image, name: str) -> None:
     Raises:
         ImageError: `name` looks like a photograph; says which model to download.
     """
-    from snugvl.tasks.pocket import looks_like_a_photograph
+    from snugvl.tasks.training import looks_like_a_photograph
 
     if looks_like_a_photograph(image):
         raise ImageError(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from snugvl.checkpoint.training import read_training, training_of
 from snugvl.cli import pdf, pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
 from snugvl.cli.sources import STDIN, as_video
@@ -37,7 +38,8 @@ def resolve(choice: ModelChoice, task: str | None) -> ModelChoice:
         choice = _first_of(choice)
     elif choice.model is None:
         choice = _running(choice, task) or _best_here(choice)
-    return replace(choice, pocket=True) if choice.model == DEFAULT_MODEL else choice
+    here = choice.server is None and choice.model is not None and training_of(choice.model).drawings
+    return replace(choice, pocket=True) if here else choice
 
 
 def tell(choice: ModelChoice) -> None:
@@ -59,7 +61,7 @@ def _first_of(choice: ModelChoice) -> ModelChoice:
     names = understood(model_names, answer)
     if not names:
         raise EngineUnavailable(f"{choice.server} serves no model; name one with --model")
-    return replace(choice, model=names[0], pocket=answer["data"][0].get("root") == DEFAULT_MODEL)
+    return replace(choice, model=names[0], pocket=read_training(answer["data"][0].get("training")).drawings)
 
 
 def _running(choice: ModelChoice, task: str | None) -> ModelChoice | None:
@@ -81,7 +83,9 @@ def _running(choice: ModelChoice, task: str | None) -> ModelChoice | None:
         name = str(card["id"])
         note = f"{name} answers, which runs at {server.url} (snugvl serve, process {server.pid})"
         load = LoadOptions(max_pixels=pixels)
-        return ModelChoice(name, server.url, choice.api_key, load, card.get("root") == DEFAULT_MODEL, note)
+        return ModelChoice(
+            name, server.url, choice.api_key, load, read_training(card.get("training")).drawings, note
+        )
     return None
 
 

@@ -24,9 +24,12 @@ def check_pictures(request: Request, capabilities: Capabilities) -> None:
     """Refuse pictures and videos before any work: where the model doesn't see, and more than were planned.
 
     Raises:
-        RequestError: with how many there are, how many are taken, and how to start it for more.
+        RequestError: with how many there are, how many are taken or were learned, and what to do.
     """
     most, count = capabilities.most_images, 0
+    learned = capabilities.training.max_images
+    if learned is not None and (most is None or learned < most):
+        most = learned
     blamed: str | None = None
     for index, message in enumerate(request.messages):
         seen = sum(not isinstance(part, Text) for part in message.content)
@@ -35,6 +38,12 @@ def check_pictures(request: Request, capabilities: Capabilities) -> None:
         count += seen
         if blamed is None and most is not None and count > most:
             blamed = f"messages[{index}].content"
+    if blamed is not None and most == learned:
+        raise RequestError(
+            f"the conversation has {count} pictures, and {capabilities.model} can't tell more than {learned} "
+            f"apart (its training says so); send fewer, or load another model, such as {SEES}",
+            field=blamed,
+        )
     if blamed is not None:
         taken = f"at most {most} (--images {most})" if most else "none (--images 0)"
         raise RequestError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from PIL.Image import Image
 
 from snugvl.core.sampling import SamplingParams
+from snugvl.core.training import Training
 
 if TYPE_CHECKING:
     from snugvl.planner.plan import Allocation
@@ -311,6 +312,7 @@ class Capabilities:
         tool_form: how it writes calls of them.
         language_only: whether the model could see, and was loaded without its vision tower.
         most_images: pictures and videos that a request may have, where whoever started it said so.
+        training: limits of what the checkpoint was trained on.
         plan: what the engine was started with, where it was planned.
     """
 
@@ -333,6 +335,7 @@ class Capabilities:
     most_characters: int = 0
     most_images: int | None = None
     exact_forms: bool = True
+    training: Training = field(default_factory=Training)
     plan: "Allocation | None" = None
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from snugvl.checkpoint.locate import POCKET
 from snugvl.core.messages import (
     Delta,
     Logprob,
@@ -24,6 +23,7 @@ from snugvl.core.messages import (
     characters,
 )
 from snugvl.core.service import Tokens
+from snugvl.core.training import Training
 from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import Context
@@ -237,13 +237,11 @@ async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
         return (NO_SPECIAL,)
     if request.tools is not None and known is not None and not known.tools:
         return (TOOLS_IN_TEXT,)
-    if known is None or known.model != POCKET:
+    if known is None or known.training == Training():
         return ()
-    if not any(not isinstance(part, Text) for message in request.messages for part in message.content):
-        return ()
-    from snugvl.tasks import pocket  # it brings numpy, which the server starts without
+    from snugvl.tasks import training  # it brings numpy, which the server starts without
 
-    return await asyncio.to_thread(pocket.warnings, request.messages)
+    return await asyncio.to_thread(training.warnings, known.training, request.messages)
 
 
 async def complete(context: Context, request: Request) -> tuple[list[Finished], Usage]:

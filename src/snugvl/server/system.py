@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 
 from snugvl.core.ledger import LedgerRow
 from snugvl.core.service import Health, Load, Snapshot, State
+from snugvl.core.training import Training
 from snugvl.planner.plan import Allocation
 from snugvl.server.context import Context, context_of
 from snugvl.tasks.conventions import tasks_of
@@ -128,6 +129,10 @@ class ModelCard(BaseModel):
     tools: bool | None = Field(default=None, description="Whether the model is shown tools.")
     architecture: str | None = None
     parameters: int | None = Field(default=None, description="Number of weights.")
+    training: Training | None = Field(
+        default=None,
+        description="Limits of what the checkpoint was trained on: drawings alone, videos or none, pictures.",
+    )
 
 
 class ModelList(BaseModel):
@@ -224,6 +229,7 @@ def _card(context: Context, name: str) -> ModelCard:
         tools=capabilities.tools,
         architecture=capabilities.architecture or None,
         parameters=capabilities.parameters or None,
+        training=capabilities.training,
     )
 
 

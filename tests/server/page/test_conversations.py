@@ -1,15 +1,18 @@
 """Conversations stay: after a reload, beside others, asked again and in other words."""
 
+import json
 import re
 from pathlib import Path
 
+import httpx
 from playwright.sync_api import Page, expect
 
 from snugvl.core.messages import Picture, Request
 from snugvl.errors import QueueFull
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import (
+    ALL_WRITTEN,
     OpenPage,
     Serve,
     answers,
@@ -279,3 +282,88 @@ def test_a_browser_that_keeps_nothing_says_so(serve: Serve, open_page: OpenPage)
     )
     assert kept(page) == []
     expect(page.get_by_text("This browser lets the page store nothing")).to_be_visible()
+
+
+def two_talks(page: Page) -> None:
+    """Two conversations, the newest first: about cats, about a circle."""
+    take_sample(page, "Shapes")
+    ask(page, "Where is the red circle?")
+    expect(answers(page)).to_have_count(1)
+    page.get_by_role("button", name="New conversation").click()
+    ask(page, "Tell me of cats")
+    expect(answers(page)).to_have_count(1)
+
+
+def test_a_conversation_is_renamed_and_keeps_its_name(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(counted()))
+    two_talks(page)
+    kept(page)
+    page.get_by_role("button", name="Rename Tell me of cats").press("Enter")
+    field = page.get_by_label("New name of Tell me of cats")
+    expect(field).to_be_focused()
+    field.press("Escape")
+    expect(page.get_by_role("dialog", name="Conversations")).to_be_visible()
+    rename = page.get_by_role("button", name="Rename Tell me of cats")
+    expect(rename).to_be_focused()
+    rename.click()
+    field.fill("  ")
+    field.press("Enter")
+    expect(field).to_be_focused()  # a name has letters
+    field.fill("Animals")
+    field.press("Enter")
+    expect(page.locator(".talk-title")).to_have_text(["Animals", "Where is the red circle?"])
+    page.get_by_role("button", name="Close").click()
+    ask(page, "And of dogs?")  # which keeps the conversation once more
+    expect(answers(page)).to_have_count(2)
+    reload(page)
+    expect(answers(page)).to_have_count(2)
+    ask(page, "And of birds?")
+    expect(answers(page)).to_have_count(3)
+    assert kept(page) == ["Animals", "Where is the red circle?"]
+
+
+def test_conversations_are_found_by_what_was_said(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(counted()))
+    two_talks(page)
+    assert len(kept(page)) == 2
+    search = page.get_by_label("Search in all of them")
+    search.fill("RED circle")
+    expect(page.locator(".talk-title")).to_have_text(["Where is the red circle?"])
+    expect(page.locator("#talks-empty")).to_have_text("1 of 2 conversations")
+    search.fill("answer 2")
+    expect(page.locator(".talk-title")).to_have_text(["Tell me of cats"])
+    expect(page.locator(".talk")).to_contain_text("…answer 2…")
+    search.fill("nothing like it")
+    expect(page.locator(".talk")).to_have_count(0)
+    expect(page.locator("#talks-empty")).to_have_text("0 of 2 conversations")
+    search.fill("")
+    expect(page.locator(".talk")).to_have_count(2)
+
+
+def test_a_conversation_is_taken_away(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    base = serve(counted())
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "What: is/there?")
+    expect(answers(page)).to_have_count(1)
+    ask(page, "Sure?")
+    expect(answers(page)).to_have_count(2)
+    page.evaluate(ALL_WRITTEN)
+    kept(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Markdown of What: is/there?").click()
+    assert download.value.suggested_filename == "What-is-there.md"
+    assert Path(download.value.path()).read_text("utf-8") == (
+        "# What: is/there?\n\n## You\n\n*Picture: shapes.png*\n\nWhat: is/there?\n\n"
+        "## pocket\n\nanswer 1\n\n## You\n\nSure?\n\n## pocket\n\nanswer 2\n"
+    )
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSON of What: is/there?").click()
+    assert download.value.suggested_filename == "What-is-there.json"
+    data = json.loads(Path(download.value.path()).read_text("utf-8"))
+    assert [message["role"] for message in data["messages"]] == ["user", "assistant"] * 2
+    assert data["pictures"][0]["name"] == "shapes.png"
+    data["messages"].append({"role": "user", "content": "And now?"})
+    body = {"model": data["model"], "messages": data["messages"]}  # a server takes it as it is
+    answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    assert answer.json()["choices"][0]["message"]["content"] == "answer 3"

@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
-from playwright.sync_api import JSHandle, Page, expect
+from playwright.sync_api import JSHandle, Page, Route, expect
 
 from snugvl.core.messages import Picture, Video
+from snugvl.core.training import Training
 from snugvl.inputs.image import FORMATS
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.page import routes
@@ -18,7 +19,17 @@ from snugvl.server.settings import ServerSettings
 from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked, tab, take_sample
+from tests.server.page.conftest import (
+    OpenPage,
+    Serve,
+    answers,
+    ask,
+    choose,
+    detect,
+    provoked,
+    tab,
+    take_sample,
+)
 
 SEES_VIDEO = replace(CAPABILITIES, video=True)
 FILES = """(files) => {
@@ -90,7 +101,7 @@ def test_three_pictures_go_with_one_question(serve: Serve, open_page: OpenPage, 
     assert colors(second) == [(0, 255, 0)]
 
 
-def test_the_picture_on_the_stage_is_the_one_that_tasks_are_about(serve: Serve, open_page: OpenPage) -> None:
+def test_tasks_can_be_about_the_picture_on_the_stage_alone(serve: Serve, open_page: OpenPage) -> None:
     service = FakeService()
     page = open_page(serve(service))
     page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, "red", "lime")})
@@ -98,10 +109,13 @@ def test_the_picture_on_the_stage_is_the_one_that_tasks_are_about(serve: Serve, 
     page.get_by_role("button", name="Show picture 1: red.png").click()
     expect(page.locator("#picture-facts")).to_contain_text("red.png")
     expect(page.get_by_role("button", name="Show picture 1: red.png")).to_be_focused()
+    expect(page.locator("#scope")).to_be_hidden()  # a question goes with all of them
     tab(page, "Caption")
+    page.get_by_label("Only red.png, which is shown").check()
     page.get_by_role("button", name="Caption the picture").click()
-    expect(page.locator("#caption-result")).to_have_text("Hello there")
-    assert colors(service.requests[-1].messages[-1]) == [(255, 0, 0)]
+    expect(page.locator("#caption-result p")).to_have_text(["Hello there"])
+    expect(page.locator("#caption-result h3")).to_have_text(["1: red.png"])  # there is another
+    assert [colors(request.messages[-1]) for request in service.requests] == [[(255, 0, 0)]]
     for name in ("red.png", "lime.png"):
         page.get_by_role("button", name=f"Remove {name}").click()
     expect(page.get_by_text("Show the model a picture")).to_be_visible()
@@ -116,6 +130,45 @@ def test_no_more_than_sixteen_go_with_one_question(url: str, open_page: OpenPage
         "red.png is one too many: at most 16 pictures go with one question."
     )
     expect(page.locator("#tray li")).to_have_count(16)
+
+
+def test_many_files_give_one_message(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(serve(FakeService()))
+    paths = [tmp_path / f"{index}.png" for index in range(20)]
+    for path in paths:
+        path.write_bytes(png("red"))
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7\n")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF-1.7\n")
+    page.set_input_files("#file", [tmp_path / "a.pdf", *paths, tmp_path / "b.pdf"])
+    expect(page.locator("#tray li")).to_have_count(16)
+    expect(page.locator("#picture-error")).to_have_text(
+        "6 of 22 files were not taken.\n\n"
+        "a.pdf, b.pdf: each is a PDF, which can't be read here. Save the page that you need as PNG.\n\n"
+        "16.png, 17.png, 18.png and 1 more are too many: at most 16 pictures go with one question.",
+        use_inner_text=True,
+    )
+
+
+def test_a_model_that_tells_few_pictures_apart_is_shown_no_more(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    few = replace(CAPABILITIES, training=Training(drawings=True, min_images=1, max_images=2))
+    page = open_page(serve(FakeService(capabilities=few), ServerSettings(names=("a-copy",))))
+    expect(page.locator("#pocket-note")).to_be_visible()  # whatever the name
+    ask(page, "Hello?")
+    expect(page.locator("#ask-form .error")).to_contain_text("Choose a picture first")
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, "red", "lime", "blue")})
+    expect(page.locator("#picture-error")).to_have_text(
+        "blue.png is one too many: this model can't tell more than 2 pictures of one conversation apart."
+    )
+    ask(page, "And now?")
+    expect(answers(page)).to_have_count(1)
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, "blue")})  # sent ones count too
+    expect(page.locator("#picture-error")).to_contain_text("blue.png is one too many")
+    talkative = open_page(serve(FakeService(), ServerSettings(names=("pocket",))))  # nor the other way round
+    expect(talkative.locator("#state")).to_have_text("ready")
+    ask(talkative, "Hello?")
+    expect(answers(talkative)).to_have_count(1)
 
 
 REFUSED = {
@@ -134,7 +187,6 @@ REFUSED = {
     "noise.bin": (bytes(range(256)), "noise.bin is not a picture. PNG, JPEG and WebP work everywhere."),
     "torn.png": (png("red", 300, 300)[:-30], "torn.png is torn: a part of the file is missing."),
     "stump.png": (png("red")[:20], "stump.png is damaged."),
-    "moves.gif": (animation(), "moves.gif is an animation, and this model takes no video."),
 }
 
 
@@ -157,6 +209,8 @@ def test_what_can_not_be_used_is_refused_in_plain_words_and_never_sent(
     expect(page.locator("#picture-facts")).to_contain_text("good.png")  # the last, and the only one taken
     expect(page.locator("#tray li")).to_have_count(1)
     error = page.locator("#picture-error")
+    count = len(REFUSED) + 2
+    expect(error).to_contain_text(f"{count} of {count + 1} files were not taken.")
     for _, words in REFUSED.values():
         expect(error).to_contain_text(words)
     expect(error).to_contain_text("map.png has too many pixels: 20,000 × 12,000 are 240 million.")
@@ -253,16 +307,125 @@ def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Pat
     expect(page.locator("#model-facts")).to_contain_text("512 tokens")
     for count, name in enumerate(("clip.mp4", "moves.gif"), 1):
         choose(page, tmp_path / name)
-        expect(page.locator("#picture-facts")).to_contain_text("· video ·")
+        expect(page.locator("#picture-facts")).to_contain_text("32 × 32 px" if count == 2 else "· video ·")
         ask(page, "What happens?")
         expect(answers(page)).to_have_count(count)
     first, _, second = service.requests[-1].messages
     for message in (first, second):
         (video,) = [part for part in message.content if isinstance(part, Video)]
         assert len(video.frames) >= 3
+    expect(page.locator("#motion")).to_contain_text("questions send its frames, Caption, Scene and Detect")
+
+
+def test_tasks_need_a_still_picture(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(64))
+    page = open_page(serve(FakeService(capabilities=SEES_VIDEO)))
+    expect(page.locator("#model-facts")).to_contain_text("512 tokens")
+    choose(page, tmp_path / "clip.mp4")
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
     expect(page.locator("#caption-form .error")).to_contain_text("This works on still pictures.")
+
+
+def moving(kind: str, **options: Any) -> bytes:
+    frames = [Image.new("RGB", (32, 32), color) for color in ("red", "green")]
+    file = BytesIO()
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:], duration=500, **options)
+    return file.getvalue()
+
+
+def test_an_animation_is_known_whether_it_repeats_or_not(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = open_page(serve(FakeService()))
+    files = {
+        "once.gif": moving("GIF"),
+        "forever.gif": moving("GIF", loop=0),
+        "moving.webp": moving("WEBP"),
+        "moving.png": moving("PNG"),
+    }
+    assert b"NETSCAPE" not in files["once.gif"]
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        choose(page, tmp_path / name)
+        expect(page.locator("#motion"), name).to_have_text(
+            "An animation: its first frame is sent, because this model takes no video."
+        )
+    for kind in ("GIF", "WEBP", "PNG"):
+        path = tmp_path / f"still.{kind.lower()}"
+        Image.new("RGB", (32, 32)).save(path)
+        choose(page, path)
+        expect(page.locator("#motion"), kind).to_be_hidden()
+
+
+def test_an_animation_goes_as_it_is(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, problems: list[str]
+) -> None:
+    """As a picture where the model takes no video; the server looks at its first frame, and says so."""
+    page = open_page(serve(FakeService()))
+    sent: list[bytes] = []
+
+    def answer(route: Route) -> None:
+        sent.append(route.request.post_data_buffer or b"")
+        warning = {"Snugvl-Warning": "moves.gif is animated (3 frames): its first was looked at"}
+        result = {"summary": "Red.", "setting": "", "objects": [], "text": [], "relations": [], "usage": None}
+        if route.request.url.endswith("/scene"):
+            route.fulfill(json=result | {"truncated": False}, headers=warning)
+        else:
+            route.fulfill(status=400, json={"error": {"message": "seen"}})
+
+    page.route(
+        "**/v1/**", lambda route: answer(route) if route.request.method == "POST" else route.continue_()
+    )
+    (tmp_path / "moves.gif").write_bytes(animation())
+    choose(page, tmp_path / "moves.gif")
+    ask(page, "What is it?")
+    expect(page.locator("#ask-form .error")).to_have_text("seen")
+    assert b'"image_url"' in sent[0]
+    assert animation() in sent[0]
+    tab(page, "Scene")
+    page.get_by_role("button", name="Analyse").click()
+    provoked(problems, "400")
+    expect(page.locator("#scene-form .job-status")).to_contain_text("its first was looked at")
+    assert animation() in sent[1]
+
+
+HEIC = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heic" + bytes(64)  # no browser here draws any
+
+
+def test_what_this_browser_can_not_draw_goes_as_it_is(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "FORMATS", (*routes.FORMATS, "HEIF"))  # as where it is read
+    page = open_page(serve(FakeService()))
+    sent: list[bytes] = []
+
+    def found(route: Route) -> None:
+        sent.append(route.request.post_data_buffer or b"")
+        box = {"x1": 100, "y1": 100, "x2": 300, "y2": 200}
+        things = {"width": 400, "height": 300, "objects": [{"label": "cat", "box": box}]}
+        route.fulfill(json=things | {"truncated": False, "usage": None})
+
+    page.route("**/v1/vision/detect", found)
+    accepted = page.locator("#file").get_attribute("accept") or ""
+    assert {".heic", ".heif"} <= set(accepted.split(","))
+    Image.new("RGB", (40, 30)).save(tmp_path / "scan.tiff")
+    (tmp_path / "IMG_1.HEIC").write_bytes(HEIC)
+    for name, sign in (("scan.tiff", "TIFF"), ("IMG_1.HEIC", "HEIC")):
+        choose(page, tmp_path / name)
+        expect(page.locator("#film")).to_contain_text(f"{name} can't be shown by this browser.")
+        expect(page.locator("#frame")).to_be_hidden()
+        expect(page.locator("#tray li .film-sign").last).to_have_text(sign)
+    detect(page)
+    expect(page.locator("#detect-blocks .boxed .film-sign")).to_have_text(["TIFF", "HEIC"])
+    expect(page.locator("#detect-blocks .boxed .box")).to_have_count(2)  # where they are, on a sign
+    expect(page.get_by_role("button", name="Download as PNG")).to_have_count(0)  # there are no pixels here
+    assert HEIC in sent[1]
+    (tmp_path / "broken.avif").write_bytes(b"\0\0\0\x18ftypmif1\0\0\0\0avif" + bytes(64))
+    choose(
+        page, tmp_path / "broken.avif"
+    )  # a newer AVIF than this browser's, or a damaged one: the server knows
+    expect(page.locator("#tray li .film-sign").last).to_have_text("AVIF")
 
 
 def test_phones_are_told_nothing_of_keys(url: str, open_page: OpenPage) -> None:

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import httpx
+import pytest
 from playwright.sync_api import expect
 
+from snugvl.errors import RequestError
 from tests.patience import PATIENCE_S, until
 from tests.photographs import photograph
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, choose, provoked, tab, take_sample
+from tests.server.page.conftest import OpenPage, Serve, choose, detect, provoked, tab, take_sample
 
 SCENE = {
     "summary": "Two cups on a table.",
@@ -113,3 +115,74 @@ def test_results_of_one_picture_do_not_stay_for_the_next(
     other.write_bytes(shapes.read_bytes())
     choose(page, other)
     expect(page.locator("#caption-result")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("name", "button", "answer", "shown"),
+    [
+        ("Caption", "Caption the picture", "A caption.", "A caption."),
+        ("Scene", "Analyse", json.dumps(SCENE), "Two cups on a table."),
+        ("Detect", "Find objects", json.dumps([{"bbox_2d": [1, 1, 500, 500], "label": "cup"}]), "cup"),
+    ],
+)
+def test_every_picture_has_its_result(
+    serve: Serve,
+    open_page: OpenPage,
+    shapes: Path,
+    problems: list[str],
+    name: str,
+    button: str,
+    answer: str,
+    shown: str,
+) -> None:
+    service = FakeService()
+    service.script = lambda request: (
+        Script(refusal=RequestError("too dark", field="image"))
+        if len(service.requests) == 2
+        else Script((answer,))
+    )
+    page = open_page(serve(service))
+    paths = [shapes, shapes.with_name("second.png"), shapes.with_name("third.png")]
+    for path in paths:
+        path.write_bytes(shapes.read_bytes())
+    page.set_input_files("#file", paths)
+    expect(page.locator("#tray li")).to_have_count(3)
+    tab(page, name)
+    expect(page.get_by_label("All 3")).to_be_checked()
+    page.get_by_role("button", name=button).click()
+    status = page.locator(f"#{name.lower()}-form .job-status")
+    expect(status).to_contain_text("3 pictures. 14 tokens read")
+    place = page.locator("#detect-blocks" if name == "Detect" else f"#{name.lower()}-result")
+    expect(place.locator("section > h3")).to_have_text(["1: shapes.png", "2: second.png", "3: third.png"])
+    expect(place.locator(".task-result").nth(0)).to_contain_text(shown)
+    expect(place.locator(".task-result").nth(1)).to_contain_text("too dark")  # and the next one all the same
+    expect(place.locator(".task-result").nth(2)).to_contain_text(shown)
+    assert len(service.requests) == 3
+    provoked(problems, "400")
+
+
+def test_boxes_of_several_pictures(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    words = json.dumps([{"bbox_2d": [100, 100, 500, 500], "label": "cup"}])
+    page = open_page(serve(FakeService(Script((words,)))))
+    other = shapes.with_name("other.png")
+    other.write_bytes(shapes.read_bytes())
+    page.set_input_files("#file", [shapes, other])
+    expect(page.locator("#tray li")).to_have_count(2)
+    detect(page)
+    expect(page.locator("#detect-summary")).to_have_text("2 objects found in 2 pictures.")
+    expect(page.locator("#detect-blocks .boxed .box")).to_have_count(2)
+    expect(page.locator("#overlay .box")).to_have_count(1)  # on the stage those of its picture
+    page.locator(".detection").first.focus()
+    expect(page.locator("#detect-blocks .box").first).to_contain_class("lit")
+    expect(page.locator("#overlay .box")).not_to_contain_class("lit")
+    page.get_by_role("button", name="Show picture 1").click()
+    page.locator(".detection").first.focus()
+    expect(page.locator("#overlay .box")).to_contain_class("lit")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download as COCO JSON").click()
+    data = json.loads(Path(download.value.path()).read_text("utf-8"))
+    assert [image["file_name"] for image in data["images"]] == ["shapes.png", "other.png"]
+    assert [(each["id"], each["image_id"]) for each in data["annotations"]] == [(1, 1), (2, 2)]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download as PNG").nth(1).click()
+    assert download.value.suggested_filename == "other-boxes.png"

@@ -11,6 +11,7 @@ from PIL import Image
 
 from snugvl.backends.child.settings import Facts
 from snugvl.checkpoint.resize import smart_resize
+from snugvl.checkpoint.training import training_of
 from snugvl.core.checks import check_combination
 from snugvl.core.messages import Capabilities, GoOn, Message, Picture, Request, Tool
 from snugvl.core.sampling import check_scores
@@ -57,6 +58,7 @@ def capabilities_of(model: str, context_tokens: int, facts: Facts, engine: str) 
         tool_form=facts.tool_form,
         exact_forms=facts.exact_forms,
         most_characters=context_tokens * TOKEN_CHARACTERS,
+        training=training_of(model),
         plan=facts.plan,
     )
 

@@ -26,6 +26,7 @@ from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.checkpoint.gguf_network import ours
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
+from snugvl.checkpoint.training import training_of
 from snugvl.core.folders import cache_folder
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
@@ -167,6 +168,7 @@ def _loaded(
         device="CPU" if target.type == "cpu" else place.name,
         language_only=left_out > 0,
         most_images=options.images,
+        training=training_of(options.model),
         plan=allocation,
     )
     if facts.gguf is not None and counted.has("blocks", "decoder"):

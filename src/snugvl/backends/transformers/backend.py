@@ -22,6 +22,7 @@ from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.resolution import Resolution, resolution_of
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
+from snugvl.checkpoint.training import training_of
 from snugvl.core.checks import check_combination, check_pictures
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
@@ -269,6 +270,7 @@ def _capabilities(
         most_characters=preparer.tokenizer.most_characters(context),
         language_only=parts.language_only and parts.checkpoint.sees,
         most_images=parts.most_images,
+        training=training_of(parts.checkpoint.name),
     )
 
 

@@ -1,6 +1,6 @@
 // An answer of the model: its reasoning folded, its Markdown as elements, its boxes on the pictures.
 
-import { drawOver } from "./boxes.js";
+import { drawOver, frameOf } from "./boxes.js";
 import { copyButton } from "./clipboard.js";
 import { make, plural } from "./dom.js";
 import { GrowingMarkdown } from "./markdown.js";
@@ -99,13 +99,8 @@ export class AnswerView {
   #figureOf(picture, all) {
     const own = this.#turn.boxes.filter((box) => box.picture === picture.id);
     const objects = own.map(({ label, box: [x1, y1, x2, y2] }) => ({ label, box: { x1, y1, x2, y2 } }));
-    const overlay = make("div", { class: "overlay" });
-    overlay.setAttribute("aria-hidden", "true");
+    const { frame, overlay } = frameOf(picture, { width: picture.width ?? 4, height: picture.height ?? 3 });
     drawOver(overlay, { width: 1, height: 1, objects });
-    const image = make("img", { src: picture.url, alt: picture.name });
-    const frame = make("div", { class: "frame" }, image, overlay);
-    frame.style.setProperty("--ratio", String(picture.width / picture.height));
-    frame.style.setProperty("--natural-width", `${picture.width}px`);
     const caption = make("figcaption", { class: "muted small" }, `${plural(own.length, "box", "boxes")} on `);
     caption.append(all.length > 1 ? this.#chooser(picture, all) : picture.name);
     return make("figure", { class: "boxed" }, frame, caption);

@@ -1,6 +1,7 @@
 // Boxes over the picture, and the list that says the same. One of a pair is lit with the other.
 
-import { byId, make, plural } from "./dom.js";
+import { make, plural } from "./dom.js";
+import { isDrawn, sign } from "./picture.js";
 
 // White letters have a contrast of at least 4.5 on each of these.
 const COLOURS = ["#c2185b", "#1565c0", "#2e7d32", "#6a1b9a", "#b23c00", "#00697a", "#7a4f00", "#37474f"];
@@ -23,25 +24,26 @@ export function drawOver(overlay, found) {
   return boxes;
 }
 
-/** Shows `found`: boxes over the picture on the stage, lines in the list. */
-export function showBoxes(found) {
+/** The list of the objects of `found`, and its items in their order. */
+export function listOf(found) {
   const colour = colours(found.objects);
   const items = found.objects.map((object) => itemOf(object, colour.get(object.label)));
-  drawOver(byId("overlay"), found).forEach((box, index) => pair(box, items[index]));
-  byId("detections").replaceChildren(...items);
-  byId("detect-summary").textContent = summary(found);
+  return { items, node: make("ol", { class: "detections" }, ...items) };
 }
 
-export function clearBoxes() {
-  byId("overlay").replaceChildren();
+/** Draws the boxes of `found` over a picture; each is lit with its item of the list. */
+export function drawPaired(overlay, found, items) {
+  drawOver(overlay, found).forEach((box, index) => pair(box, items[index]));
 }
 
 const area = (box) => (box.x2 - box.x1) * (box.y2 - box.y1);
 
-function summary(found) {
-  if (!found.objects.length) return "Nothing found.";
-  const cut = found.truncated ? " The answer was cut at its token limit, so there may be more." : "";
-  return `${plural(found.objects.length, "object")} found.${cut}`;
+/** What was found, in words, of one picture or of several. */
+export function summary(all) {
+  const count = all.reduce((sum, { objects }) => sum + objects.length, 0);
+  const where = all.length > 1 ? ` in ${plural(all.length, "picture")}` : "";
+  const cut = all.some(({ truncated }) => truncated) ? " An answer was cut at its token limit, so there may be more." : "";
+  return `${count ? `${plural(count, "object")} found` : "Nothing found"}${where}.${cut}`;
 }
 
 function boxOf({ label, box }, { width, height }, colour) {
@@ -92,4 +94,15 @@ function pair(box, item) {
   button.addEventListener("blur", () => lit(false));
   box.addEventListener("click", () => button.focus());
   button.addEventListener("click", () => box.scrollIntoView({ block: "nearest" }));
+}
+
+/** A picture, or its sign, with boxes to come over it: `{frame, overlay}`. `width` and `height`: of the picture. */
+export function frameOf(picture, { width, height }) {
+  const overlay = make("div", { class: "overlay" });
+  overlay.setAttribute("aria-hidden", "true");
+  const image = isDrawn(picture) ? make("img", { src: picture.url, alt: picture.name }) : sign(picture);
+  const frame = make("div", { class: "frame" }, image, overlay);
+  frame.style.setProperty("--ratio", String(width / height));
+  frame.style.setProperty("--natural-width", `${width}px`);
+  return { frame, overlay };
 }

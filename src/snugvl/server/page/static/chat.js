@@ -8,12 +8,12 @@ import { jobForm, Needed } from "./job.js";
 import { modelCard, onOffer, takesPictures, takesVideo } from "./offer.js";
 import { allTaken, markSent, pictures, requirePicture, shown, waiting } from "./picture.js";
 import { LONGEST, QuestionView } from "./question.js";
+import { readFrom, wireReading } from "./reading.js";
 import { formOf } from "./request.js";
 import { modelName } from "./server.js";
 import { begin, onTalk, save, saveSoon, showPicture, talk } from "./talk.js";
 
 const LONGEST_ANSWER = 1_000_000; // characters, reasoning included; no context is as long
-const NEAR_END_PX = 40;
 
 const transcript = byId("transcript");
 const question = byId("question");
@@ -23,6 +23,7 @@ let job = null;
 
 export function wireChat() {
   job = jobForm(byId("ask-form"), ask);
+  wireReading();
   question.maxLength = LONGEST;
   question.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -45,7 +46,7 @@ export function wireChat() {
     job.clear();
     draw();
     for (const turn of talk().turns) if (turn.role === "assistant") views.get(turn).finish();
-    follow();
+    readFrom(lastQuestion());
   });
   let seen = takesPictures();
   onOffer(() => {
@@ -119,8 +120,8 @@ function checkSight(mine) {
     }
     return;
   }
-  const needed = modelCard().id === undefined || modelCard().id === "pocket"; // pocket knows nothing but pictures
-  if (needed && !pictures().length) requirePicture();
+  const needed = modelCard().training?.min_images ?? 1; // until the model is loaded nobody knows
+  if (pictures().length < needed) requirePicture();
 }
 
 async function answer(mine, turns, signal) {
@@ -133,14 +134,12 @@ async function answer(mine, turns, signal) {
   const view = views.get(reply);
   view.grow();
   transcript.classList.add("busy");
-  follow();
+  readFrom(lastQuestion());
   save(mine, its); // the question survives a reload, whatever becomes of its answer
   try {
     await stream(turns, its, signal, state, () => {
       Object.assign(reply, thoughtsOf(state));
-      const following = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR_END_PX;
       view.grow();
-      if (following) follow();
       saveSoon(mine);
     });
     reply.note = noteOf(reply, state);
@@ -153,17 +152,12 @@ async function answer(mine, turns, signal) {
     reply.boxes = boxesOf(reply, turns, its);
     view.finish();
     transcript.classList.remove("busy");
-    if (mine === talk()) {
-      draw();
-      follow();
-    }
+    if (mine === talk()) draw();
     if (!mine.gone) save(mine, its);
   }
 }
 
-function follow() {
-  transcript.scrollTop = transcript.scrollHeight;
-}
+const lastQuestion = () => [...transcript.querySelectorAll(".turn.user")].at(-1);
 
 function thoughtsOf({ content, reasoning }) {
   const split = splitThoughts(content);

@@ -1,20 +1,26 @@
-// The list of kept conversations: open one, delete one or all.
+// The list of kept conversations: find, open, rename, take away, delete.
 
-import { byId, bytes, make, plural, say } from "./dom.js";
+import { byId, bytes, download, make, number, plural, say } from "./dom.js";
+import { fileName, jsonOf, markdownOf } from "./exchange.js";
 import { shown } from "./picture.js";
-import { forget, forgetAll, kept, MOST_BYTES, MOST_KEPT } from "./store.js";
-import { begin, open, talk } from "./talk.js";
+import { find, forget, forgetAll, kept, MOST_BYTES, MOST_KEPT, rename } from "./store.js";
+import { begin, LONGEST_TITLE, open, talk } from "./talk.js";
+
+const AROUND = 40; // characters shown before and after what was found
 
 const dialog = byId("talks-dialog");
 const list = byId("talks");
+const search = byId("talks-search");
 
 export function wireConversations() {
   byId("talks-bounds").textContent =
     `They are kept in this browser only: the last ${MOST_KEPT}, up to ${bytes(MOST_BYTES)} with their pictures.`;
   byId("talks-button").addEventListener("click", async () => {
+    search.value = "";
     await draw();
     dialog.showModal();
   });
+  search.addEventListener("input", draw);
   byId("talks-close").addEventListener("click", () => dialog.close());
   twice(byId("talks-delete"), "Delete all", async () => {
     await forgetAll();
@@ -33,12 +39,29 @@ async function draw() {
   } catch {
     reason = "This browser lets the page store nothing, so no conversation is kept.";
   }
+  const words = search.value.trim();
+  const found = all.map((each) => ({ kept: each, place: placeOf(words, each) })).filter(({ place }) => place !== null);
+  if (words && all.length) reason = `${number(found.length)} of ${plural(all.length, "conversation")}`;
   say(byId("talks-empty"), reason);
+  byId("talks-find").hidden = !all.length;
   byId("talks-delete").hidden = !all.length;
-  list.replaceChildren(...all.map(itemOf));
+  list.replaceChildren(...found.map(({ kept, place }) => itemOf(kept, place)));
 }
 
-function itemOf(kept) {
+/** Where a conversation has these words: a piece of text around them, "" for its title; null where it hasn't. */
+function placeOf(words, { title, turns }) {
+  const wanted = words.toLowerCase();
+  if (title.toLowerCase().includes(wanted)) return "";
+  for (const { text } of turns) {
+    const at = text.toLowerCase().indexOf(wanted);
+    if (at < 0) continue;
+    const piece = text.slice(Math.max(0, at - AROUND), at + wanted.length + AROUND).replace(/\s+/g, " ");
+    return `…${piece.trim()}…`;
+  }
+  return null;
+}
+
+function itemOf(kept, place) {
   const questions = kept.turns.filter(({ role }) => role === "user").length;
   const facts = [plural(questions, "question"), plural(kept.pictures.length, "picture"), when(kept.updated)];
   const here = kept.id === talk().id;
@@ -46,6 +69,7 @@ function itemOf(kept) {
     "button",
     { type: "button", class: "talk" },
     make("span", { class: "talk-title", text: kept.title }),
+    place ? make("span", { class: "muted small", text: place }) : null,
     make("span", { class: "muted small", text: `${facts.join(" · ")}${here ? " · shown now" : ""}` }),
   );
   button.addEventListener("click", async () => {
@@ -60,7 +84,56 @@ function itemOf(kept) {
     await draw();
     (list.querySelector("button") ?? byId("talks-close")).focus();
   }, kept.title);
-  return make("li", {}, button, cross);
+  const item = make("li", {}, button, make("div", { class: "talk-tools" }));
+  item.lastChild.append(
+    tool("Rename", kept, () => edit(item, kept)),
+    tool("Markdown", kept, () => take(kept.id, "md", "text/markdown", markdownOf)),
+    tool("JSON", kept, () => take(kept.id, "json", "application/json", jsonOf)),
+    cross,
+  );
+  return item;
+}
+
+function tool(text, { title }, act) {
+  const button = make("button", { type: "button", class: "quiet small", text });
+  button.setAttribute("aria-label", `${text === "Rename" ? text : `${text} of`} ${title}`);
+  button.addEventListener("click", act);
+  return button;
+}
+
+async function take(id, ending, type, written) {
+  const found = await find(id);
+  if (!found) return draw(); // another tab deleted it
+  return download(new Blob([await written(found)], { type }), `${fileName(found.title)}.${ending}`);
+}
+
+/** A field in place of a conversation; Enter keeps its name, Esc doesn't. */
+function edit(item, kept) {
+  const field = make("input", { type: "text", value: kept.title, maxLength: LONGEST_TITLE });
+  field.setAttribute("aria-label", `New name of ${kept.title}`);
+  const form = make("form", { class: "talk-form" }, field, make("button", { type: "submit", class: "primary", text: "Keep" }));
+  const close = async () => {
+    const place = [...list.children].indexOf(item);
+    await draw();
+    (list.children[place]?.querySelector(".talk-tools button") ?? byId("talks-close")).focus();
+  };
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const title = field.value.trim();
+    if (!title) return field.focus();
+    await rename(kept.id, title);
+    if (kept.id === talk().id) talk().title = title;
+    return close();
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.preventDefault(); // the dialog stays
+    event.stopPropagation();
+    close();
+  });
+  item.replaceChildren(form);
+  field.select();
+  field.focus();
 }
 
 /** The conversation that is shown is kept no longer: another begins, on the same picture. */

@@ -50,17 +50,23 @@ function tag(pen, { label, x, y, colour }, line, right) {
   pen.fillText(label, left + size * 0.4, top + height / 2);
 }
 
-/** The detections as a COCO data set of one image; categories asked for come first, as the server has them. */
-export function cocoOf(name, found, asked) {
-  const labels = [...new Set([...asked, ...found.objects.map((object) => object.label)])];
+/** Detections of pictures, `[{name, result}]`, as a COCO data set; what was asked for comes first, as the server has it. */
+export function cocoOf(found, asked) {
+  const labels = [...new Set([...asked, ...found.flatMap(({ result }) => result.objects.map(({ label }) => label))])];
   const round = (value) => Math.round(value * 100) / 100;
+  const boxes = found.flatMap(({ result }, place) => result.objects.map((object) => ({ ...object, image: place + 1 })));
   return {
-    images: [{ id: 1, file_name: name, width: found.width, height: found.height }],
-    annotations: found.objects.map(({ label, box }, index) => {
+    images: found.map(({ name, result }, place) => ({
+      id: place + 1,
+      file_name: name,
+      width: result.width,
+      height: result.height,
+    })),
+    annotations: boxes.map(({ label, box, image }, index) => {
       const [width, height] = [box.x2 - box.x1, box.y2 - box.y1];
       return {
         id: index + 1,
-        image_id: 1,
+        image_id: image,
         category_id: labels.indexOf(label) + 1,
         bbox: [box.x1, box.y1, round(width), round(height)],
         area: round(width * height),

@@ -3,9 +3,12 @@
 
 import { copyButton } from "./clipboard.js";
 import { make } from "./dom.js";
+import { formula, readFormulas } from "./formulas.js";
 
 const MOST_CHARACTERS = 100_000; // beyond these an answer stays plain text: it would take seconds
 const MOST_NODES = 50_000; // elements and texts
+const FORMULA_NODES = 4; // that a formula takes beside its letters
+const MOST_FORMULAS = 20_000; // characters of formulas; those beyond stay as they were written
 const CODE_NODES = 8; // that a block of code takes, its button included
 const DEEPEST = 40; // of lists in quotes in lists; markdown-it leaves out what is deeper
 const ELEMENTS = new Set([
@@ -15,14 +18,21 @@ const SAFE_LINK = /^(https?|mailto):/i;
 
 const parser = globalThis.markdownit({ html: false, linkify: true, breaks: true, maxNesting: DEEPEST });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // "README.md" is no address
+readFormulas(parser);
 
 /** The tokens of `text`, or null where it is too long, too deep or too much for elements. */
 function tokensOf(text) {
   if (text.length > MOST_CHARACTERS) return null;
   const tokens = parser.parse(text, {});
   let count = 0;
+  let formulas = 0;
   for (const token of tokens) {
     count += token.tag === "code" ? CODE_NODES : 1 + (token.children?.length ?? 0);
+    for (const each of [token, ...(token.children ?? [])].filter(({ type }) => type === "formula")) {
+      formulas += each.content.length;
+      count += FORMULA_NODES + 2 * each.content.length;
+      each.meta = { plain: formulas > MOST_FORMULAS };
+    }
     if (count > MOST_NODES || token.level >= DEEPEST - 1) return null;
   }
   return tokens;
@@ -166,6 +176,8 @@ function append(top, token) {
     top.append(code(token.content, token.info.trim().split(/\s+/)[0]));
   } else if (token.type === "code_inline") {
     top.append(make("code", { text: token.content }));
+  } else if (token.type === "formula") {
+    top.append(formula(token));
   } else if (token.type === "hr") {
     top.append(document.createElement("hr"));
   } else if (token.type === "hardbreak" || token.type === "softbreak") {

@@ -1,16 +1,16 @@
 // The pictures of the conversation: dropped, pasted, chosen, photographed, or a sample. One of them is on the stage.
 
-import { check } from "./check.js";
+import { check, explainRefusals, Refused } from "./check.js";
 import { byId, make, number, plural, say, size } from "./dom.js";
 import { explain, Needed } from "./job.js";
-import { takesPictures } from "./offer.js";
+import { modelCard, takesPictures, takesVideo } from "./offer.js";
 
-export const MOST_AT_ONCE = 16; // pictures that go with one question
+const MOST_AT_ONCE = 16; // pictures that go with one question
 
 const image = byId("image");
 const onStage = [];
 const onChange = [];
-let tray = []; // {id, file, name, kind, width, height, url, sent}
+let tray = []; // {id, file, name, kind, width, height, moves, unseen, url, sent}: see check.js
 let current = null; // on the stage
 let taking = Promise.resolve(true); // one file after the other, in the order they came
 let unchecked = 0; // files that came and are not known yet
@@ -27,9 +27,12 @@ export const pictures = () => tray;
 /** Those that go with the next question. */
 export const waiting = () => tray.filter((picture) => !picture.sent);
 
-/** The still picture on the stage; throws `Needed` when there is none. */
+/** The pictures of the conversation that are none of a video. */
+export const stills = () => tray.filter(({ kind }) => kind === "picture");
+
+/** Throws `Needed` when there is no picture to work on. */
 export function requirePicture() {
-  if (current?.kind === "picture") return current;
+  if (stills().length) return;
   byId("file").focus();
   throw new Needed(
     current
@@ -79,11 +82,11 @@ export function take(files) {
       try {
         await add(file);
       } catch (problem) {
-        refused.push(explain(problem));
+        refused.push(problem instanceof Refused ? problem : new Refused(file.name, `can't be taken: ${explain(problem)}`));
       }
       unchecked -= 1;
     }
-    if (refused.length) say(byId("picture-error"), refused.join("\n\n"));
+    if (refused.length) say(byId("picture-error"), explainRefusals(refused, files.length));
     return refused.length === 0;
   });
   return taking;
@@ -91,13 +94,24 @@ export function take(files) {
 
 async function add(file) {
   const name = file.name || "picture.png";
-  if (waiting().length >= MOST_AT_ONCE) {
-    throw new Needed(`${name} is one too many: at most ${MOST_AT_ONCE} pictures go with one question.`);
-  }
+  checkNumber(name);
   const found = await check(file, name);
   const picture = { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), file, name, sent: false, ...found };
   tray = [...tray, revived(picture)];
   choose(tray.at(-1));
+}
+
+/** Throws Refused where a picture is one too many: for a question, or for what the model can tell apart. */
+function checkNumber(name) {
+  const most = modelCard().training?.max_images ?? Infinity;
+  if (tray.length >= most) {
+    const limit = `this model can't tell more than ${most} pictures of one conversation apart.`;
+    throw new Refused(name, `is one too many: ${limit}`, `are too many: ${limit}`);
+  }
+  if (waiting().length >= MOST_AT_ONCE) {
+    const limit = `at most ${MOST_AT_ONCE} pictures go with one question.`;
+    throw new Refused(name, `is one too many: ${limit}`, `are too many: ${limit}`);
+  }
 }
 
 function remove(picture) {
@@ -125,11 +139,13 @@ function drawStage() {
   byId("file-label").textContent = any ? "Add another" : "Choose a picture";
   byId("file-label").classList.toggle("primary", !any);
   byId("picture-facts").textContent = any ? facts(current) : "";
-  const film = current?.kind === "video";
-  byId("frame").hidden = film;
-  byId("film").hidden = !film;
-  if (!any || film) {
+  const drawn = any && isDrawn(current);
+  byId("frame").hidden = !drawn;
+  byId("film").hidden = !any || drawn;
+  say(byId("motion"), any && current.moves ? ofMotion() : "");
+  if (!drawn) {
     image.removeAttribute("src");
+    if (any) byId("film").replaceChildren(sign(current), make("span", { text: ` ${withoutImage(current)}` }));
     return;
   }
   image.alt = `Your picture, ${current.name}`;
@@ -138,8 +154,20 @@ function drawStage() {
   byId("frame").style.setProperty("--natural-width", `${current.width}px`);
 }
 
-function facts({ name, kind, width, height, file }) {
-  const pixels = kind === "picture" ? `${number(width)} × ${number(height)} px` : "video";
+/** What is sent of an animation. */
+function ofMotion() {
+  if (!takesVideo()) return "An animation: its first frame is sent, because this model takes no video.";
+  return "An animation: questions send its frames, Caption, Scene and Detect its first one.";
+}
+
+/** What stands in place of an image that this page can't show. */
+function withoutImage({ unseen, name }) {
+  if (!unseen) return "A video. Ask about it in the conversation; this page doesn't play it.";
+  return `${name} can't be shown by this browser. It goes to the server as it is, which can read it.`;
+}
+
+function facts({ name, kind, width, height, unseen, file }) {
+  const pixels = kind === "video" ? "video" : (unseen ?? `${number(width)} × ${number(height)} px`);
   return `${name} · ${pixels} · ${size(file.size)}`;
 }
 
@@ -170,12 +198,19 @@ function thumbOf(picture, index) {
   return item;
 }
 
-/** A small image of a picture. The page's policy lets it play no video, so of one there is only a sign. */
-export function miniature({ kind, url }) {
-  return kind === "video"
-    ? make("span", { class: "film-sign", text: "▶" })
-    : make("img", { src: url, alt: "", decoding: "async" });
+/** Whether this browser draws it. The page's policy lets it play no video. */
+export const isDrawn = ({ kind, unseen }) => kind === "picture" && !unseen;
+
+/** A sign in place of what isn't drawn. */
+export function sign({ unseen }) {
+  const node = make("span", { class: "film-sign", text: unseen ?? "▶" });
+  node.setAttribute("aria-hidden", "true");
+  return node;
 }
+
+/** A small image of a picture, or a sign. */
+export const miniature = (picture) =>
+  isDrawn(picture) ? make("img", { src: picture.url, alt: "", decoding: "async" }) : sign(picture);
 
 export function wirePicture() {
   for (const id of ["file", "camera"]) {

@@ -3,6 +3,7 @@
 import { number, size } from "./dom.js";
 import { Needed } from "./job.js";
 import { limits } from "./limits.js";
+import { takesVideo } from "./offer.js";
 import { settings } from "./settings.js";
 
 const PART_BYTES = 512; // that a file takes in a form beside its own bytes
@@ -32,9 +33,9 @@ function messagesOf(turns, sent, system) {
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
-function partOf({ id, kind }) {
+function partOf({ id, kind, moves }) {
   const url = `attachment:${id}`;
-  return kind === "video" ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } };
+  return kind === "video" || (moves && takesVideo()) ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } };
 }
 
 async function checkSize(sent, words) {

@@ -24,7 +24,7 @@ async function readModel(options) {
   byId("model-name").textContent = first.id;
   factsKnown = Boolean(first.max_model_len);
   byId("model-facts").textContent = factsKnown ? `${number(first.max_model_len)} tokens of context` : "";
-  byId("pocket-note").hidden = first.id !== "pocket";
+  byId("pocket-note").hidden = !first.training?.drawings;
   offer(first);
   return first.id;
 }

@@ -62,6 +62,14 @@ export async function keep({ pictures, ...talk }) {
   if (grown) await makeRoom(talk.id);
 }
 
+/** Gives a conversation another title. */
+export async function rename(id, title) {
+  await transaction("readwrite", (talks) => {
+    const before = talks.get(id);
+    before.onsuccess = () => before.result && talks.put({ ...before.result, title });
+  });
+}
+
 /** Everything kept but the files, newest first. */
 export async function kept() {
   const talks = await transaction("readonly", (all) => all.getAll());

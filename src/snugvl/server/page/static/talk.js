@@ -7,7 +7,7 @@ import { settings } from "./settings.js";
 import * as store from "./store.js";
 
 const PERIOD_MS = 2000; // an answer that grows is kept about so often
-const LONGEST_TITLE = 80;
+export const LONGEST_TITLE = 80;
 
 let current = fresh();
 let timer = null;
@@ -16,7 +16,7 @@ const listeners = [];
 /** Calls `listener(talk)` when another conversation is shown. */
 export const onTalk = (listener) => listeners.push(listener);
 
-/** `{id, turns}`. A turn is `{role: "user", text, pictures}` with ids, or an answer: see answer.js. */
+/** `{id, turns, title}`; the title is the user's, if any. A turn is `{role: "user", text, pictures}` with ids, or an answer: see answer.js. */
 export const talk = () => current;
 
 function fresh() {
@@ -28,11 +28,16 @@ export function begin(chosen = null) {
   show(fresh(), chosen ? [chosen] : []);
 }
 
+const titleOf = (turns) => (turns.find(({ role }) => role === "user")?.text.trim() || "Without words").slice(0, LONGEST_TITLE);
+
+/** A kept conversation as it is shown; a title that isn't its first question was given by the user. */
+const shownOf = ({ id, turns, title }) => ({ id, turns, title: title === titleOf(turns) ? undefined : title });
+
 /** Shows a kept conversation. Whether it was there. */
 export async function open(id) {
   const found = await store.find(id);
   if (!found) return false;
-  show({ id, turns: found.turns }, found.pictures.map(revived));
+  show(shownOf(found), found.pictures.map(revived));
   return true;
 }
 
@@ -44,7 +49,7 @@ export async function reopen() {
   try {
     const found = await store.find(id);
     if (found && current === before && !current.turns.length && !pictures().length) {
-      show({ id, turns: found.turns }, found.pictures.map(revived));
+      show(shownOf(found), found.pictures.map(revived));
     }
   } catch {
     // Nothing can be kept here: `save` says so once there is something to keep.
@@ -76,7 +81,7 @@ export async function save(which, its = pictures()) {
     if (!first) return void (await store.forget(which.id)); // its only question was not answered
     await store.keep({
       id: which.id,
-      title: (first.text.trim() || "Without words").slice(0, LONGEST_TITLE),
+      title: which.title ?? titleOf(which.turns),
       updated: Date.now(),
       turns: which.turns,
       pictures: its,

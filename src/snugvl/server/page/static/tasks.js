@@ -1,37 +1,99 @@
-// Caption, scene and detect: one picture in, a typed result out.
+// Caption, scene and detect: a typed result of each picture, or of the one that is shown.
 
-import { Unreachable, call, events, warningOf } from "./api.js";
-import { clearBoxes, showBoxes } from "./boxes.js";
-import { byId, download, make, number } from "./dom.js";
+import { ServerError, Unreachable, call, events, warningOf } from "./api.js";
+import { drawPaired, frameOf, listOf, summary } from "./boxes.js";
+import { byId, download, make, number, plural, say } from "./dom.js";
 import { cocoOf, pngOf } from "./export.js";
-import { jobForm } from "./job.js";
-import { imageElement, onPicture, requirePicture } from "./picture.js";
+import { explain, jobForm } from "./job.js";
+import { allTaken, imageElement, isDrawn, onPicture, onTray, requirePicture, shown, stills } from "./picture.js";
 
 const RESULTS = ["caption-result", "scene-result", "detect-result"];
-let found = null; // the last detections: {picture, names, result}
+let jobs = [];
+let found = []; // of the last detection: {picture, result, items}
+let asked = []; // names that it looked for
+let seen = ""; // ids of the pictures that the results are about
 
 export function wireTasks() {
-  const jobs = [
+  jobs = [
     jobForm(byId("caption-form"), caption),
     jobForm(byId("scene-form"), scene),
     jobForm(byId("detect-form"), detect),
   ];
-  onPicture(() => {
-    for (const job of jobs) {
-      job.stop();
-      job.clear();
-    }
-    for (const id of RESULTS) byId(id).hidden = true;
-    forgetBoxes();
+  onPicture(drawStage);
+  onTray(() => {
+    showScope();
+    const ids = stills().map(({ id }) => id).join();
+    if (ids !== seen) forget();
+    seen = ids;
   });
-  byId("save-png").addEventListener("click", savePng);
   byId("save-coco").addEventListener("click", saveCoco);
   byId("clear-boxes").addEventListener("click", () => {
-    byId("detect-result").hidden = true;
     forgetBoxes();
     byId("names").focus();
   });
 }
+
+/** The pictures are others: no result is about them. */
+function forget() {
+  for (const job of jobs) {
+    job.stop();
+    job.clear();
+  }
+  for (const id of RESULTS) byId(id).hidden = true;
+  forgetBoxes();
+}
+
+/** Which pictures are meant is only asked where there are several. */
+function showScope() {
+  const many = stills().length > 1;
+  byId("scope").hidden = !many;
+  if (!many) return;
+  byId("scope-all").textContent = `All ${number(stills().length)}`;
+  byId("scope-one").textContent = shown()?.kind === "picture" ? `Only ${shown().name}, which is shown` : "Only the one shown";
+  byId("scope").elements.one.disabled = shown()?.kind !== "picture";
+  if (byId("scope").elements.one.disabled) byId("scope").elements.all.checked = true;
+}
+
+/** The pictures to work on; throws `Needed` where there are none. */
+function chosen() {
+  requirePicture();
+  return byId("scope").elements.one.checked && shown()?.kind === "picture" ? [shown()] : stills();
+}
+
+/**
+ * Runs `work(picture, place, signal)` for each picture: it shows a result in `place`, an element, and resolves to
+ * figures of it, `{usage, warning}`. One that fails says so in its place and the others go on.
+ */
+async function each(target, signal, work) {
+  await allTaken();
+  signal.throwIfAborted();
+  const all = chosen();
+  const several = stills().length > 1; // then each result says of which picture it is
+  const sum = { prompt_tokens: 0, completion_tokens: 0 };
+  const warnings = new Set();
+  target.replaceChildren();
+  for (const picture of all) {
+    const place = make("div", { class: "task-result" });
+    const whole = several ? make("section", {}, headOf(picture), place) : place;
+    target.append(whole);
+    try {
+      const { usage, warning } = await work(picture, place, signal);
+      for (const name of Object.keys(sum)) sum[name] += usage?.[name] ?? 0;
+      if (warning) warnings.add(warning);
+    } catch (problem) {
+      if (all.length > 1 && problem instanceof ServerError) {
+        place.replaceChildren(make("p", { class: "error", text: explain(problem) }));
+        continue;
+      }
+      if (!place.hasChildNodes()) whole.remove();
+      throw problem;
+    }
+  }
+  const counts = `${number(sum.prompt_tokens)} tokens read, ${number(sum.completion_tokens)} written`;
+  return [all.length > 1 ? plural(all.length, "picture") : "", counts, ...warnings].filter(Boolean).join(". ");
+}
+
+const headOf = (picture) => make("h3", { text: `${stills().indexOf(picture) + 1}: ${picture.name}` });
 
 function post(task, picture, fields, signal) {
   const form = new FormData();
@@ -40,37 +102,37 @@ function post(task, picture, fields, signal) {
   return call(`v1/vision/${task}`, { method: "POST", body: form, signal });
 }
 
-function figures(usage, response) {
-  const counts = usage ? `${number(usage.prompt_tokens)} tokens read, ${number(usage.completion_tokens)} written` : "";
-  return [counts, warningOf(response)].filter(Boolean).join(". ");
-}
+const cut = () => make("p", { class: "muted small", text: "(cut at its token limit)" });
 
-async function caption(signal) {
-  const picture = requirePicture();
-  const detail = byId("caption-form").elements.detail.value;
+function caption(signal) {
   const target = byId("caption-result");
-  target.replaceChildren();
   target.hidden = true;
-  const response = await post("caption", picture, { detail, stream: "true" }, signal);
-  for await (const event of events(response)) {
-    target.hidden = false;
-    if (event.delta) target.append(event.delta);
-    if (!event.result) continue;
-    if (target.textContent !== event.result.text) target.textContent = event.result.text; // spaces were trimmed
-    if (event.result.truncated) target.append(make("p", { class: "muted small", text: "(cut at its token limit)" }));
-    return figures(event.result.usage, response);
-  }
-  throw new Unreachable("The connection to the server broke off before the caption was complete.");
+  const detail = byId("caption-form").elements.detail.value;
+  return each(target, signal, async (picture, place) => {
+    const response = await post("caption", picture, { detail, stream: "true" }, signal);
+    const text = place.appendChild(make("p", {}));
+    for await (const event of events(response)) {
+      target.hidden = false;
+      if (event.delta) text.append(event.delta);
+      if (!event.result) continue;
+      if (text.textContent !== event.result.text) text.textContent = event.result.text; // spaces were trimmed
+      if (event.result.truncated) place.append(cut());
+      return { usage: event.result.usage, warning: warningOf(response) };
+    }
+    throw new Unreachable("The connection to the server broke off before the caption was complete.");
+  });
 }
 
-async function scene(signal) {
-  const picture = requirePicture();
-  byId("scene-result").hidden = true;
-  const response = await post("scene", picture, {}, signal);
-  const result = await response.json();
-  byId("scene-result").replaceChildren(...sceneParts(result));
-  byId("scene-result").hidden = false;
-  return figures(result.usage, response);
+function scene(signal) {
+  const target = byId("scene-result");
+  target.hidden = true;
+  return each(target, signal, async (picture, place) => {
+    const response = await post("scene", picture, {}, signal);
+    const result = await response.json();
+    place.append(...sceneParts(result));
+    target.hidden = false;
+    return { usage: result.usage, warning: warningOf(response) };
+  });
 }
 
 function sceneParts(result) {
@@ -89,7 +151,7 @@ function sceneParts(result) {
     ...part("Objects", objects),
     ...part("Written in the picture", lines(result.text)),
     ...part("Relations", lines(result.relations)),
-    ...(result.truncated ? [make("p", { class: "muted small", text: "(cut at its token limit)" })] : []),
+    ...(result.truncated ? [cut()] : []),
   ];
 }
 
@@ -97,30 +159,60 @@ const part = (title, items) =>
   items.length ? [make("h3", { text: title }), make("ul", { class: "plain" }, ...items)] : [];
 
 async function detect(signal) {
-  const picture = requirePicture();
-  const names = byId("names").value.split(",").map((name) => name.trim()).filter(Boolean);
-  const fields = names.length ? { objects: names.join(",") } : {};
-  const response = await post("detect", picture, fields, signal);
-  const result = await response.json();
-  found = { picture, names, result };
-  showBoxes(result);
-  byId("detect-result").hidden = false;
-  byId("stage").scrollIntoView({ block: "nearest" }); // on a phone the picture may be out of sight
-  return figures(result.usage, response);
+  forgetBoxes();
+  asked = byId("names").value.split(",").map((name) => name.trim()).filter(Boolean);
+  const fields = asked.length ? { objects: asked.join(",") } : {};
+  const several = stills().length > 1;
+  const figures = await each(byId("detect-blocks"), signal, async (picture, place) => {
+    const response = await post("detect", picture, fields, signal);
+    const result = await response.json();
+    const { node, items } = listOf(result);
+    found.push({ picture, result, items });
+    place.append(...(several ? [boxed(picture, result, items)] : []), node, ...saving(picture, result));
+    drawStage();
+    byId("detect-result").hidden = false;
+    say(byId("detect-summary"), summary(found.map((each) => each.result)));
+    return { usage: result.usage, warning: warningOf(response) };
+  });
+  if (!several) byId("stage").scrollIntoView({ block: "nearest" }); // on a phone the picture may be out of sight
+  return figures;
+}
+
+/** The picture with its boxes: of several, only one is on the stage. */
+function boxed(picture, result, items) {
+  const { frame, overlay } = frameOf(picture, result);
+  drawPaired(overlay, result, items);
+  return make("div", { class: "boxed" }, frame);
+}
+
+function saving(picture, result) {
+  if (!isDrawn(picture)) return []; // there are no pixels here to draw on
+  const button = make("button", { type: "button", text: "Download as PNG" });
+  button.addEventListener("click", async () => {
+    const image = make("img", { src: picture.url });
+    await image.decode();
+    download(await pngOf(image, result), `${stem(picture.name)}-boxes.png`);
+  });
+  return [button];
+}
+
+/** The boxes of the picture on the stage. */
+function drawStage() {
+  const { result, items } = found.find(({ picture }) => picture === shown()) ?? {};
+  byId("overlay").replaceChildren();
+  if (result) drawPaired(byId("overlay"), result, items);
 }
 
 function forgetBoxes() {
-  found = null;
-  clearBoxes();
+  found = [];
+  byId("detect-result").hidden = true;
+  byId("overlay").replaceChildren();
 }
 
 const stem = (name) => name.replace(/\.[^.]*$/, "");
 
-async function savePng() {
-  download(await pngOf(imageElement(), found.result), `${stem(found.picture.name)}-boxes.png`);
-}
-
 function saveCoco() {
-  const data = JSON.stringify(cocoOf(found.picture.name, found.result, found.names), null, 2);
-  download(new Blob([data], { type: "application/json" }), `${stem(found.picture.name)}-coco.json`);
+  const named = found.map(({ picture, result }) => ({ name: picture.name, result }));
+  const data = JSON.stringify(cocoOf(named, asked), null, 2);
+  download(new Blob([data], { type: "application/json" }), `${stem(named[0].name)}-coco.json`);
 }

@@ -1,4 +1,4 @@
-// Loaded before the page is drawn, so that a chosen theme never flashes the other one.
+// Loaded before the page is drawn, so that a chosen theme never flashes the other one, nor a folded panel.
 "use strict";
 {
   const themes = ["auto", "light", "dark"];
@@ -17,6 +17,11 @@
     if (button) button.textContent = `Theme: ${theme}`;
   };
 
+  try {
+    root.dataset.memory = localStorage.getItem("snugvl-memory") === "folded" ? "folded" : "open"; // panel.js sets it
+  } catch {
+    root.dataset.memory = "open";
+  }
   const first = stored();
   apply(themes.includes(first) ? first : "auto");
   document.addEventListener("DOMContentLoaded", () => {

@@ -1,24 +1,29 @@
-"""What pocket, the built-in model, never learned: photographs and videos.
+"""What a model never learned, as its checkpoint says: of pocket, the built-in one, photographs, videos and
+talk about nothing that is seen.
 
 The command line refuses to show it such a picture; a server answers, as an API does, and warns.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from PIL import ImageFilter
 from PIL.Image import Image, Resampling
 
-from snugvl.core.messages import Message, Picture, Video
+from snugvl.core.messages import Message, Picture, Text, Video
+from snugvl.core.training import Training
 
 PHOTOGRAPH: Final = (
-    "A picture looks like a photograph. pocket, the built-in model, learned drawings alone, so its answer is "
+    "A picture looks like a photograph. The model learned drawings alone, so its answer is "
     "likely to be wrong: serve a model for photographs, such as the one that `snugvl plan` recommends."
 )
 VIDEO: Final = (
-    "pocket, the built-in model, never learned videos, so its answer is likely to be wrong: serve a model "
-    "that reads them."
+    "The model never learned videos, so its answer is likely to be wrong: serve a model that reads them."
+)
+FEW: Final = (
+    "The model learned to answer about pictures, at least {least}, and there is {count}, so its answer is "
+    "likely to make no sense: send a picture, or serve a model that talks."
 )
 # Measured on 400 drawn scenes of training/pocket: as PNG they have at most 4.0 bits and 16 levels; as JPEG of
 # quality 60, 99.5 % have at most 5.6 bits, and none has more than 18 levels. Of ten colour photographs of
@@ -49,12 +54,18 @@ def looks_like_a_photograph(image: Image) -> bool:
     return bits > COLOURS_BITS or int((shades >= 0.01 * shades.sum()).sum()) >= GREY_LEVELS
 
 
-def warnings(messages: Iterable[Message]) -> tuple[str, ...]:
-    """What is to be said of pocket's answer to a conversation, each thing once. It looks at pixels."""
-    parts = [part for message in messages for part in message.content]
+def warnings(training: Training, messages: Sequence[Message]) -> tuple[str, ...]:
+    """Warnings about the answer to a conversation that is beyond a model's training, each once.
+
+    It looks at pixels; pictures that are too many are refused instead (`core.checks.check_pictures`).
+    """
+    seen = [part for message in messages for part in message.content if not isinstance(part, Text)]
     found = []
-    if any(isinstance(part, Picture) and looks_like_a_photograph(part.image) for part in parts):
+    pictures = (part.image for part in seen if isinstance(part, Picture)) if training.drawings else ()
+    if any(looks_like_a_photograph(image) for image in pictures):
         found.append(PHOTOGRAPH)
-    if any(isinstance(part, Video) for part in parts):
+    if not training.videos and any(isinstance(part, Video) for part in seen):
         found.append(VIDEO)
+    if messages and len(seen) < training.min_images:
+        found.append(FEW.format(count=len(seen) or "none", least=training.min_images))
     return tuple(found)

@@ -1,0 +1,47 @@
+// Conversations to take away: Markdown for people, JSON for programs, whose `messages` /v1/chat/completions takes.
+
+/** A conversation of store.js as Markdown; pictures are named. */
+export function markdownOf({ title, turns, pictures }) {
+  const names = new Map(pictures.map(({ id, name }) => [id, name]));
+  const parts = turns.map((turn) => {
+    const head = `## ${turn.role === "user" ? "You" : turn.model}`;
+    const seen = (turn.pictures ?? []).map((id) => `*Picture: ${names.get(id) ?? "deleted"}*`);
+    const note = turn.note ? `*(${turn.note})*` : "";
+    return [head, ...seen, turn.text, note].filter(Boolean).join("\n\n");
+  });
+  return `${[`# ${title}`, ...parts].join("\n\n")}\n`;
+}
+
+/** The same as JSON, its pictures in it. */
+export async function jsonOf({ title, updated, turns, pictures }) {
+  const urls = new Map();
+  for (const { id, file } of pictures) urls.set(id, await dataUrl(file));
+  const shown = pictures.map(({ id, name, width, height }) => ({ id, name, width, height }));
+  const messages = turns.map((turn) => messageOf(turn, pictures, urls));
+  const model = turns.findLast(({ role }) => role === "assistant")?.model;
+  return JSON.stringify({ title, updated: new Date(updated).toISOString(), model, messages, pictures: shown }, null, 2);
+}
+
+function messageOf({ role, text, pictures: ids = [] }, pictures, urls) {
+  if (role === "assistant") return { role, content: text };
+  const parts = pictures
+    .filter(({ id }) => ids.includes(id) && urls.has(id))
+    .map(({ id, kind }) => {
+      const type = kind === "video" ? "video_url" : "image_url";
+      return { type, [type]: { url: urls.get(id) } };
+    });
+  return { role, content: [...parts, { type: "text", text }] };
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+/** A file's name for a conversation. */
+export const fileName = (title) =>
+  title.normalize("NFKC").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";
