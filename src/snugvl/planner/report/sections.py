@@ -8,7 +8,7 @@ from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
 from snugvl.planner.commands import plain_command
-from snugvl.planner.footprint.images import scales
+from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
@@ -18,6 +18,7 @@ from snugvl.planner.report.why_not import why_not
 from snugvl.planner.settings import ENGINE_NAMES, Settings
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
+from snugvl.planner.wishes import Wishes
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "limit", "margin"]
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
@@ -313,7 +314,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         )
     if choice.budget.device.pinned_bytes is not None and plan.wishes.embedding == "auto":
         notes += _could_leave(choice)
-    notes += _long_wait(choice)
+    notes += _long_wait(choice, plan.wishes)
     if plan.wishes.concurrency > settings.concurrency:
         notes.append(
             f"transformers answers one request after the other: of {plan.wishes.concurrency} at the same "
@@ -345,20 +346,21 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
     return notes
 
 
-def _long_wait(choice: Choice) -> list[str]:
+def _long_wait(choice: Choice, wishes: Wishes) -> list[str]:
     """What makes the wait for the first token of a large picture shorter, on a processor."""
     settings, model, waits = choice.settings, choice.option.model, choice.speed.first_token_s
     if not choice.budget.device.cpu or not settings.images or not scales(model):
         return []
     pixels = settings.max_pixels or 0
-    if waits is None or waits <= LONG_WAIT_S or pixels <= QUICK_PIXELS:
+    fewer = max(QUICK_PIXELS, pixels_for(model, wishes.least_image_tokens))
+    if waits is None or waits <= LONG_WAIT_S or pixels <= fewer:
         return []
-    quick = roofline(model, replace(settings, max_pixels=QUICK_PIXELS), choice.budget).first_token_s
+    quick = roofline(model, replace(settings, max_pixels=fewer), choice.budget).first_token_s
     assert quick is not None
     return [
         f"On a processor the answer about a picture of {megapixels(pixels)} begins after {waits:.0f} s at "
         "the earliest. Smaller pictures are quicker and show less detail: with --max-pixels "
-        f"{QUICK_PIXELS} it begins after {quick:.0f} s at the earliest."
+        f"{fewer} it begins after {quick:.0f} s at the earliest."
     ]
 
 
