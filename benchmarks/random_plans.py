@@ -10,8 +10,9 @@ Each case is a command line of `snugvl plan`, run through the real parser in thi
     engine       no plan is made for a machine where its engine doesn't run
     more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits
                  *and* less speed, never less speed for nothing, and never smaller images or a shorter context
-                 in the same format (but where layers come back from main memory, which was a last resort)
-    text         no figure that nobody can act on
+                 in the same format (but where layers come back from main memory, which was a last resort),
+                 nor a model of lower rank, unless several times as fast
+    text         no figure that nobody can act on, no line twice; commands stand alone on their lines
 
 The words here are this file's own: the solver's score isn't asked. Prints counts, and the first violations
 of each kind as command lines that repeat them. Exit code 1 where there is one.
@@ -296,6 +297,7 @@ def check_command(case: Case, outcome: Outcome, folder: Path) -> Iterator[Violat
     choice, plan = outcome.choice, outcome.plan
     if choice is None or plan is None or outcome.machine is None:
         return
+    yield from check_steps(plan, outcome)
     document_ = document(plan, outcome.machine)
     path = folder / "plan.json"
     path.write_text(json.dumps(document_), encoding="utf-8")
@@ -317,15 +319,30 @@ def check_command(case: Case, outcome: Outcome, folder: Path) -> Iterator[Violat
                 f"{name} {getattr(choice.settings, name)} → {getattr(settings, name)}"
                 for name in type(settings).__slots__
                 if getattr(choice.settings, name) != getattr(settings, name)
-                and (name not in LEFT or "--min-image-tokens" not in dict(case.wishes))
             ]
-            if not differs:
-                continue
             yield kind, f"{shlex.join(words)} plans otherwise: {', '.join(differs)}"
 
 
-# What follows from the rest: `serve` has no floor of image tokens, and is told the pixels that come of it.
-LEFT: Final = ("pool_tokens", "sequences", "encoder_cache_bytes", "state_checkpoints", "step_graphs")
+def check_steps(plan: Plan, outcome: Outcome) -> Iterator[Violation]:
+    """Everything that is printed under "Next" runs, also what is said beside the plan's own command."""
+    assert outcome.machine is not None
+    meant = [plan.choice, plan.instead, plan.beside, plan.cure.choice if plan.cure else None]
+    known = {each.option.model.name: each for each in reversed(meant) if each is not None}
+    for command in report(plan, outcome.machine, pull=True).commands:
+        words = shlex.split(command)
+        if words[:2] == ["snugvl", "pull"]:
+            if len(words) != 3 or words[2] not in known:
+                yield "command", f"{command} pulls what nobody planned"
+            continue
+        try:
+            settings, model, _ = followed_command(words, outcome)
+        except (ValueError, Exception) as error:
+            yield "command", f"{command} fails: {error!r}"[:300]
+            continue
+        if known[model].settings != settings:
+            yield "command", f"{command} plans otherwise than was said of {model}"
+
+
 REMEDY: Final = re.compile(
     r"it fits (?:with (?P<words>--\S+ \S+)|when other programs give (?P<size>[\d,.]+ \w+) back)"
 )
@@ -338,6 +355,7 @@ def check_remedies(case: Case, outcome: Outcome) -> Iterator[Violation]:
     plan = outcome.plan
     if plan is None or outcome.machine is None:
         return
+    yield from check_notes(case, outcome, plan)
     remedies: list[tuple[str | None, str]] = [
         (each.what.split()[0], each.remedy) for each in plan.rejections if each.remedy
     ]
@@ -346,6 +364,39 @@ def check_remedies(case: Case, outcome: Outcome) -> Iterator[Violation]:
         remedies += [(case.model, said.removesuffix(".")) for said in re.findall(r"Way out: (.*)", text)]
     for model, text in remedies:
         yield from _follow(replace(case, model=case.model or model), outcome, text)
+
+
+STREAMED: Final = re.compile(
+    r"\(--tower streamed\) \S+ fits in (?P<weights>.+) with a context of (?P<context>[\d,]+) tokens"
+    r"(?: and images of (?P<tokens>[\d,]+) tokens)?;"
+)
+SMALLER: Final = re.compile(r"with (?P<words>--max-pixels \d+) it begins after (?P<wait>\d+) s")
+
+
+def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]:
+    """What notes promise of another option, and better models that are said to fit."""
+    assert outcome.machine is not None
+    for note in report(plan, outcome.machine, pull=True).notes:
+        if found := STREAMED.search(note):
+            model = outcome.choice.option.model.name if outcome.choice else None
+            after = planned(replace(case, model=case.model or model).wishing(["--tower", "streamed"])).choice
+            had = after and (after.settings.weights_name, f"{after.settings.context:,}", f"{after.tokens:,}")
+            if had is None or had[:2] != (found["weights"], found["context"]):
+                yield "remedy", f"{note}: {had}"
+        if (
+            note.startswith("--embedding cpu")
+            and planned(case.wishing(["--embedding", "cpu"])).choice is None
+        ):
+            yield "remedy", f"{note}: no plan then"
+        if found := SMALLER.search(note):
+            after = planned(case.wishing(found["words"].split())).choice
+            wait = after.speed.first_token_s if after else None
+            if wait is None or abs(wait - float(found["wait"])) > 1:
+                yield "remedy", f"{note}: {wait}"
+    for slower in plan.slower:
+        after = planned(replace(case, model=slower.option.model.name)).choice
+        if after is None or after.settings != slower.settings:
+            yield "remedy", f"{slower.option.model.name} is said to fit: {after and after.settings}"
 
 
 def _follow(case: Case, outcome: Outcome, text: str) -> Iterator[Violation]:
@@ -438,19 +489,18 @@ def check_engine(case: Case, outcome: Outcome) -> Iterator[Violation]:
 
 
 def more_of(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[tuple[str, Case]]:
-    """The machine with more of one thing."""
+    """The machine with more of each thing in turn."""
     machine, given = outcome.machine, dict(case.machine)
     assert machine is not None
-    kind = pick.choice(["VRAM", "RAM", "GPU"])
-    if machine.gpus and "--held" in given and kind != "RAM":
-        more = machine.gpus[0].total_bytes + pick.choice([300 * MIB, GIB, 4 * GIB, 16 * GIB])
+    cards = machine.gpus or tuple(gpu for gpu in machine.others if not gpu.unified)
+    # What is assumed of programs grows with a card, where something is.
+    if cards and ("--held" in given or not machine.spills):
+        more = cards[0].total_bytes + pick.choice([300 * MIB, GIB, 4 * GIB, 16 * GIB])
         yield "VRAM", case.on(vram=f"{more}B")
-        return
     ram = machine.ram_total_bytes + pick.choice([GIB // 2, GIB, 4 * GIB, 32 * GIB])
-    if machine.gpus and len(machine.gpus) < 8 and kind == "GPU":
+    yield "RAM", case.on(ram=f"{ram}B")
+    if machine.gpus and len(machine.gpus) < 8:
         yield "one more GPU", case.on(gpus=str(len(machine.gpus) + 1))
-    else:
-        yield "RAM", case.on(ram=f"{ram}B")
 
 
 def check_more(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[Violation]:
@@ -462,18 +512,28 @@ def check_more(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[Vi
         after = planned(bigger).choice
         if after is None:
             yield "more", f"{what}: no plan any more ({shlex.join(bigger.words)})"
-        elif case.model is not None and (worse := _worse(before, after)):
-            yield "more", f"{what}: {worse} ({shlex.join(bigger.words)})"
-        elif case.model is None and rank(after) < rank(before):
+        elif after.option.model.name == before.option.model.name or case.model is not None:
+            if worse := _worse(before, after):
+                yield "more", f"{what}: {worse} ({shlex.join(bigger.words)})"
+        elif rank(after) < rank(before) and not _far_quicker(before, after):
             yield "more", f"{what}: {after.option.model.name} instead of {before.option.model.name}"
 
 
 def rank(choice: Choice) -> int:
     """The model's place in the catalogue."""
-    from snugvl.checkpoint.catalogue import find
+    from snugvl.checkpoint.catalogue import find, published_as
 
     found = find(choice.option.model.name)
-    return -(found[0].quality_rank or 999) if found else -999
+    entry = found[0] if found else published_as(choice.option.model.name)
+    return -(entry.quality_rank or 999) if entry else -999
+
+
+FAR: Final = 3.0  # times as fast: what a card gives that a processor doesn't
+
+
+def _far_quicker(before: Choice, after: Choice) -> bool:
+    was, now = (each.speed.decode_tokens_per_s for each in (before, after))
+    return was is not None and now is not None and now >= FAR * was
 
 
 def _worse(before: Choice, after: Choice) -> str:
@@ -486,7 +546,8 @@ def _worse(before: Choice, after: Choice) -> str:
     if slower and (more < bits or (more == bits and not gained)):
         return f"{more:g} bits at {now:.1f} tokens/s instead of {bits:g} at {was:.1f}"
     back = before.option.offload and not after.option.offload  # from the last resort, many times slower
-    if before.settings.weights_name == after.settings.weights_name and not back:
+    more_at_once = after.settings.concurrency > before.settings.concurrency  # transformers has one
+    if before.settings.weights_name == after.settings.weights_name and not back and not more_at_once:
         if after.settings.context < before.settings.context:
             return f"a context of {after.settings.context} instead of {before.settings.context}"
         if after.tokens < before.tokens:
@@ -523,6 +584,9 @@ def check_text(case: Case, outcome: Outcome) -> Iterator[Violation]:
     if (found := ABSURD.search(text)) and not (found[0] == "same images" and (outcome.choice or 0)):
         yield "text", found[0]
     lines = [line for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if line.startswith("  snugvl ") and shlex.join(shlex.split(line, comments=True)) != line.strip():
+            yield "text", f"a remark stands on a command's line: {line}"
     if len(set(lines)) < len(lines):
         yield "text", "a line stands twice"
 

@@ -221,7 +221,7 @@ def test_every_option_of_the_server_reaches_it(snugvl: Run, monkeypatch: pytest.
 
     monkeypatch.setattr("snugvl.bench.measure.Measurement", measurement)
     words = (
-        "--device cuda:1 --dtype bfloat16 --weights int4 --memory 7200MiB --context 2048 --max-pixels 4096"
+        "--device cuda:1 --dtype bfloat16 --context 2048 --max-pixels 4096 --weights int4 --memory 7200MiB"
     )
     snugvl("bench", "a/model", *words.split(), "--levels", "2:4", "--", "--max-concurrent", "9")
     assert seen[0].serve_options == (*words.split(), "--max-concurrent", "9")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from typer.main import get_command
 
 from snugvl import errors
-from snugvl.cli.app import run
+from snugvl.cli.app import app, run
 from tests.cli.conftest import NOTE
 from tests.command import Ran
 from tests.tasks.fake import FakeBackend
@@ -103,6 +104,35 @@ def test_a_single_failure_has_its_record_and_leaves_no_document(
     file = tmp_path / "coco.json"
     assert snugvl("detect", pictures / "notes.txt", "--format", "coco", "-o", file).code == 3
     assert not file.exists()
+
+
+LOADING = [
+    name for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+    if any("--device" in parameter.opts for parameter in command.params)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", LOADING)
+@pytest.mark.parametrize("value", ["nonsense", "cuda:x", "cuda:", "CPU", "mps", "cuda:-1", ""])
+def test_a_device_that_is_none_is_a_usage_error_wherever_a_device_is_said(
+    snugvl: Run, pictures: Path, backend: FakeBackend, tmp_path: Path, command: str, value: str
+) -> None:
+    """Without a GPU `serve --device nonsense` once served."""
+    words = {
+        "detect": [pictures / "a.png", "--object", "cup"], "ask": [pictures / "a.png", "What?"],
+        "serve": ["pocket"], "bench": ["pocket"], "chat": [], "quantize": ["pocket", tmp_path / "out"],
+        "compare": ["pocket", pictures / "a.png"],
+    }.get(command, [pictures / "a.png"])  # fmt: skip
+    ran = snugvl(command, *words, "--device", value)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert f"device {value!r} is unknown; use auto, cpu, cuda or cuda:N" in ran.err
+    assert f"(see snugvl {command} --help)" in ran.err
+    assert backend.requests == []
+
+
+def test_a_machine_is_described_to_a_plan_and_no_device(snugvl: Run) -> None:
+    ran = snugvl("plan", "pocket", "--device", "nonsense")
+    assert (ran.code, ran.err) == (2, "snugvl: No such option: --device (see snugvl plan --help)\n")
 
 
 TREE = [

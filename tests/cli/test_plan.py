@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_exit_code_5(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert "does not fit" in out
     assert "weights 9.86 GiB" in out
-    assert "as fp8 (int8 head, int8 tower, streamed tower) with native" in out
+    assert "in fp8 (embedding, lm_head and vision tower in int8), vision tower streamed, with snugvl" in out
 
 
 def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ def test_layers_in_main_memory_have_a_price_and_an_alternative(capsys: pytest.Ca
     assert run(words) == 0
     out = capsys.readouterr().out
     assert "tokens/s, because" in out
-    assert f"{BEST} in int8, int8 head, int8 tower fits whole and runs at up to" in out
+    assert f"{BEST} in int8 (embedding, lm_head and vision tower too) fits whole and runs at up to" in out
     assert run([*words[:-4], "--ram", "6GiB", *words[-2:]]) == 5
     assert "may be used" in capsys.readouterr().out
 

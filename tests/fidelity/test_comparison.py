@@ -156,7 +156,7 @@ def test_a_kv_cache_in_fp8_costs_what_transformers_says(tiny_whole: Path) -> Non
 
 def test_a_rounded_tower_costs_what_transformers_says(tiny_whole: Path) -> None:
     found = ran(tiny_whole, items(1), weights=["bf16"], tower_weights=["int8"])
-    assert found[0].rivals[0].name == "fp32, int8 tower"
+    assert found[0].rivals[0].name == "fp32 (vision tower in int8)"
     right, ours = oracle(tiny_whole), oracle(tiny_whole)
     for name, module in ours.named_modules():
         if "visual" in name and isinstance(module, torch.nn.Linear):

@@ -59,7 +59,7 @@ def test_what_does_not_fit_says_so_first() -> None:
     assert not found.commands
     assert "does not fit" in found.headline
     assert found.headline.endswith("too much")
-    assert any(note.startswith("Way out") for note in found.notes)
+    assert found.steps[0].remark.startswith("Way out: ")
 
 
 def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:

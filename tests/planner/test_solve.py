@@ -115,7 +115,7 @@ def test_the_first_card_a_user_asks_about() -> None:
 def test_parts_in_int8_come_where_they_make_room_and_say_so() -> None:
     plan = one("4B", on=rtx_5060(1500 * MIB))
     choice = require(plan)
-    assert choice.settings.weights_name == "fp8, int8 head, int8 tower"
+    assert choice.settings.weights_name == "fp8 (embedding, lm_head and vision tower in int8)"
     refused = next(rejection for rejection in plan.rejections if "the vision tower in bf16" in rejection.what)
     assert refused.blame == "weights"
     bf16 = replace(choice.settings, vision_weights="bf16")
@@ -125,7 +125,7 @@ def test_parts_in_int8_come_where_they_make_room_and_say_so() -> None:
 
 def test_a_tower_in_int8_brings_the_8b_onto_the_first_card() -> None:
     choice = require(one("8B", False))
-    assert choice.settings.weights_name == "int4, int8 head, int8 tower"
+    assert choice.settings.weights_name == "int4 (embedding, lm_head and vision tower in int8)"
     assert (choice.tokens, choice.settings.context >= 4096) == (2048, True)
 
 

@@ -64,7 +64,7 @@ def test_a_mixture_by_bitsandbytes_is_no_way_out() -> None:
     for gpu in ("rtx-3090", "rtx-5090", "l40s"):
         plan = planned(MIXTURE, gpu)
         assert plan.choice is None
-        other = "FP8 fits, in fp8, with vllm" if gpu == "l40s" else "(AWQ, GPTQ) fits, in int4, with vllm"
+        other = "FP8 fits, in fp8, with vLLM" if gpu == "l40s" else "(AWQ, GPTQ) fits, in int4, with vLLM"
         assert way_out(plan, plan.budget).endswith(other)
     refused = planned(MIXTURE, "rtx-3090", {"weights": "int4"})
     assert any("leaves a mixture's experts in bf16" in refusal.reason for _, refusal in refused.refusals)
@@ -96,7 +96,7 @@ def test_several_gpus_give_finer_weights_and_say_which_stay_idle() -> None:
 
 def test_a_ready_made_edition_is_tried_before_a_smaller_model_is_named() -> None:
     plan = planned("Qwen/Qwen3.5-27B", "rtx-3060", count=2)
-    said = "a ready-made 4-bit edition of Qwen/Qwen3.5-27B (AWQ, GPTQ) fits, in int4, with vllm on 2 GPUs"
+    said = "a ready-made 4-bit edition of Qwen/Qwen3.5-27B (AWQ, GPTQ) fits, in int4, with vLLM on 2 GPUs"
     assert way_out(plan, plan.budget) == said
     alone = planned("Qwen/Qwen3.5-27B", "rtx-3060")
     assert way_out(alone, alone.budget) == "use a smaller model, or a GPU with more memory"

@@ -21,6 +21,7 @@ from snugvl.checkpoint.assemble import (
 )
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.families.network import Network
+from snugvl.checkpoint.gguf_editions import q4_k_m
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.section import read_json
@@ -75,6 +76,7 @@ class Entry:
         scores: published for pictures.
         quality_rank: 1 is the best of the catalogue among those that see; None: not ranked against them.
         small_files_bytes: tokenizer, templates and configuration, about.
+        gguf: a GGUF of it that its maker or llama.cpp's publishes, with its mmproj; or "".
     """
 
     name: str
@@ -87,6 +89,7 @@ class Entry:
     gated: bool = False
     scores: tuple[Score, ...] = ()
     quality_rank: int | None = None
+    gguf: str = ""
 
     @property
     def quality_source(self) -> str:
@@ -158,11 +161,18 @@ def find(model: str) -> tuple[Entry, Form] | None:
     return None
 
 
+def published_as(gguf: str) -> Entry | None:
+    """The entry of which a GGUF is known by this name."""
+    return next((entry for entry in entries() if entry.gguf and entry.gguf.lower() == gguf.lower()), None)
+
+
 def catalogue_facts(model: str) -> ModelFacts | None:
     """Facts of a model of the catalogue, or None. But for pocket's, no header is read: they are computed."""
     found = find(model)
     if found is None:
-        return None
+        if (entry := published_as(model)) is None or (facts := catalogue_facts(entry.name)) is None:
+            return None
+        return q4_k_m(facts, entry.gguf)
     entry, form = found
     if entry.name == POCKET:  # its headers are here to be read
         return assemble(POCKET, folder_material(locate(POCKET)))

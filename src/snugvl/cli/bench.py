@@ -17,6 +17,7 @@ import typer
 from snugvl.cli import options
 from snugvl.cli.stderr import printable, say
 from snugvl.cli.stdout import write
+from snugvl.core.options import LoadOptions, flag
 from snugvl.errors import EngineError
 
 if TYPE_CHECKING:
@@ -99,9 +100,13 @@ Plot = Annotated[
     typer.Option("--plot", metavar="FILE.svg", help="Draw the results over the number of clients, as SVG."),
 ]
 
+FORMATS = ("device", "dtype", "weights", "kv_cache", "memory", "context", "max_pixels")
 
+
+@options.grouped({name: options.LOAD[name] for name in FORMATS})
 def bench(
     model: Model = None,
+    *,
     serve_options: ServeOptions = None,
     server: Server = None,
     api_key: options.ApiKey = None,
@@ -115,13 +120,7 @@ def bench(
     warmup: Warmup = 1,
     seed: Seed = None,
     timeout: Timeout = 300.0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = "auto",
-    kv_cache: options.KVCache = "auto",
-    memory: options.Memory = None,
-    context: options.Context = None,
-    max_pixels: options.MaxPixels = None,
+    load: LoadOptions,
     json: Json = None,
     plot: Plot = None,
     compare: Compare = None,
@@ -138,16 +137,7 @@ def bench(
     from snugvl.bench.measure import Measurement, Settings
     from snugvl.bench.workload import Workload
 
-    said = {
-        "--device": None if device == "auto" else device,
-        "--dtype": None if dtype == "auto" else dtype,
-        "--weights": None if weights == "auto" else weights,
-        "--kv-cache": None if kv_cache == "auto" else kv_cache,
-        "--memory": memory,
-        "--context": context,
-        "--max-pixels": max_pixels,
-    }
-    chosen = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+    chosen = [word for name, value in load.said().items() for word in (flag(name, value), str(value))]
     start = [*chosen, *(serve_options or ())]
     if server is not None and start:
         raise typer.BadParameter(

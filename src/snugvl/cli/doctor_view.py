@@ -85,7 +85,7 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
         why = "nothing is known of other programs' memory" if described else "no step would free much memory"
         yield [("Nothing to free", "bold"), (f": {why}.", "")]
         return
-    yield [("What to do", "bold"), (", most first; each gains up to", "")]
+    yield [("What to do", "bold"), (": on the left what each step frees at most", "")]
     for step in advice.steps:
         place = f"cuda:{step.gpu}  " if step.gpu is not None and len(machine.gpus) > 1 else ""
         kind = {"gpu": "", "ram": "RAM: ", "disk": "disk: "}[step.resource]

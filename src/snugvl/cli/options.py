@@ -29,6 +29,7 @@ from snugvl.core.options import (
     flag,
 )
 from snugvl.core.sampling import SamplingParams
+from snugvl.errors import InputError, RequestError
 
 DEFAULT_MODEL = "pocket"
 
@@ -86,13 +87,9 @@ ApiKey = Annotated[
     typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[
-    DtypeName,
-    typer.Option("--dtype", help="Number format of weights and cache."),
-]
+Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Number format of weights and cache.")]
 Weights = Annotated[
-    WeightsName,
-    typer.Option("--weights", help="Format of the weights in memory; auto: the best that fits."),
+    WeightsName, typer.Option("--weights", help="Format of the weights in memory; auto: the best that fits.")
 ]
 KVCache = Annotated[
     KVCacheName,
@@ -385,9 +382,12 @@ def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..
         def run(**values: Any) -> Any:
             context = values.pop(CONTEXT) if its_context == CONTEXT else values[its_context]
             _without_file(values, context)
-            for name, kind in members.items():
-                options, make = groups[kind]
-                values[name] = make({option: values.pop(option) for option in options})
+            try:
+                for name, kind in members.items():
+                    options, make = groups[kind]
+                    values[name] = make({option: values.pop(option) for option in options})
+            except (RequestError, InputError) as error:  # of a value alone, whatever the machine
+                raise typer.BadParameter(str(error)) from None
             return command(**values)
 
         if its_context == CONTEXT:

@@ -101,8 +101,7 @@ def plan(
 ) -> None:
     """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
     from snugvl.core.sizes import parse_size
-    from snugvl.planner.recommend import with_instead
-    from snugvl.planner.solve import solve
+    from snugvl.planner.recommend import planned
 
     wished = (0 if language_only else 1) if images is None else images
     wishes = _wishes(
@@ -114,7 +113,7 @@ def plan(
     )  # fmt: skip
     candidates = _candidates(model, offline, wishes.images > 0)
     found = machine_from(machine)
-    result = with_instead(solve(candidates, found, wishes), found)
+    result = planned(candidates, found, wishes)
     _put(result, found, json=json, svg=svg, verbose=verbose)
     if save is not None:
         _save(result, found, save)

@@ -158,11 +158,11 @@ def _plan_lines(job: Job | CopyJob) -> list[str]:
 def _lines(out: Path, made: Made) -> list[str]:
     wide = f"; {made.wide} stay as they are, as their sides don't divide" if made.wide else ""
     counts = Counter(made.widths.values())
-    found = ", ".join(f"{counts[bits]} have {bits} bits" for bits in sorted(counts))
+    found = ", ".join(f"{counts[bits]} in {bits} bits" for bits in sorted(counts))
     return [
         f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
         f"{made.stored_bits:.2f} in its files",
-        f"of {made.matrices} matrices {found}{wide}",
+        f"{made.matrices} matrices: {found}{wide}",
         f"to check it later: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
     ]
 

@@ -302,7 +302,7 @@ class Capabilities:
         engine: which backend runs it ("native", "transformers", "vllm", "llamacpp").
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
         dtype: activations and cache, such as "bfloat16".
-        weights: as they are in memory, such as "int4, int8 head".
+        weights: as they are in memory, such as "int4 (embedding and lm_head in int8)".
         most_characters: of a prompt of the whole context, white space included; 0: the engine doesn't tell.
         kv_cache: format of keys and values, such as "fp8"; empty where the engine doesn't tell.
         architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.

@@ -4,9 +4,10 @@ the engine's process.
 Its names, types and defaults stand here alone; what they come to is the plan's business (`planner/`).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 from snugvl.core.config import SpeculationName as SpeculationName
 from snugvl.core.sizes import parse_size
@@ -20,6 +21,8 @@ EmbeddingName = Literal["auto", "gpu", "cpu"]
 BackendName = Literal["auto", "native", "transformers", "vllm", "llamacpp"]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
 ThinkingName = Literal["auto", "on", "off"]
+
+DEVICE: Final = re.compile(r"auto|cpu|cuda(?::(?P<index>\d{1,4}))?", re.ASCII)
 
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
@@ -84,6 +87,10 @@ class LoadOptions:
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
+        if DEVICE.fullmatch(str(self.device)) is None:
+            raise RequestError(
+                f"device {self.device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device"
+            )
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise RequestError(f"memory must be more than 0 bytes, not {self.memory_bytes:,}", field="memory")
 

@@ -3,6 +3,7 @@
 It never raises on what a log holds.
 """
 
+import re
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +17,7 @@ from snugvl.diagnose.scan import ByteSource, LoggedRun, blocks, scan
 from snugvl.errors import InputError
 
 WHOLE_CONTEXT: Final = "KV cache that the whole context needs"
+GRAPHS_INSIDE_SINCE: Final = 21  # minor version of vLLM
 ROUNDING: Final = 32 * MIB  # vLLM prints two decimals of a GiB; a few of them rounded
 _RULES: Final[tuple[Callable[[RunFacts], list[Cause]], ...]] = (
     memory.over_free,
@@ -120,6 +122,7 @@ def _parts(*named: tuple[str, Value | None]) -> tuple[MemoryPart, ...]:
 
 
 def _vllm(facts: RunFacts) -> RunBudget:
+    run = facts.run
     frame = _parts(
         ("total", facts.total),
         ("free before the start", facts.free),
@@ -139,7 +142,7 @@ def _vllm(facts: RunFacts) -> RunBudget:
         rest = facts.ceiling.nbytes - spent
         note = "" if abs(rest) <= ROUNDING else "The parts do not add up to the ceiling; lines are missing."
         if facts.graphs and facts.graphs.nbytes > 0:
-            note += " CUDA graphs come on top of the ceiling, or are estimated inside it since vLLM 0.21."
+            note += f" {_where_graphs_are(run)}"
         if facts.ceiling.origin == "inferred":
             note += " The log does not name the utilisation; the version's default is assumed."
         uses += _parts(("CUDA graphs", facts.graphs))
@@ -154,6 +157,15 @@ def _vllm(facts: RunFacts) -> RunBudget:
         return RunBudget(needed_bytes=None)
     note = f"The log does not say: {', '.join(missing)}."
     return RunBudget(frame, uses, None, needed, note, WHOLE_CONTEXT)
+
+
+def _where_graphs_are(run: LoggedRun) -> str:
+    minor = re.match(r"0\.(\d{1,4})", run.version or "")
+    if minor is None:
+        return "CUDA graphs come on top of the ceiling; since vLLM 0.21 they are estimated inside it."
+    if int(minor[1]) < GRAPHS_INSIDE_SINCE:
+        return "CUDA graphs come on top of the ceiling."
+    return "CUDA graphs are part of what was set aside in the profiling run, which estimates them beforehand."
 
 
 def _torch(facts: RunFacts) -> RunBudget:
@@ -173,16 +185,21 @@ def _torch(facts: RunFacts) -> RunBudget:
         others = None
         if facts.total and free and mine:
             others = Value(max(facts.total.nbytes - free.nbytes - mine.nbytes, 0), "computed")
+        both = None
+        if facts.total and free and allocated and unallocated and not mine:
+            left = facts.total.nbytes - free.nbytes - allocated.nbytes - unallocated.nbytes
+            both = Value(left, "computed") if left > 0 else None
         uses = _parts(
             ("tensors of this process", allocated),
             ("reserved by PyTorch but unused", unallocated),
             ("CUDA context and libraries", outside),
             ("other processes", others),
+            ("context, libraries and other processes", both),
         )
         rest = None
         if facts.total and outside and others:
             rest = facts.total.nbytes - sum(part.nbytes for part in uses)
-        note = "" if rest is not None else "The message does not say what this process holds in all."
+        note = "" if rest is not None else "The message does not tell this process from others."
         frame = _parts(("total", facts.total), ("free at the failure", free))
         return RunBudget(frame, uses, rest, wanted.nbytes if wanted else None, note)
     if hit := run.last("oom_old"):

@@ -254,7 +254,13 @@ def _by_numbers(facts: RunFacts) -> str:
     if free and free.nbytes > wanted.nbytes * 3 // 2:
         return f"{gib(wanted.nbytes)} were refused although {gib(free.nbytes)} are called free: not in one piece, or not for this process."
     if (ours := _own_tensors(facts)) >= total.nbytes * 3 // 4:
-        return f"This process's own tensors take {gib(ours)} of {gib(total.nbytes)}."
+        enough = free is not None and free.nbytes >= wanted.nbytes
+        why = (
+            " What is called free was as much as was asked for, but not to be had in one piece."
+            if enough
+            else ""
+        )
+        return f"This process's own tensors take {gib(ours)} of {gib(total.nbytes)}.{why}"
     return f"{gib(wanted.nbytes)} were asked for on a GPU of {gib(total.nbytes)}; the message does not say what is in its way."
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from snugvl.core.sizes import GIB
 
+SHOWN_BYTES: Final = GIB // 200  # of two decimals
 NAME_WIDTH: Final = 46  # characters of a row of the budget
 
 Kind = Literal[
@@ -193,8 +194,9 @@ def _budget(budget: RunBudget) -> str:
         lines.append(_row(part.name, part.nbytes, where))
     if budget.needed_bytes is not None:
         lines.append(_row(budget.needed_name, budget.needed_bytes, ""))
-    if budget.remainder_bytes is not None:
-        lines.append(_row("remains", budget.remainder_bytes, "computed"))
+    rest = budget.remainder_bytes
+    if rest is not None and abs(rest) >= SHOWN_BYTES:
+        lines.append(_row("not accounted for" if rest > 0 else "more than there was", abs(rest), "computed"))
     if budget.note:
         lines.append(f"  {budget.note}")
     return "\n".join(lines)
@@ -208,7 +210,9 @@ def _row(name: str, nbytes: int, where: str) -> str:
 def _command(diagnosis: Diagnosis) -> str:
     if not diagnosis.changes:
         return ""
-    lines = ["Changed command", f"  {diagnosis.command}"] if diagnosis.command else ["Flags to change"]
+    variables = not any(change.flag.startswith("-") for change in diagnosis.changes)
+    title = "Environment variables to set" if variables else "Flags to change"
+    lines = ["Changed command", f"  {diagnosis.command}"] if diagnosis.command else [title]
     lines += [f"  {_change(change)}" for change in diagnosis.changes]
     return "\n".join(lines)
 
@@ -216,6 +220,6 @@ def _command(diagnosis: Diagnosis) -> str:
 def _change(change: Change) -> str:
     joint = " " if change.flag.startswith("-") else "="
     if change.new is None:
-        return f"remove {change.flag}: {change.why}"
+        return f"remove {change.flag} ({change.why})"
     text = f"{change.flag}{joint}{change.new}" if change.new else change.flag
-    return f"{text}: {change.why}" + (f" (was {change.old})" if change.old else "")
+    return f"{text} ({change.why}{f'; was {change.old}' if change.old else ''})"

@@ -74,7 +74,7 @@ def _check(field: str, values: Sequence[str], known: Sequence[str]) -> None:
 
 
 def name_of(variant: Variant, settings: Settings, reference: str, *, sized: bool) -> str:
-    """How results call a variant: "int4, int8 head, fp8 KV cache, 1,000,000 pixels".
+    """How results call a variant: "int4 (vision tower in int8), fp8 KV cache, 1,000,000 pixels".
 
     Args:
         settings: what its plan came to.

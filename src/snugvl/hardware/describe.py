@@ -117,9 +117,10 @@ def _gpus(
     total = vram_bytes or (model.total_bytes if model else 0)
     if held_bytes is None:
         held_bytes = min(ASSUMED_DESKTOP_BYTES, total // 2) if machine.spills else 0
+        assumed = f"hold {format_size(held_bytes)}" if held_bytes else "hold nothing"
         notes.append(
-            f"What programs hold wasn't described; {format_size(held_bytes)} is assumed (see --held)"
-            f"{', beside what the driver keeps' if machine.os == 'linux' else ''}."
+            f"It is assumed that the desktop and other programs {assumed} of the GPU's memory; --held SIZE "
+            "says how much it really is."
         )
     reserved = gpus.reserved_bytes(total) if machine.os == "linux" else 0
     if held_bytes > total - reserved:

@@ -22,7 +22,10 @@ from snugvl.planner.footprint.total import Device
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory of one device: total = held by others + margin + usable. `gpu` is None for main memory."""
+    """Memory of one device: total = held by others + margin + usable. `gpu` is None for main memory.
+
+    `forbidden_bytes`: the part of the margin that is left alone only because a limit was given.
+    """
 
     name: str
     total_bytes: int
@@ -30,6 +33,8 @@ class Budget:
     margin_bytes: int
     device: Device
     gpu: Gpu | None = None
+    forbidden_bytes: int = 0
+    system: OperatingSystem = "linux"
 
     @property
     def usable_bytes(self) -> int:
@@ -104,6 +109,8 @@ def gpu_budget(
             unified=gpu.unified,
         ),
         gpu,
+        _limited(margin, gpu.free_bytes, limit_bytes) - margin,
+        system,
     )
 
 
@@ -120,6 +127,8 @@ def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
         machine.ram_total_bytes - free,
         _limited(host_margin_bytes(free), free, limit_bytes),
         Device(0, cpu=True, free_bytes=free if limit_bytes is None else min(free, limit_bytes)),
+        forbidden_bytes=_limited(host_margin_bytes(free), free, limit_bytes) - host_margin_bytes(free),
+        system=machine.os,
     )
 
 

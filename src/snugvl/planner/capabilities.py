@@ -25,6 +25,7 @@ from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_b
 from snugvl.planner.generations import PLANES, not_here, older, too_old
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import (
+    ENGINE_NAMES,
     ENGINES,
     FEW_BITS,
     Engine,
@@ -130,14 +131,13 @@ class Option:
         """Short name in a report."""
         parts = self.parts
         said = {
-            "int8 head": parts.head == "int8",
-            "int8 tower": parts.vision_weights == "int8",
-            "streamed tower": parts.vision == "streamed",
+            "vision tower streamed": parts.vision == "streamed",
             "embedding in main memory": parts.embedding == "cpu",
         }
-        low = ", ".join(what for what, so in said.items() if so)
-        weights = self.model.facts.gguf.file_type if self.model.facts.gguf else self.weights
-        return f"{self.model.name} as {weights}{f' ({low})' if low else ''} with {self.engine}"
+        beside = "".join(f", {what}" for what, so in said.items() if so)
+        settings = Settings(self.engine, self.weights, head=parts.head, vision_weights=parts.vision_weights)
+        weights = self.model.facts.gguf.file_type if self.model.facts.gguf else settings.weights_name
+        return f"{self.model.name} in {weights}{beside}, with {ENGINE_NAMES[self.engine]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ No larger language model than these two could be had where it was measured; docs
 `training/format_cost.py` and `training/pocket/format_error.py`.
 """
 
+import shlex
 from typing import Final
 
 from snugvl.planner.capabilities import Option
@@ -73,10 +74,10 @@ def told(option: Option, settings: Settings) -> list[str]:
         )
         if option.weights in QUANTIZED:
             bits = QUANTIZED[option.weights][0]
+            copy = f"snugvl quantize {shlex.quote(option.model.name)} OUT --with photos/ --bits {bits:g}"
             said.append(
-                f"snugvl quantize {option.model.name} OUT --with photos/ --bits {bits:g} writes a copy "
-                f"that differs less, "
-                "rounded for your own pictures, and starts sooner (docs/quantize.md)."
+                "A copy that differs less, as it is rounded for your own pictures, and that starts sooner: "
+                f"{copy} (docs/quantize.md)."
             )
     if settings.kv_name == "fp8":
         said.append(

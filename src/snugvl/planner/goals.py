@@ -10,7 +10,8 @@ least the one before in all of them.
 
 The solver takes the highest step that fits. As a chain is ordered, more memory never gives smaller images, a
 shorter context or fewer tokens in flight in the same format on the same engine; and up to comfort no finer
-format either.
+format either. On a processor pictures end at full HD, which takes half a minute to read, where nobody asks
+for more.
 """
 
 from dataclasses import dataclass, replace
@@ -60,6 +61,7 @@ COMFORT: Final[dict[PurposeName, Step]] = {
     "chat": (2048, 8192, 8192, 4), "documents": (8192, 16384, 16384, 1), "detect": (2048, 4096, 4096, 4),
     "batch": (1024, 2048, 16384, 16),
 }  # fmt: skip
+HOST_TOKENS: Final = 2048  # of a picture on a processor, unasked: a larger one takes minutes
 HOST_CONVERSATIONS: Final = 4  # of a pool in main memory: a CPU is short of time, not of room
 
 
@@ -116,7 +118,7 @@ def _goal(
     tokens, context, pool, sequences = step
     if cpu:
         most = COMFORT[wishes.good_for]
-        tokens, context = min(tokens, most[0]), min(context, most[1])
+        tokens, context = min(tokens, most[0], HOST_TOKENS), min(context, most[1])
         pool = min(pool, HOST_CONVERSATIONS * min(wishes.context or context, limit))
     if wishes.min_image_tokens == ANY_TOKENS and wishes.context is not None:
         tokens = min(tokens, max(wishes.context // 2 // max(wishes.images, 1), 1))
@@ -150,9 +152,13 @@ def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | No
 
 
 def comfort(goal: Goal, purpose: PurposeName, *, fixed_tokens: bool) -> Step:
-    """How far towards comfort a goal is; more than comfort counts no more than comfort."""
+    """How far towards comfort a goal is; more than comfort counts no more than comfort.
+
+    `fixed_tokens`: of every picture of a model; they are taken as they are, but for documents, whose print
+    needs many.
+    """
     most = COMFORT[purpose]
     step = goal.counted or goal.step
-    reached = (most[0], *step[1:]) if fixed_tokens else step
+    reached = (most[0], *step[1:]) if fixed_tokens and purpose != "documents" else step
     tokens, context, pool, sequences = (min(pair) for pair in zip(reached, most, strict=True))
     return tokens, context, pool, sequences

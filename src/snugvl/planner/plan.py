@@ -1,6 +1,6 @@
 """The result of the solver."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
@@ -117,6 +117,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Cure:
+    """What runs once one wish is left out.
+
+    Attributes:
+        without: the option that is left out, as it was typed.
+        wishes: those that are left.
+    """
+
+    without: str
+    choice: Choice
+    wishes: Wishes
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do.
 
@@ -129,6 +143,10 @@ class Plan:
         verdicts: the engines that weren't chosen for the chosen model, and why not.
         instead: where layers stay in main memory, what runs whole on this machine.
         changed: why it isn't the plan that was saved.
+        slower: better models that fit and that nobody is led to, as they answer too slowly.
+        beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, what runs without llama.cpp.
+        named: where a GGUF of a model was chosen instead of it, the name that was given.
+        cure: where wishes keep everything from running, the one without which it does.
         streamed: finer weights, larger images or a longer context, with the vision tower streamed.
     """
 
@@ -143,3 +161,12 @@ class Plan:
     instead: Choice | None = None
     streamed: Choice | None = None
     changed: str = ""
+    slower: tuple[Choice, ...] = ()
+    beside: Choice | None = None
+    named: str = ""
+    cure: Cure | None = None
+
+    @property
+    def others(self) -> Wishes:
+        """The wishes for a model instead of the one that was named: engine and format were meant for that."""
+        return replace(self.wishes, backend="auto", quality="any", weights=None)

@@ -1,16 +1,27 @@
 """Which models a plan without a model chooses from: those of the catalogue that have a place in its order."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Final
 
-from snugvl.checkpoint.catalogue import catalogue_facts, entries, find
+from snugvl.checkpoint.catalogue import Entry, catalogue_facts, entries, find
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
+from snugvl.checkpoint.gguf_editions import FILE_TYPE, q4_k_m
+from snugvl.core.options import flag
+from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
-from snugvl.planner.plan import Plan
+from snugvl.planner.budget import budgets
+from snugvl.planner.commands import load_options
+from snugvl.planner.generations import not_here
+from snugvl.planner.plan import Cure, Plan
+from snugvl.planner.settings import ENGINES
 from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.wishes import Wishes, wishes_of
 
+KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
+FLAGS: Final = {"memory_bytes": "memory"}
 GROUP: Final = 128  # inputs that share a scale in nearly all ready-made 4-bit editions
 
 
@@ -31,12 +42,78 @@ def _facts(repo: str) -> ModelFacts:
     return facts
 
 
+def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
+    """What `snugvl plan` says: the solver's plan with what else would do.
+
+    On a GPU that llama.cpp alone uses it is the plan of a GGUF, where one fits: of the model that was named,
+    or the best of those that are known.
+    """
+    plan = with_instead(_as_served(solve(candidates, machine, wishes), candidates, machine), machine)
+    named = candidates[0].facts if len(candidates) == 1 else None
+    if plan.choice is None and plan.closest is None:
+        plan = replace(plan, cure=_cure(candidates, machine, wishes))
+    if wishes.backend not in ("auto", "llamacpp") or (named and named.gguf) or not _llamacpps_alone(machine):
+        return plan
+    known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
+    editions = [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
+    if not editions and named is not None and named.quantization is None:
+        editions = [Candidate(q4_k_m(named, f"a GGUF of {named.name} in {FILE_TYPE}"))]
+    other = solve(editions, machine, wishes)
+    choice = other.choice
+    if choice is None or (plan.choice is not None and (choice.option.offload or choice.budget.gpu is None)):
+        return plan
+    if not known:
+        return replace(plan, instead=choice)
+    return replace(other, beside=plan.choice, named=named.name if named else "")
+
+
+def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) -> Plan:
+    """The plan as the printed command makes it.
+
+    A floor of image tokens is for `plan` alone: what comes of it, the command says as pixels and a context,
+    and the rest follows from these.
+    """
+    choice = plan.choice
+    if choice is None or plan.wishes.min_image_tokens is None:
+        return plan
+    chosen = [each for each in candidates if each.facts.name == choice.option.model.name]
+    sees = choice.option.model.facts.vision is not None
+    served = solve(chosen, machine, wishes_of(load_options(choice, plan.wishes), sees=sees))
+    return plan if served.choice is None else replace(plan, choice=served.choice, budget=served.budget)
+
+
+def _cure(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Cure | None:
+    """The first wish without which something runs."""
+    for field in fields(Wishes):
+        value = getattr(wishes, field.name)
+        if value == field.default or field.name in KEPT:
+            continue
+        fewer = replace(wishes, **{field.name: field.default})
+        choice = solve(candidates, machine, fewer).choice
+        if choice is not None and not choice.option.offload:
+            typed = exact_size(value) if field.name == "memory_bytes" else value
+            name = flag(FLAGS.get(field.name, field.name), value)
+            return Cure(name if value is True else f"{name} {typed}", choice, fewer)
+    return None
+
+
+def _entry(name: str) -> Entry | None:
+    found = find(name)
+    return found[0] if found else None
+
+
+def _llamacpps_alone(machine: Machine) -> bool:
+    """Whether no other engine uses this machine's GPUs, or runs here at all."""
+    there = replace(machine, gpus=machine.gpus or machine.others)
+    device = budgets(there)[0].device
+    return all(not_here(engine, device, machine.os) for engine in ENGINES if engine != "llamacpp")
+
+
 def with_instead(plan: Plan, machine: Machine) -> Plan:
     """The plan with what else would do: where layers stay in main memory, the best of the catalogue that fits
     whole; where a named model doesn't fit at all, another edition of it that does."""
-    wishes = replace(plan.wishes, backend="auto", quality="any", weights=None)
     if plan.choice is not None and plan.choice.option.offload:
-        found = solve(catalogue_candidates(sees=wishes.images > 0), machine, wishes)
+        found = solve(catalogue_candidates(sees=plan.wishes.images > 0), machine, plan.others)
         return replace(plan, instead=found.choice)
     if plan.choice is not None or plan.closest is None:
         return plan

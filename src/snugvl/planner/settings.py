@@ -15,6 +15,9 @@ VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm", "llamacpp")
+ENGINE_NAMES: Final[dict[Engine, str]] = {
+    "native": "snugvl's own engine", "transformers": "transformers", "vllm": "vLLM", "llamacpp": "llama.cpp"
+}  # fmt: skip
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
 DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs
@@ -114,9 +117,12 @@ class Settings:
 
     @property
     def weights_name(self) -> str:
-        """Formats of the weights in words: "int4, int8 head, int8 tower"."""
-        parts = ((self.head, "head"), (self.vision_weights, "tower"))
-        return ", ".join([self.weights, *(f"{kind} {part}" for kind, part in parts if kind != "bf16")])
+        """Formats of the weights in words: "int4 (embedding, lm_head and vision tower in int8)"."""
+        tower = self.vision_weights != "bf16"
+        if self.head == "bf16":
+            return f"{self.weights} (vision tower in int8)" if tower else self.weights
+        parts = "embedding, lm_head and vision tower" if tower else "embedding and lm_head"
+        return f"{self.weights} ({parts} {'too' if self.head == self.weights else f'in {self.head}'})"
 
     @property
     def gpus(self) -> int:

@@ -4,7 +4,7 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
     > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
-    > with several GPUs, weights as they are stored > engine (native first)
+    > with several GPUs, weights as they are stored, then images and context > engine (native first)
     > images > context > KV pool > sequences beyond comfort
     > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
     > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool
@@ -29,8 +29,8 @@ from snugvl.planner.capabilities import Option, Refusal, offloading, options
 from snugvl.planner.checkpoints import CHECKPOINTS
 from snugvl.planner.costs import cost
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
-from snugvl.planner.footprint.images import largest_image
-from snugvl.planner.goals import COMFORT
+from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Engine, Settings
@@ -44,10 +44,11 @@ from snugvl.planner.shortfall import (
 )
 from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
-from snugvl.planner.wishes import FORMAT_QUALITY, Wishes
+from snugvl.planner.wishes import FORMAT_QUALITY, LEAST_ROOM_TOKENS, Wishes
 
 ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 3, "vllm": 2, "llamacpp": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
+MOST_SLOWER: Final = 2
 RIVAL: Final = slice(4, 9)  # what a score says of cache, images, context and pool up to comfort, formats
 # Nobody is led to a model that can't be quicker than this, even in theory.
 LEAST_RATE: Final = 5.0  # tokens a second
@@ -101,6 +102,7 @@ def solve(
     fitters: list[tuple[Fitter, int]] = []
     refusals: list[tuple[str, Refusal]] = []
     choices: list[Choice] = []
+    slow: list[Choice] = []
     for candidate in sorted(candidates, key=lambda each: -each.quality):
         if led and _enough(choices, candidate.quality):
             break
@@ -108,14 +110,21 @@ def solve(
         # Slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
         tried = [(fitter, candidate.quality) for fitter in possible if not led or _leads(fitter)]
         fitters += tried
-        refusals += [(candidate.facts.name, refusal) for refusal in refused]
-        made = (
+        if not led or not tried:  # of one that is too large, its size is what keeps it from running
+            refusals += [(candidate.facts.name, refusal) for refusal in refused]
+        made = [
             _choice(fitter, fitted, quality, led=led)
             for fitter, quality in tried
             if (fitted := fitter.best) is not None
-        )
-        choices += [choice for choice in made if not led or _bearable(choice)]
+        ]
+        # By what would run of it: who then names the model gets the same plan.
+        best = max(made, key=lambda choice: choice.score, default=None)
+        if led and best is not None and not _bearable(best, wishes):
+            slow.append(best)
+        else:
+            choices += made
     plan = _decide(fitters, choices, refusals, wishes, found)
+    plan = replace(plan, slower=_slower(slow, plan.choice))
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
     return plan
@@ -133,8 +142,8 @@ def _costs_nothing(guessing: Plan, plain: Plan) -> bool:
 
 
 def _reads_gguf(candidates: Sequence[Candidate]) -> bool:
-    """Whether somebody has named a GGUF."""
-    return len(candidates) == 1 and candidates[0].facts.gguf is not None
+    """Whether only GGUFs are meant."""
+    return all(candidate.facts.gguf is not None for candidate in candidates)
 
 
 def _leads(fitter: Fitter) -> bool:
@@ -269,9 +278,29 @@ def _enough(choices: list[Choice], quality: int) -> bool:
     return len(better) > RUNNERS_UP and any(choice.score[1] for choice in choices)
 
 
-def _bearable(choice: Choice) -> bool:
-    rate, first_s = choice.speed.decode_tokens_per_s, choice.speed.first_token_s
+def _bearable(choice: Choice, wishes: Wishes) -> bool:
+    """Whether somebody may be led to it, judged in comfort: more memory gives larger pictures and longer
+    contexts, and is no reason to give a model up."""
+    model, settings = choice.option.model, choice.settings
+    tokens, context, *_ = COMFORT[wishes.good_for]
+    if choice.budget.device.cpu:
+        tokens = min(tokens, HOST_TOKENS)
+    if settings.images and scales(model) and wishes.max_pixels is None:
+        pixels = pixels_for(model, max(tokens, wishes.least_image_tokens))
+        settings = replace(settings, max_pixels=pixels)
+    needed = settings.images * largest_image(model, settings.max_pixels).tokens + LEAST_ROOM_TOKENS
+    settings = replace(settings, context=max(wishes.context or context, needed))
+    speed = roofline(model, settings, choice.budget)
+    rate, first_s = speed.decode_tokens_per_s, speed.first_token_s
     return (rate is None or rate >= LEAST_RATE) and (first_s is None or first_s <= MOST_WAITING_S)
+
+
+def _slower(slow: list[Choice], best: Choice | None) -> tuple[Choice, ...]:
+    """The quickest of those that are better and too slow, one of a model."""
+    better = [each for each in slow if best is not None and each.quality > best.quality]
+    better.sort(key=lambda each: -(each.speed.decode_tokens_per_s or 0))
+    found = {each.quality: each for each in reversed(better)}
+    return tuple(each for each in better if found[each.quality] is each)[:MOST_SLOWER]
 
 
 def _streamed(choices: list[Choice]) -> Choice | None:
@@ -296,6 +325,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
         *comfort,
         -fitter.tier(fitted),
         0 if option.made and len(fitter.budgets) > 1 else 1,
+        *(fitter.goal(fitted).step[:2] if len(fitter.budgets) > 1 else ()),
         ENGINE_ORDER[option.engine],
         *fitter.goal(fitted).step,
         -option.model.facts.download_bytes,

@@ -72,7 +72,7 @@ def speed_text(speed: Speed) -> str | None:
         return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{_wait(speed)} (predicted{assumed})"
     if speed.crossing_bytes:
         crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
-        first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
+        first = "" if speed.first_token_s is None else f"; first token after {seconds(speed.first_token_s)}"
         return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
     many = speed.decode_tokens_per_s > MANY_TOKENS
     bound = f"memory allows over {MANY_TOKENS:,}" if many else f"at most {speed.decode_tokens_per_s:,.0f}"
@@ -85,8 +85,15 @@ def _wait(speed: Speed) -> str:
     """The wait for the first token, where a person might feel it."""
     least_s = speed.first_token_s
     return (
-        "" if least_s is None or least_s < SHORT_WAIT_S else f", first token after at least {least_s:.2f} s"
+        ""
+        if least_s is None or least_s < SHORT_WAIT_S
+        else f", first token after at least {seconds(least_s)}"
     )
+
+
+def seconds(duration_s: float) -> str:
+    """A wait as well as it is known: two digits of it."""
+    return f"{duration_s:.0f} s" if duration_s >= 10 else f"{duration_s:.1f} s"
 
 
 def copy_rate(gpu: Gpu) -> float:

@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.report.sections import Kind, Report, Row
+from snugvl.planner.report.sections import LOWER, Kind, Report, Row
 
 BAR_WIDTH = 64
 MARKS = {
     "held": "#", "context": "c", "weights": "W", "kv": "K", "work": "v", "other": "o", "spare": ".",
-    "margin": "-",
+    "limit": "x", "margin": "-",
 }  # fmt: skip
 
 
@@ -33,10 +33,10 @@ def plain(report: Report, *, verbose: bool = True) -> str:
 def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[str, ...]]]:
     """Titles and lines of the parts below the table, those that have something to say."""
     parts = [
-        ("Next", report.commands),
+        ("Next", next_lines(report)),
         ("Without snugvl", (report.plain_command,) if report.plain_command and verbose else ()),
         ("Engine", report.engines if verbose else ()),
-        ("Also fits", report.also if verbose else ()),
+        ("Also fits", report.also if verbose else tuple(each for each in report.also if LOWER in each)[:1]),
         ("Why not more", report.why_not if verbose else report.why_not[:MOST_REASONS]),
         ("Notes", report.notes),
         ("Figures", report.figures if verbose else ()),
@@ -44,9 +44,19 @@ def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[s
     return [(title, entries) for title, entries in parts if entries]
 
 
+def next_lines(report: Report) -> tuple[str, ...]:
+    """Remarks, and commands alone on their lines below them: shells take no remark for one."""
+    lines: list[str] = []
+    for step in report.steps:
+        lines += [step.remark] if step.remark else []
+        lines += [f"  {command}" if step.remark else command for command in step.commands]
+    return tuple(lines)
+
+
 KINDS: dict[Kind, str] = {
-    "held": "held by others", "context": "CUDA context", "weights": "weights", "kv": "KV cache and encodings",
-    "work": "workspace", "other": "other", "spare": "spare", "margin": "margin",
+    "held": "held by others", "context": "CUDA context", "weights": "weights",
+    "kv": "KV cache, states and encodings", "work": "workspace", "other": "everything else", "spare": "spare",
+    "limit": "not used, by --memory", "margin": "margin",
 }  # fmt: skip
 
 
@@ -86,7 +96,14 @@ def memory(report: Report) -> list[str]:
 
 def bar(rows: tuple[Row, ...], width: int = BAR_WIDTH) -> str:
     """One character per share of the card; every part that is at least half a character shows."""
+    rows = by_kind(rows)
     return "".join(MARKS[row.kind] * cells for row, cells in zip(rows, shares(rows, width), strict=True))
+
+
+def by_kind(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The rows with those of one kind together, as the legend has them."""
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    return tuple(sorted(rows, key=lambda row: kinds.index(row.kind)))
 
 
 def shares(rows: tuple[Row, ...], width: int) -> list[int]:

@@ -1,6 +1,5 @@
 """What a report says, as plain lines and rows; how it looks is up to the renderers."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -8,28 +7,24 @@ from typing import Final, Literal
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
-from snugvl.planner.commands import next_command, plain_command
-from snugvl.planner.footprint.images import scales
+from snugvl.planner.commands import plain_command
+from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
-from snugvl.planner.settings import Settings
-from snugvl.planner.shortfall import way_out
+from snugvl.planner.report.next_steps import Step, next_steps
+from snugvl.planner.report.why_not import why_not
+from snugvl.planner.settings import ENGINE_NAMES, Settings
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
+from snugvl.planner.wishes import Wishes
 
-Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
+Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "limit", "margin"]
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
 
-ENGINES = {
-    "native": "snugvl's own engine",
-    "transformers": "transformers",
-    "vllm": "vLLM",
-    "llamacpp": "llama.cpp",
-}
-ENGINE_NAMES = {
-    "native": "native: snugvl's own",
+ENGINE_FACTS = {
+    "native": "snugvl's own (native)",
     "transformers": "Hugging Face transformers",
     "vllm": "vLLM, a server of its own (installed separately)",
     "llamacpp": "llama.cpp, a server of its own",
@@ -38,6 +33,7 @@ ENGINE_NAMES = {
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
 QUICK_PIXELS: Final = 512 * 512
+LOWER: Final = "its published scores are lower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +58,18 @@ class Report:
     used_bytes: int
     usable_bytes: int
     rows: tuple[Row, ...]
-    commands: tuple[str, ...]
+    steps: tuple[Step, ...]
     also: tuple[str, ...]
     why_not: tuple[str, ...]
     notes: tuple[str, ...]
     engines: tuple[str, ...] = ()
     plain_command: str | None = None
     figures: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What to type, of all steps."""
+        return tuple(command for step in self.steps for command in step.commands)
 
     @property
     def memory(self) -> str:
@@ -92,32 +93,14 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pu
         used_bytes=shown.footprint.total_bytes if shown else 0,
         usable_bytes=plan.budget.usable_bytes,
         rows=tuple(memory_rows(shown, measured)) if shown else (),
-        commands=tuple(_commands(plan, machine, pull=pull)),
-        also=tuple(_also(choice) for choice in plan.runners_up),
-        why_not=tuple(_why_not(plan)),
+        steps=tuple(next_steps(plan, machine, pull=pull)),
+        also=tuple(_also(choice, plan) for choice in plan.runners_up),
+        why_not=tuple(why_not(plan)),
         notes=tuple(_notes(plan, machine)),
         plain_command=plain_command(plan.choice) if plan.choice else None,
         figures=tuple(costs.figures(plan.choice.option)) if plan.choice else (),
         engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
     )
-
-
-def _commands(plan: Plan, machine: Machine, *, pull: bool) -> list[str]:
-    """What to type next, one after the other."""
-    if plan.choice is None:
-        return []
-    facts = plan.choice.option.model.facts
-    if not pull:
-        return [next_command(plan.choice, plan.wishes)]
-    room = f"{format_size(machine.disk_free_bytes)} free on this disk"
-    if machine.source != "probed":
-        room = "that much disk is needed"
-    elif machine.disk_free_bytes < facts.download_bytes:
-        room = f"only {room}: make room, or set HF_HOME to another disk"
-    return [
-        f"snugvl pull {shlex.quote(facts.name)}  # {format_size(facts.download_bytes)} to download; {room}",
-        next_command(plan.choice, plan.wishes),
-    ]
 
 
 def headline(plan: Plan, machine: Machine) -> str:
@@ -129,23 +112,30 @@ def headline(plan: Plan, machine: Machine) -> str:
     where += f"{SYSTEMS[machine.os]})"
     if plan.choice is None:
         if plan.closest is None:
-            return f"nothing can run this on {where}"
+            if plan.instead is not None:
+                return f"{where} runs GGUF files alone, by llama.cpp"
+            if plan.cure is None:
+                return f"nothing can run this on {where}"
+            return f"{plan.cure.choice.option.model.name} doesn't run with {plan.cure.without} on {where}"
         short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
         return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
-    name, engine = plan.choice.option.model.name, ENGINES[plan.choice.option.engine]
-    only = ", only with layers in main memory" if plan.choice.option.offload else ""
+    name, engine = plan.choice.option.model.name, ENGINE_NAMES[plan.choice.option.engine]
+    rate = plan.choice.speed.decode_tokens_per_s
+    slow = f", at about {rate:,.1f} tokens/s" if rate is not None else ""
+    only = f", only with layers in main memory{slow}" if plan.choice.option.offload else ""
     return f"{name} fits {where}, with {engine}{only}"
 
 
 def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     """Label and value of each setting."""
     settings, model = choice.settings, choice.option.model
-    facts = [("engine", ENGINE_NAMES[settings.engine]), ("weights", _weights(choice))]
+    facts = [("engine", ENGINE_FACTS[settings.engine]), ("weights", _weights(choice))]
     parts = "prompt, images and answer" if settings.images else "prompt and answer"
     context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
     if settings.engine == "native" and settings.kv_tokens > settings.context:
-        at_once = f", shared by up to {settings.sequences} requests at once" if settings.sequences > 1 else ""
-        context += f"; the cache holds {settings.kv_tokens:,}{at_once}"
+        many = settings.sequences > 1
+        shared = f", which up to {settings.sequences} requests at once share" if many else ""
+        context += f"; the whole cache has {settings.kv_tokens:,} tokens{shared}"
     facts.append(("context", context))
     if settings.images and model.facts.vision is not None:
         size = f", up to {megapixels(settings.max_pixels)}" if scales(model) and settings.max_pixels else ""
@@ -215,14 +205,14 @@ def _crossing(choice: Choice) -> str:
 def _weights(choice: Choice) -> str:
     if (gguf := choice.option.model.facts.gguf) is not None:
         return gguf.file_type
-    stored, weights = choice.option.stored_quality, choice.settings.weights_name
-    if choice.settings.head != "bf16":
-        tower = ", and the vision tower," if choice.settings.vision_weights != "bf16" else ""
-        return (
-            f"{weights}: embedding and lm_head{tower} in {choice.settings.head}, so that what is below fits"
-        )
+    stored, settings = choice.option.stored_quality, choice.settings
+    weights = settings.weights_name
+    if settings.head != "bf16":
+        return f"{weights}, so that what is below fits"
     if stored != weights and stored == "fp8":
         return f"{weights}: this engine turns the FP8 file into {weights} while loading"
+    if choice.budget.device.cpu and settings.engine == "native" and weights in ("fp32", "bf16"):
+        return f"{weights} (on a processor bf16 and fp32 are equally quick: it computes in fp32)"
     return weights
 
 
@@ -245,7 +235,9 @@ def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
                 "vLLM makes it KV cache" if choice.option.engine == "vllm" else "",
             )
         )
-    rows.append(Row("margin", budget.margin_bytes, "margin", _margin_note(choice)))
+    if budget.forbidden_bytes:
+        rows.append(Row("not used, by --memory", budget.forbidden_bytes, "limit"))
+    rows.append(Row("margin", budget.margin_bytes - budget.forbidden_bytes, "margin", _margin_note(choice)))
     return rows
 
 
@@ -276,31 +268,19 @@ def _tenants(choice: Choice) -> str:
 
 def _margin_note(choice: Choice) -> str:
     budget = choice.budget
-    return f"{budget.margin_bytes * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
+    margin = budget.margin_bytes - budget.forbidden_bytes
+    return f"{margin * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
 
 
-def _also(choice: Choice) -> str:
+def _also(choice: Choice, plan: Plan) -> str:
     images = f", {choice.tokens:,}-token images" if choice.tokens and choice.settings.images else ""
     total = format_size(choice.footprint.total_bytes)
-    return f"{choice.option.title}: {choice.settings.context:,} tokens of context{images}, {total}"
-
-
-def _why_not(plan: Plan) -> list[str]:
-    found: dict[str, list[str]] = {}  # models of one shape are refused alike
-    for rejection in plan.rejections:
-        why = f"{rejection.blame} {format_size(rejection.blame_bytes)}"
-        line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
-        line = f"{line}; {rejection.remedy}" if rejection.remedy else line
-        found.setdefault(line.removeprefix(rejection.model), []).append(rejection.model)
-    lines = [f"{', '.join(filter(None, models))}{line}" for line, models in found.items()]
-    reasons: dict[str, list[str]] = {}
-    said = plan.choice.option.model.name if plan.choice else None  # of the chosen one it is in `engines`
-    for name, refusal in plan.refusals:
-        if name == said or (plan.choice is not None and refusal.engine == "llamacpp"):  # nobody named a GGUF
-            continue
-        reasons.setdefault(f"with {refusal.engine}: {refusal.reason}", []).append(name)
-    lines += [f"{', '.join(names)} {reason}" for reason, names in reasons.items()]
-    return lines
+    larger = plan.choice is not None and choice.option.model.parameters > plan.choice.option.model.parameters
+    lower = f"; {LOWER}" if larger and plan.choice and choice.quality < plan.choice.quality else ""
+    return (
+        f"{choice.option.title}: {choice.settings.context:,} tokens of context{images}, "
+        f"{total} of memory{lower}"
+    )
 
 
 def _notes(plan: Plan, machine: Machine) -> list[str]:
@@ -315,13 +295,11 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
         )
     if plan.choice is not None:
         notes += _choice_notes(plan, plan.choice)
-    if plan.choice is None and plan.closest is not None:
-        notes.append(f"Way out: {way_out(plan, plan.budget)}.")
     return notes
 
 
 def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
-    notes, settings, gguf = [], choice.settings, choice.option.model.facts.gguf
+    notes, settings, gguf = _llamacpp_notes(plan, choice), choice.settings, choice.option.model.facts.gguf
     if gguf is not None and gguf.unlike:
         notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
@@ -336,34 +314,53 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         )
     if choice.budget.device.pinned_bytes is not None and plan.wishes.embedding == "auto":
         notes += _could_leave(choice)
-    notes += _long_wait(choice)
+    notes += _long_wait(choice, plan.wishes)
+    if plan.wishes.concurrency > settings.concurrency:
+        notes.append(
+            f"transformers answers one request after the other: of {plan.wishes.concurrency} at the same "
+            f"time {plan.wishes.concurrency - 1} wait."
+        )
     if plan.streamed is not None:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
     notes += costs.told(choice.option, choice.settings)
-    if plan.instead is not None and plan.choice is not None:
-        other = plan.instead
-        speed = other.speed.decode_tokens_per_s
-        rate = f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
-        notes.append(f"{other.option.model.name} in {other.settings.weights_name} fits whole{rate}.")
     return notes
 
 
-def _long_wait(choice: Choice) -> list[str]:
+def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
+    """Of a GGUF that nobody named: what it is of, what it needs, and what runs without it."""
+    facts, gpu = choice.option.model.facts, choice.budget.gpu
+    if facts.gguf is None or facts.source != "catalogue":
+        return []
+    build = f", in a build for {choice.budget.device.api}" if gpu is not None else ""
+    notes = [
+        f"A GGUF runs on llama.cpp, whose llama-server has to be installed{build}.",
+        f"What it takes is computed from the model's shapes; snugvl plan {facts.name} reads its file.",
+    ]
+    if plan.named:
+        notes.insert(0, f"{facts.name} is {plan.named} with weights of four to six bits.")
+    if choice.budget.device.cpu or (gpu is not None and gpu.api == "cuda" and plan.beside is None):
+        where = "In WSL2" if choice.budget.system == "windows" else "On a newer GPU"
+        notes.append(f"{where} snugvl's other engines run, with every model and format.")
+    return notes
+
+
+def _long_wait(choice: Choice, wishes: Wishes) -> list[str]:
     """What makes the wait for the first token of a large picture shorter, on a processor."""
     settings, model, waits = choice.settings, choice.option.model, choice.speed.first_token_s
     if not choice.budget.device.cpu or not settings.images or not scales(model):
         return []
     pixels = settings.max_pixels or 0
-    if waits is None or waits <= LONG_WAIT_S or pixels <= QUICK_PIXELS:
+    fewer = max(QUICK_PIXELS, pixels_for(model, wishes.least_image_tokens))
+    if waits is None or waits <= LONG_WAIT_S or pixels <= fewer:
         return []
-    quick = roofline(model, replace(settings, max_pixels=QUICK_PIXELS), choice.budget).first_token_s
+    quick = roofline(model, replace(settings, max_pixels=fewer), choice.budget).first_token_s
     assert quick is not None
     return [
         f"On a processor the answer about a picture of {megapixels(pixels)} begins after {waits:.0f} s at "
         "the earliest. Smaller pictures are quicker and show less detail: with --max-pixels "
-        f"{QUICK_PIXELS} it begins after {quick:.0f} s at the earliest."
+        f"{fewer} it begins after {quick:.0f} s at the earliest."
     ]
 
 
@@ -374,8 +371,9 @@ def _could_leave(choice: Choice) -> list[str]:
         return []
     return [
         f"--embedding cpu would free {format_size(embedding_bytes(model, settings))} more: the GPU then "
-        "reads the embedding from page-locked main memory. This system gives little of it, so it is not done "
-        "unasked."
+        "reads the embedding from page-locked main memory. Of that this system gives "
+        f"{format_size(choice.budget.device.pinned_bytes or 0)} at most, and at times less, so it is not "
+        "done unasked."
     ]
 
 

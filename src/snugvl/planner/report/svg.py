@@ -8,7 +8,7 @@ from snugvl.planner.report.sections import Kind, Report, Row
 
 COLOURS: dict[Kind, str] = {
     "held": "#8a8f98", "context": "#5b6470", "weights": "#3b6fd4", "kv": "#2f9e6e", "work": "#e0a526",
-    "other": "#9a5fc0", "spare": "#e8ecf1", "margin": "#e9b7b1",
+    "other": "#9a5fc0", "spare": "#e8ecf1", "limit": "#d5dae1", "margin": "#e9b7b1",
 }  # fmt: skip
 WIDTH, PAD, BAR_TOP, BAR_HEIGHT, LINE = 960, 32, 128, 44, 26
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"

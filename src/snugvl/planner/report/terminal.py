@@ -3,12 +3,12 @@
 from typing import TextIO
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.report.plain import MORE, brief, sections, shares
+from snugvl.planner.report.plain import MORE, brief, by_kind, sections, shares
 from snugvl.planner.report.sections import Kind, Report
 
 COLOURS: dict[Kind, str] = {
     "held": "grey50", "context": "bright_black", "weights": "blue", "kv": "green", "work": "yellow",
-    "other": "magenta", "spare": "grey23", "margin": "red",
+    "other": "magenta", "spare": "grey23", "limit": "grey30", "margin": "red",
 }  # fmt: skip
 BAR_WIDTH = 76
 
@@ -26,9 +26,10 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
     if report.rows:
         console.print()
         console.print(report.memory)
-        cells = shares(report.rows, min(BAR_WIDTH, console.width - 14))
+        rows = by_kind(report.rows)
+        cells = shares(rows, min(BAR_WIDTH, console.width - 14))
         bar = Text("  ")
-        for row, width in zip(report.rows, cells, strict=True):
+        for row, width in zip(rows, cells, strict=True):
             bar.append("█" * width, COLOURS[row.kind])
         bar.append(f" {format_size(report.total_bytes)}")
         console.print(bar)
