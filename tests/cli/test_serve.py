@@ -19,9 +19,9 @@ from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.checkpoint.locate import near
 from snugvl.cli.app import run
 from snugvl.cli.serve_show import Loading, ask_line, base_url, chat_line, curl_line
-from snugvl.cli.stdout import folded_command
 from snugvl.core.folders import hub_cache
 from snugvl.core.service import Health
+from snugvl.core.wrapping import wrapped_command
 from snugvl.errors import CheckpointError
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Served
@@ -388,11 +388,9 @@ def test_what_is_printed_fits_sixty_columns(
 
 @pytest.mark.parametrize("line", [ask_line, lambda base: curl_line(base, ServerSettings(api_keys=("a",)))])
 def test_a_folded_command_is_the_same_to_a_shell(
-    line: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    line: Callable[[str], str],
 ) -> None:
     command = line("http://127.0.0.1:8000")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
-    folded = folded_command(command)
+    folded = wrapped_command(command, 60)
     assert "\n" in folded
     assert shlex.split(folded.replace("\\\n", "")) == shlex.split(command)

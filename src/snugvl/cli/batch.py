@@ -20,9 +20,10 @@ from snugvl.cli import records, session
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.sinks import JsonLines, Opener, Readable
 from snugvl.cli.sources import STDIN
-from snugvl.cli.stderr import line, printable, say, trace
-from snugvl.cli.stdout import write
+from snugvl.cli.stderr import HANG, line, printable, say, trace
+from snugvl.cli.stdout import flow, write
 from snugvl.cli.task import Job, Outcome, Task
+from snugvl.core.wrapping import wrapped
 from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
@@ -124,16 +125,16 @@ def _streamed(
 
     assert task.stream is not None
     deltas: list[Delta] = []
-    started = False
+    started, out = False, flow()
     with task.stream(model, images) as stream:
         try:
             for delta in stream:
                 deltas.append(delta)
                 text = printable(delta.text)
-                write(text if started else text.lstrip())
+                write(out.feed(text if started else text.lstrip()))
                 started = started or bool(text.strip())
         finally:
-            write("\n" if started else "")
+            write(f"{out.end()}\n" if started else "")
     reply = collect(deltas)
     answer_text(reply.text)
     _note_cut(reply.truncated, output)
@@ -265,6 +266,7 @@ def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Bar]:
                 display.advance(bar)
 
             def say(self, message: str) -> None:
-                console.print(line(message), markup=False, highlight=False, soft_wrap=True)
+                text = wrapped(line(message), console.width, HANG)
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield Bar()

@@ -4,7 +4,11 @@ import os
 import re
 import sys
 import traceback
+from typing import Final
 
+from snugvl.core.wrapping import columns, wrapped
+
+HANG: Final = 2  # of what a narrow terminal needs further lines for
 _PLAIN = (
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
     (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
@@ -25,8 +29,8 @@ def line(message: str) -> str:
 
 
 def say(message: str) -> None:
-    """Write one line to standard error."""
-    sys.stderr.write(line(message) + "\n")
+    """Write one line to standard error; on a terminal as many as its width asks for."""
+    sys.stderr.write(wrapped(line(message), columns(sys.stderr), HANG) + "\n")
     sys.stderr.flush()
 
 

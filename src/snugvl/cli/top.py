@@ -131,5 +131,5 @@ def _live(watch: Watch, console: Console) -> None:
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(top_view.frame(watch.look_again(), console), refresh=True)
+            live.update(top_view.frame(watch.look_again(), console, console.height), refresh=True)
             time.sleep(REFRESH_S)
