@@ -31,6 +31,7 @@ from snugvl.cli import (
     serve,
     top,
 )
+from snugvl.cli.running import explained
 from snugvl.cli.stderr import plainly, say, trace
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
@@ -102,7 +103,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
         _say_usage(error)
         return error.exit_code
     except SnugvlError as error:
-        say(str(error))
+        say(explained(error))
         trace(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):

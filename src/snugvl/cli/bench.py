@@ -46,6 +46,7 @@ Server = Annotated[
         "--server",
         envvar="SNUGVL_SERVER",
         metavar="URL",
+        callback=options.address,
         help="Measure a running server of OpenAI's API instead of starting one.",
     ),
 ]

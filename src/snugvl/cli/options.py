@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from snugvl.cli.machine_options import MACHINE, MachineChoice
+from snugvl.core.addresses import http_address
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -75,10 +76,21 @@ Model = Annotated[
         "on this machine, else the best that is downloaded and fits, else pocket.",
     ),
 ]
+
+
+def address(value: str | None) -> str | None:
+    """A server's address as it was typed, with http:// where that was left out."""
+    return None if value is None else http_address(value)
+
+
 Server = Annotated[
     str | None,
     typer.Option(
-        "--server", envvar="SNUGVL_SERVER", metavar="URL", help="Ask a running `snugvl serve` instead."
+        "--server",
+        envvar="SNUGVL_SERVER",
+        metavar="URL",
+        callback=address,
+        help="Ask a running `snugvl serve` instead.",
     ),
 ]
 ApiKey = Annotated[
@@ -249,8 +261,8 @@ DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}
 class ModelChoice:
     """Which model, and how to load it; or which server has it.
 
-    `model` is None where neither was said: `session.resolve` chooses, and `note` tells what. `pocket`: it is
-    the built-in one that answers, here or on the server.
+    `model` is None where neither was said: `session.resolve` chooses, and `notes` tell what and why.
+    `pocket`: it is the built-in one that answers, here or on the server.
     """
 
     model: str | None
@@ -258,7 +270,7 @@ class ModelChoice:
     api_key: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     pocket: bool = False
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.load.backend == "native" and self.load.trust_remote_code:

@@ -53,11 +53,13 @@ def _row(server: running.Running, api_key: str | None) -> dict[str, Any]:
         "memory_bytes": _resident(server.pid),
     }
     answer = running.ask(server, "/memory", api_key)
+    if (why := running.trouble(answer, api_key)) is not None:
+        return row | {"state": why}
     with suppress(TypeError, KeyError):
-        row["state"] = str(answer["health"]["state"])  # type: ignore[index]
+        row["state"] = str(answer.body["health"]["state"])
         row |= {
-            "device": str(answer["ledger"]["device"]),  # type: ignore[index]
-            "memory_bytes": int(answer["ledger"]["process_bytes"]),  # type: ignore[index]
+            "device": str(answer.body["ledger"]["device"]),
+            "memory_bytes": int(answer.body["ledger"]["process_bytes"]),
         }
     return row
 

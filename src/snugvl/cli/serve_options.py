@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from snugvl.cli import options
 from snugvl.cli.options import downloaded_models
 from snugvl.core.options import flag
 
@@ -97,6 +98,7 @@ Attach = Annotated[
     typer.Option(
         "--attach",
         metavar="URL",
+        callback=options.address,
         help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
     ),
 ]

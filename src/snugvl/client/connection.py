@@ -9,12 +9,14 @@ from typing import Any, Final
 from weakref import WeakSet
 
 import httpx
+from openai import Omit
 
+from snugvl.core.addresses import http_address
 from snugvl.errors import RequestError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S: Final = 5.0
-_NO_KEY: Final = "none"  # the SDK insists on one; a server without keys doesn't look
+_NO_KEY: Final = "none"  # the SDK insists on one; it isn't sent, so that a server can say that it wants one
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,12 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """The address in `url`, with or without a final /v1.
+    """The address in `url`, with or without http:// before a host and a port, and a final /v1.
 
     Raises:
         RequestError: not an http(s) URL.
     """
-    root = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    root = http_address(url.strip()).rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parsed = httpx.URL(root)
     except httpx.InvalidURL:
@@ -71,6 +73,7 @@ def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_ret
     return {
         "base_url": address.url("/v1"),
         "api_key": api_key or _NO_KEY,
+        "default_headers": {} if api_key else {"Authorization": Omit()},
         "organization": "",
         "project": "",
         "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s)),

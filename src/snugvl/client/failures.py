@@ -93,7 +93,11 @@ def _of_status(error: APIStatusError, address: Address) -> SnugvlError:
     if not isinstance(message, str):
         status = f"{error.status_code} {error.response.reason_phrase}".strip()
         message = f"{address.root} answered {status} to {error.request.url.path}; is it a snugvl server?"
-    return _made(_kind(error, error.status_code), message, error)
+    kind = _kind(error, error.status_code)
+    if kind is Unauthorized and error.status_code == 401:
+        none = "authorization" not in error.request.headers
+        message = f"{address.root} wants an API key" if none else f"the API key is wrong for {address.root}"
+    return _made(kind, message, error)
 
 
 def _kind(error: APIError, status: int) -> type[SnugvlError]:
