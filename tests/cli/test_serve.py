@@ -394,3 +394,35 @@ def test_a_folded_command_is_the_same_to_a_shell(
     folded = wrapped_command(command, 60)
     assert "\n" in folded
     assert shlex.split(folded.replace("\\\n", "")) == shlex.split(command)
+
+
+def test_a_port_of_ones_own_server_is_told_as_that(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from snugvl.cli import running
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        words = ["serve", "pocket", "--port", str(port), "--quiet"]
+        assert run(words) == 1
+        assert f"another program listens on 127.0.0.1:{port}; stop it, or" in capsys.readouterr().err
+        with running.announced(f"http://127.0.0.1:{port}", "Qwen/eyes", ("eyes",)):
+            assert run(words) == 1
+        assert capsys.readouterr().err == (
+            f"snugvl: your own server listens at http://127.0.0.1:{port} already (process {os.getpid()}, "
+            f"with eyes): use that one, stop it, or choose another port, such as --port {port + 1} "
+            "(--port 0 takes any free one)\n"
+        )
+
+
+def test_a_model_that_serve_chose_itself_is_written_down(
+    served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from snugvl.cli import running
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = []
+    monkeypatch.setattr("snugvl.server.run.run", lambda *rest: found.extend(running.running()) or 0)
+    assert run(["serve", "--port", "0", "--quiet"]) == 0
+    assert [server.model for server in found] == ["pocket"]

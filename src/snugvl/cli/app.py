@@ -92,6 +92,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
 
     `launched`: an engine's process that was begun ahead; ended here where the command didn't take it.
     """
+    words = sys.argv[1:] if args is None else args
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may hold bytes that are no text in this locale
             stream.reconfigure(errors="replace")
@@ -100,10 +101,10 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
             code = app(args=args, prog_name="snugvl", standalone_mode=False, obj=launched)
         sys.stdout.flush()
     except typer.TyperException as error:
-        _say_usage(error)
+        _say_usage(error, words)
         return error.exit_code
     except SnugvlError as error:
-        say(explained(error))
+        say(f"{explained(error)}{config.blame(words, str(error))}")
         trace(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -134,7 +135,8 @@ def main(launched: Launched | None = None) -> None:
     sys.exit(run(launched=launched))
 
 
-def _say_usage(error: typer.TyperException) -> None:
+def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "snugvl"
-    say(f"{plainly(error.format_message())} (see {command} --help)")
+    message = plainly(error.format_message())
+    say(f"{message}{config.blame(words, message)} (see {command} --help)")

@@ -59,12 +59,18 @@ Levels = Annotated[
     typer.Option(
         "--levels",
         metavar="CLIENTS:REQUESTS,...",
+        callback=lambda value: value if _levels(value) else None,
         help="How many clients send how many requests.",
     ),
 ]
 Image = Annotated[
     str,
-    typer.Option("--image", metavar="WIDTHxHEIGHT", help="Size of each picture in pixels."),
+    typer.Option(
+        "--image",
+        metavar="WIDTHxHEIGHT",
+        callback=lambda value: value if _size(value) else None,
+        help="Size of each picture in pixels.",
+    ),
 ]
 NoImage = Annotated[bool, typer.Option("--no-image", help="Send text only.")]
 SameImage = Annotated[

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,12 +21,13 @@ import typer
 
 from snugvl.cli.stderr import plainly, printable, say
 from snugvl.cli.stdout import write
-from snugvl.errors import InputError
+from snugvl.errors import InputError, SnugvlError
 
 MAX_BYTES: Final = 2**20
 NEVER: Final = {"help", "version", "install-completion", "show-completion", "yes", "force"}
 # `model` is an option of tasks, but an argument of these; `plan` and `pull` mean another one each time.
 MODEL_ARGUMENT: Final = ("serve",)
+UNDO: Final = "correct it with snugvl config set, or remove it with snugvl config unset"
 _TABLE: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _KEY: Final = re.compile(r"\s*([\w-]+)\s*=")
 
@@ -50,6 +51,29 @@ def defaults(context: typer.Context) -> dict[str, Any] | None:
     if text is None:
         return None
     return {command: values for command, values in _checked(text, context).items() if values}
+
+
+def blame(words: Sequence[str], message: str) -> str:
+    """Where a value that an error speaks of was said, unless in `words`, the command line: "; KEY is set in …",
+    and how that is undone. Nothing where no value of the file is spoken of."""
+    try:
+        values = _parsed(_text() or "")
+    except (InputError, OSError):
+        return ""
+    command = next((word for word in words if not word.startswith("-")), "")
+    own = values.get(command)
+    said = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    keys = {key: key for key in said}
+    if isinstance(own, dict):
+        said |= own
+        keys |= {key: f"{command}.{key}" for key in own}
+    for key, value in said.items():
+        typed = any(word.split("=")[0] == f"--{key}" for word in words)
+        names = (f"--{key}", *(str(each) for each in (value if isinstance(value, list) else [value])))
+        spoken = any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message) for name in names if name)
+        if spoken and not typed and not isinstance(value, bool):
+            return f"; {key} is set in {path()} (snugvl config unset {keys[key]})"
+    return ""
 
 
 @app.command("path")
@@ -90,7 +114,7 @@ def set_(
     try:
         _checked(_with("", table, name, _toml(value)), context)
     except InputError as error:  # who types a key knows of no line
-        raise InputError(re.sub(r"^.*?, line \S+: |; remove it$", "", str(error))) from None
+        raise InputError(re.sub(rf"^.*?, line \S+: |; remove it$|; {UNDO}$", "", str(error))) from None
     _write(_with(_text() or "", table, name, _toml(value)), context)
 
 
@@ -210,8 +234,9 @@ def _value(context: typer.Context, parameter: Any, value: Any, where: str) -> An
     value = [str(each) for each in values] if several else value if isinstance(value, bool) else str(value)
     try:
         parameter.process_value(context, value)
-    except typer.BadParameter as error:
-        raise InputError(f"{where}: {plainly(error.message)}") from None
+    except (typer.BadParameter, SnugvlError) as error:
+        said = error.message if isinstance(error, typer.BadParameter) else str(error)
+        raise InputError(f"{where}: {plainly(said)}; {UNDO}") from None
     return value
 
 

@@ -7,6 +7,7 @@ value together. So a new way to load a model is a field of `LoadOptions` and a l
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from snugvl.cli.machine_options import MACHINE, MachineChoice
+from snugvl.cli.machine_options import MACHINE, MachineChoice, size
 from snugvl.core.addresses import http_address
 from snugvl.core.options import (
     BackendName,
@@ -30,6 +31,7 @@ from snugvl.core.options import (
     flag,
 )
 from snugvl.core.sampling import SamplingParams
+from snugvl.errors import InputError
 
 DEFAULT_MODEL = "pocket"
 
@@ -79,8 +81,26 @@ Model = Annotated[
 
 
 def address(value: str | None) -> str | None:
-    """A server's address as it was typed, with http:// where that was left out."""
-    return None if value is None else http_address(value)
+    """A server's address as it was typed, with http:// where that was left out.
+
+    Raises:
+        InputError: it is no address.
+    """
+    found = None if value is None else http_address(value)
+    if found is not None and not found.startswith(("http://", "https://")):
+        raise InputError(f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000")
+    return found
+
+
+def device(value: str | None) -> str | None:
+    """A device as it was typed.
+
+    Raises:
+        InputError: it is none.
+    """
+    if value is not None and not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", value):
+        raise InputError(f"--device {value!r} is unknown; use auto, cpu, cuda or cuda:N")
+    return value
 
 
 Server = Annotated[
@@ -97,7 +117,9 @@ ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", callback=device, help="auto, cpu, cuda or cuda:N.")
+]
 Dtype = Annotated[
     DtypeName,
     typer.Option("--dtype", help="Number format of weights and cache."),
@@ -114,7 +136,9 @@ KVCache = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="SIZE", help="Take at most this much memory, such as 7200MiB."),
+    typer.Option(
+        "--memory", metavar="SIZE", callback=size, help="Take at most this much memory, such as 7200MiB."
+    ),
 ]
 Tower = Annotated[
     TowerName,

@@ -143,7 +143,7 @@ def ready(server: Running, task: str | None, api_key: str | None) -> tuple[dict[
 def explained(error: SnugvlError) -> str:
     """What is wrong with a server, in words for who typed a command: with the option that mends it."""
     if isinstance(error, Unauthorized):
-        return f"{error}; give {'it' if 'wants' in str(error) else 'the right one'} with {HOW}"
+        return f"{error}; say it with {HOW}"
     there = running() if isinstance(error, EngineUnavailable) and "no server answers at" in str(error) else []
     urls = [server.url for server in there if server.url not in str(error)]
     return f"{error}; one of yours runs at {' and '.join(urls)}" if urls else str(error)

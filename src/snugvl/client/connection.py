@@ -9,14 +9,13 @@ from typing import Any, Final
 from weakref import WeakSet
 
 import httpx
-from openai import Omit
 
 from snugvl.core.addresses import http_address
 from snugvl.errors import RequestError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S: Final = 5.0
-_NO_KEY: Final = "none"  # the SDK insists on one; it isn't sent, so that a server can say that it wants one
+NO_KEY: Final = "none"  # the SDK insists on one; a server without keys doesn't look
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_ret
         raise RequestError(f"max_retries is 0 or more, not {max_retries!r}", field="max_retries")
     return {
         "base_url": address.url("/v1"),
-        "api_key": api_key or _NO_KEY,
-        "default_headers": {} if api_key else {"Authorization": Omit()},
+        "api_key": api_key or NO_KEY,
         "organization": "",
         "project": "",
         "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s)),

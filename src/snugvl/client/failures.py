@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
 
-from snugvl.client.connection import Address
+from snugvl.client.connection import NO_KEY, Address
 from snugvl.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -52,6 +52,7 @@ _BY_STATUS: Final[Mapping[int, type[SnugvlError]]] = {
     503: EngineUnavailable,
     504: DeadlineExceeded,
 }
+WRONG_KEY: Final = "the API key is wrong"  # as server/access.py says it
 _START: Final = "start one with `snugvl serve`, or give its address"
 
 
@@ -93,11 +94,9 @@ def _of_status(error: APIStatusError, address: Address) -> SnugvlError:
     if not isinstance(message, str):
         status = f"{error.status_code} {error.response.reason_phrase}".strip()
         message = f"{address.root} answered {status} to {error.request.url.path}; is it a snugvl server?"
-    kind = _kind(error, error.status_code)
-    if kind is Unauthorized and error.status_code == 401:
-        none = "authorization" not in error.request.headers
-        message = f"{address.root} wants an API key" if none else f"the API key is wrong for {address.root}"
-    return _made(kind, message, error)
+    if message == WRONG_KEY and error.request.headers.get("authorization") == f"Bearer {NO_KEY}":
+        message = f"{address.root} wants an API key"
+    return _made(_kind(error, error.status_code), message, error)
 
 
 def _kind(error: APIError, status: int) -> type[SnugvlError]:
