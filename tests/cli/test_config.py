@@ -46,7 +46,7 @@ def test_set_get_unset_path_show(snugvl: Run, file: Path) -> None:
     assert snugvl("config", "path").out == f"{file}\n"
     assert "doesn't exist yet" in snugvl("config", "show").err
     for key, value in (("model", "Qwen/a"), ("serve.port", "9000"), ("memory", "4GiB"), ("quiet", "true")):
-        assert snugvl("config", "set", key, value) == Ran(0, "", "")
+        assert snugvl("config", "set", key, value) == Ran(0, "", f"snugvl: {key} is set in {file}\n")
     assert file.read_text() == 'model = "Qwen/a"\nmemory = "4GiB"\nquiet = true\n[serve]\nport = 9000\n'
     assert file.stat().st_mode & 0o077 == 0
     assert snugvl("config", "show").out == file.read_text()

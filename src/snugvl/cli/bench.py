@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from snugvl.bench.result import Result
 
 SOME_FAILED = 7
+Tell = Callable[[str], None]
 MOST_SIDE = 20_000
 SEED = 1000
 
@@ -169,10 +170,11 @@ def bench(
         server, api_key, model, tuple(start), _levels(levels), workload, repeat, warmup, timeout
     )
     _check_folders(json, plot)
-    _measure(Measurement(settings, (lambda text: None) if quiet else say), json, plot)
+    tell: Tell = (lambda text: None) if quiet else say
+    _measure(Measurement(settings, tell), json, plot, tell)
 
 
-def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> None:
+def _measure(measurement: Measurement, json: Path | None, plot: Path | None, tell: Tell) -> None:
     """Run, print, save; exit as it went."""
     interrupt = None
     with _ended_like_ctrl_c():
@@ -182,7 +184,7 @@ def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> 
             interrupt = error
     result = measurement.result
     if result is not None and (result.runs or interrupt is None):
-        _put(result, json, plot)
+        _put(result, json, plot, tell)
     if interrupt is not None:
         say("interrupted")  # Typer makes an exit code of it, without a word
         raise interrupt
@@ -210,17 +212,19 @@ def _ended_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _put(result: Result, json: Path | None, plot: Path | None) -> None:
+def _put(result: Result, json: Path | None, plot: Path | None, tell: Tell) -> None:
     from snugvl.bench.report import report
 
     if json is not None:
         from snugvl.bench.result import to_json
 
         json.write_text(to_json(result), encoding="utf-8")
+        tell(f"every request's times are in {json}")
     if plot is not None:
         from snugvl.bench.plot import svg
 
         plot.write_text(svg(result), encoding="utf-8")
+        tell(f"the results are drawn in {plot}")
     _print(report(result))
 
 

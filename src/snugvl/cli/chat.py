@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 import typer
 
 from snugvl.cli import options, session, sources
-from snugvl.cli.stderr import printable, say
+from snugvl.cli.stderr import printable, say, several
 from snugvl.cli.stdout import flow, show, write
 from snugvl.cli.task import Job
 from snugvl.errors import InputError, RequestTooLarge, SnugvlError
@@ -269,7 +269,7 @@ def _done(talk: Conversation, model: Model | Client, line: str, *, quiet: bool) 
         else:
             talk.load(path)
             questions, pictures = len(talk.turns) // 2, sum(len(turn.pictures) for turn in talk.turns)
-            tell(f"{path} is loaded: {_several(questions, 'question')}, {_several(pictures, 'picture')}")
+            tell(f"{path} is loaded: {several(questions, 'question')}, {several(pictures, 'picture')}")
     elif word == "/clear":
         talk.clear()
         tell("a new conversation begins")
@@ -291,7 +291,7 @@ def _shown(talk: Conversation, names: Sequence[str], tell: Callable[[str], None]
     talk.show([str(Path(name).expanduser()) for name in names])
     waiting = [name for name, _ in talk.waiting]
     tell(f"with the next question goes {waiting[0]}" if len(waiting) == 1 else
-         f"with the next question go {_several(len(waiting), 'picture')}: {', '.join(waiting)}")  # fmt: skip
+         f"with the next question go {several(len(waiting), 'picture')}: {', '.join(waiting)}")  # fmt: skip
 
 
 def _pictured(line: str) -> tuple[list[str], str]:
@@ -361,10 +361,6 @@ def completions(line: str) -> list[str]:
 def _escaped(name: str) -> str:
     """A name as it is typed in a line, `~` still its home."""
     return re.sub(r"""([\s'"\\])""", r"\\\1", name)
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _needed(word: str, rest: str) -> str:

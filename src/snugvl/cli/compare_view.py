@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugvl.cli import records
 from snugvl.cli.options import OutputChoice
-from snugvl.cli.stderr import printable, say
+from snugvl.cli.stderr import printable, say, several
 from snugvl.cli.stdout import write
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.fidelity.results import Figures, Outcome, figures
@@ -112,6 +112,8 @@ def show(comparison: Comparison, outcomes: Sequence[Outcome], result: OutputChoi
     )
     if result.path is not None:
         records.rewrite(result.path, found)
+        if not result.quiet:
+            say(f"{several(len(outcomes), 'answer')} and {several(len(rows), 'variant')} in {result.path}")
     else:
         write("".join(map(records.encode, found)))
 

@@ -54,8 +54,8 @@ def defaults(context: typer.Context) -> dict[str, Any] | None:
 
 
 def blame(words: Sequence[str], message: str) -> str:
-    """Where a value that an error speaks of was said, unless in `words`, the command line: "; KEY is set in …",
-    and how that is undone. Nothing where no value of the file is spoken of."""
+    """Where a value that an error speaks of was said, unless in `words`, the command line: "; KEY is set in
+    …", and how that is undone. Nothing where no value of the file is spoken of."""
     try:
         values = _parsed(_text() or "")
     except (InputError, OSError):
@@ -116,6 +116,7 @@ def set_(
     except InputError as error:  # who types a key knows of no line
         raise InputError(re.sub(rf"^.*?, line \S+: |; remove it$|; {UNDO}$", "", str(error))) from None
     _write(_with(_text() or "", table, name, _toml(value)), context)
+    say(f"{key} is set in {path()}")
 
 
 @app.command("unset")
@@ -129,6 +130,7 @@ def unset(context: typer.Context, key: Key) -> None:
     lines = text.splitlines(keepends=True)
     del lines[number - 1]
     _write("".join(lines), context)
+    say(f"{key} is removed from {path()}")
 
 
 def _split(key: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,7 +11,7 @@ import typer
 
 from snugvl.cli import options
 from snugvl.cli.machine_options import MachineChoice, machine_from
-from snugvl.cli.stderr import printable
+from snugvl.cli.stderr import printable, say
 from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ def _save(plan: Plan, machine: Machine, path: Path) -> None:
     path.write_text(
         json.dumps(document(plan, machine, _measured(machine)), indent=2) + "\n", encoding="utf-8"
     )
+    run = f"; run it with: snugvl serve --plan {shlex.quote(str(path))}" if plan.choice else ""
+    say(f"the plan is in {path}{run}")
 
 
 def _here(plan: Plan, machine: Machine) -> bool:
@@ -185,6 +188,7 @@ def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None, verbose:
 
         svg.parent.mkdir(parents=True, exist_ok=True)
         svg.write_text(draw(report(plan, machine, measured)), encoding="utf-8")
+        say(f"the plan is drawn in {svg}")
     if json:
         import json as encoder
 

@@ -31,7 +31,7 @@ def ps(
         return
     for row in rows:
         since = datetime.fromisoformat(row["since"]).astimezone()
-        held = f"{format_size(row['memory_bytes'])} on {row['device']}" if row["memory_bytes"] else "unknown"
+        held = f"{format_size(row['memory_bytes'])} ({row['device']})" if row["memory_bytes"] else "unknown"
         lines = [
             f"{row['url']}  {row['state']}",
             f"  process {row['pid']}, since {since:%Y-%m-%d %H:%M:%S}",

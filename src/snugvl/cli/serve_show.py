@@ -103,7 +103,8 @@ def _banner(facts: list[tuple[str, str]], settings: ServerSettings, *, sees: boo
     width = columns(sys.stdout)
     lines = [wrapped(f"{label:<9}{value}", width, 9) for label, value in facts]
     first = [ask_line(base), curl_line(base, settings)] if sees else [chat_line(base, settings)]
-    lines += ["", "A first request:", *(wrapped_command(command, width) for command in first)]
+    key = " (with the key in SNUGVL_API_KEY)" if settings.api_keys else ""
+    lines += ["", f"A first request{key}:", *(wrapped_command(command, width) for command in first)]
     write(printable("\n".join(lines) + "\n\n"))
 
 

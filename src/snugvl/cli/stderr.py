@@ -10,6 +10,7 @@ from snugvl.core.wrapping import columns, wrapped
 
 HANG: Final = 2  # of what a narrow terminal needs further lines for
 _PLAIN = (
+    (re.compile(r"^Invalid value: "), ""),
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
     (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
     (re.compile(r" is not in the range ([\d.]+)<=x<=([\d.]+)"), r" is not between \1 and \2"),
@@ -45,3 +46,9 @@ def trace(error: BaseException) -> None:
     """The traceback of `error`, for who set SNUGVL_DEBUG."""
     if os.environ.get("SNUGVL_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
+
+
+def several(count: int, what: str) -> str:
+    """`1 image`, `1,200 boxes`."""
+    ending = "" if count == 1 else "es" if what.endswith("x") else "s"
+    return f"{count:,} {what}{ending}"
