@@ -31,6 +31,7 @@ from snugvl.cli import (
     serve,
     top,
 )
+from snugvl.cli.help import Command, Group
 from snugvl.cli.running import explained
 from snugvl.cli.stderr import plainly, say, trace
 from snugvl.cli.stdout import ClosedPipe
@@ -42,6 +43,7 @@ CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `
 
 app = typer.Typer(
     name="snugvl",
+    cls=Group,
     help="See what is in pictures, with a vision-language model on this machine.",
     epilog="Exit codes: 0 done, 2 usage, 3 input, 4 model files, 5 memory, 6 the model's answer, "
     "7 some images or requests of several failed, 130 interrupted, 1 anything else.",
@@ -49,22 +51,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("caption")(caption.caption)
-app.command("ask")(ask.ask)
-app.command("scene")(caption.scene)
-app.command("detect")(detect.detect)
-app.command("chat")(chat.chat)
-app.command("top")(top.top)
-app.command("doctor")(doctor.doctor)
-app.command("plan")(plan.plan)
-app.command("pull")(pull.pull)
-app.command("list")(models.list_models)
-app.command("rm")(models.rm)
-app.command("serve")(serve.serve)
-app.command("ps")(ps.ps)
-app.command("bench")(bench.bench)
-app.command("compare")(compare.compare)
-app.command("quantize")(quantize.quantize)
+app.command("caption", cls=Command)(caption.caption)
+app.command("ask", cls=Command)(ask.ask)
+app.command("scene", cls=Command)(caption.scene)
+app.command("detect", cls=Command)(detect.detect)
+app.command("chat", cls=Command)(chat.chat)
+app.command("top", cls=Command)(top.top)
+app.command("doctor", cls=Command)(doctor.doctor)
+app.command("plan", cls=Command)(plan.plan)
+app.command("pull", cls=Command)(pull.pull)
+app.command("list", cls=Command)(models.list_models)
+app.command("rm", cls=Command)(models.rm)
+app.command("serve", cls=Command)(serve.serve)
+app.command("ps", cls=Command)(ps.ps)
+app.command("bench", cls=Command)(bench.bench)
+app.command("compare", cls=Command)(compare.compare)
+app.command("quantize", cls=Command)(quantize.quantize)
 app.add_typer(config.app, name="config")
 
 

@@ -93,7 +93,9 @@ Warmup = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", min=0, help="Of pictures and texts; default: new ones for a --server, else the same."
+        "--seed",
+        min=0,
+        help="Seed of pictures and texts; without: new ones for a --server, else always the same.",
     ),
 ]
 Timeout = Annotated[

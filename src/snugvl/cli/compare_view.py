@@ -34,14 +34,15 @@ def plan_lines(comparison: Comparison) -> Iterator[str]:
     plans = comparison.plans().values()
     held = max(plan.footprint.total_bytes for plan in plans)
     host = max(plan.host_bytes for plan in plans)
-    beside = f" beside {format_size(host)} of main memory" if host else ""
+    beside = f" and {format_size(host)} of main memory" if host else ""
     engines = max(rival.engine_bytes for rival in rivals)
     usable = min(plan.usable_bytes for plan in plans)
     yield (
-        f"of {format_size(usable)} an engine holds {format_size(engines)}, then a pass "
-        f"{format_size(held)}{beside}; up to {format_size(comparison.reading_bytes)} are read"
+        f"memory: {format_size(usable)} may be used; an engine takes {format_size(engines)}, and then a "
+        f"reading of the reference {format_size(held)}{beside}; at most "
+        f"{format_size(comparison.reading_bytes)} are read from the disk"
     )
-    yield f"the reading takes up to {_time(comparison.estimate())}, besides the time of the answers"
+    yield f"the reading takes up to {_time(comparison.estimate())}; the answers come on top"
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from snugvl.cli.help import Command, Group
 from snugvl.cli.stderr import plainly, printable, say
 from snugvl.cli.stdout import write
 from snugvl.errors import InputError, SnugvlError
@@ -31,7 +32,9 @@ UNDO: Final = "correct it with snugvl config set, or remove it with snugvl confi
 _TABLE: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _KEY: Final = re.compile(r"\s*([\w-]+)\s*=")
 
-app = typer.Typer(help="Keep the options that you give every time (model, memory, port …) in a TOML file.")
+app = typer.Typer(
+    cls=Group, help="Keep the options that you give every time (model, memory, port …) in a TOML file."
+)
 Key = Annotated[str, typer.Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
 
 
@@ -76,13 +79,13 @@ def blame(words: Sequence[str], message: str) -> str:
     return ""
 
 
-@app.command("path")
+@app.command("path", cls=Command)
 def show_path() -> None:
     """Print where the file is, or would be."""
     write(f"{path()}\n")
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show() -> None:
     """Print the file. Keys of servers are shown, too."""
     text = _text()
@@ -92,7 +95,7 @@ def show() -> None:
     write(printable(text if text.endswith("\n") or not text else text + "\n"))
 
 
-@app.command("get")
+@app.command("get", cls=Command)
 def get(key: Key) -> None:
     """Print the value of a key."""
     table, name = _split(key)
@@ -103,7 +106,7 @@ def get(key: Key) -> None:
     write(printable(str(found).lower() if isinstance(found, bool) else str(found)) + "\n")
 
 
-@app.command("set")
+@app.command("set", cls=Command)
 def set_(
     context: typer.Context,
     key: Key,
@@ -119,7 +122,7 @@ def set_(
     say(f"{key} is set in {path()}")
 
 
-@app.command("unset")
+@app.command("unset", cls=Command)
 def unset(context: typer.Context, key: Key) -> None:
     """Remove a key."""
     table, name = _split(key)

@@ -65,7 +65,9 @@ Pictures = Annotated[list[str], typer.Argument(metavar="IMAGE...", help=f"Files 
 Images = Annotated[
     list[str], typer.Argument(metavar="IMAGE...", help=f"Files (videos and PDFs too), {_FILES}")
 ]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Go into the folders of a folder.")]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Also take what is in folders of a folder.")
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -131,7 +133,7 @@ Weights = Annotated[
 KVCache = Annotated[
     KVCacheName,
     typer.Option(
-        "--kv-cache", help="Format of keys and values; fp8 takes half the memory. auto: where it helps."
+        "--kv-cache", help="Format of the KV cache; fp8 takes half the memory; auto: fp8 where that helps."
     ),
 ]
 Memory = Annotated[
@@ -144,24 +146,24 @@ Tower = Annotated[
     TowerName,
     typer.Option(
         "--tower",
-        help="The vision tower's weights: resident on the GPU, or streamed from main memory for every "
-        "picture; auto: streamed where nothing else fits.",
+        help="Where the vision tower's weights are: resident on the GPU, or streamed to it from main memory "
+        "for every picture; auto: streamed where nothing else fits.",
     ),
 ]
 Embedding = Annotated[
     EmbeddingName,
     typer.Option(
         "--embedding",
-        help="The embedding: on the gpu, or cpu: in main memory, where the GPU reads a row for each token; "
-        "auto: there where that makes room (not under WSL2).",
+        help="Where the embedding's weights are: gpu, or cpu (main memory, of which the GPU reads a row a "
+        "token); auto: cpu where that makes room, but not under WSL2.",
     ),
 ]
 Thinking = Annotated[
     ThinkingName,
     typer.Option(
         "--thinking",
-        help="Think before an answer, where a request doesn't say; auto: as the model does, but not about "
-        "pictures where its vendor's scores say so.",
+        help="Whether the model thinks before it answers, where a request doesn't say; auto: as it was "
+        "trained to, but not about pictures where its vendor's scores are better without.",
     ),
 ]
 Backend = Annotated[
@@ -190,7 +192,7 @@ PlannedImages = Annotated[
     typer.Option(
         "--images",
         min=0,
-        help="Images of one request: one is planned for by default; N are planned for and taken at most.",
+        help="Images of one request that are planned for, and taken at most (1 is planned for without).",
     ),
 ]
 Concurrency = Annotated[
@@ -209,22 +211,22 @@ PrefixCache = Annotated[
     bool,
     typer.Option(
         "--prefix-cache/--no-prefix-cache",
-        help="Without, every prompt is computed from its start: timing tells nobody what others asked.",
+        help="Start a prompt where an earlier one began alike. Off, timing tells nobody what others asked.",
     ),
 ]
 StepGraphs = Annotated[
     bool | None,
     typer.Option(
         "--step-graphs/--no-step-graphs",
-        help="CUDA graphs of prompts and small pictures too, where GPU memory is plenty (on).",
+        help="Make CUDA graphs for prompts and small pictures, too, where GPU memory is plenty (on).",
     ),
 ]
 Speculation = Annotated[
     SpeculationName,
     typer.Option(
         "--speculation",
-        help="Guess tokens and compute them at once; answers are the same. ngram: what was said before, mtp: "
-        "by Qwen3.5's own predictor, auto: where it is seen to pay.",
+        help="Guess several tokens and check them in one step, which changes no answer. ngram: from what was "
+        "said before; mtp: by Qwen3.5's own predictor; auto: one of them, where it is faster.",
     ),
 ]
 MaxQueue = Annotated[
@@ -232,12 +234,16 @@ MaxQueue = Annotated[
     typer.Option("--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Longest answer; the default suits the task.")
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; the default suits the task."),
 ]
 Temperature = Annotated[
-    float, typer.Option("--temperature", min=0.0, max=2.0, help="0 always takes the likeliest word.")
+    float,
+    typer.Option("--temperature", min=0.0, max=2.0, help="0: always the likeliest word; more: more variety."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Repeats the draw of a temperature above 0.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Makes answers at a --temperature above 0 repeatable.")
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines: one object per image.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write JSON Lines to a new file.")

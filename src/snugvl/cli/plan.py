@@ -39,18 +39,22 @@ LanguageOnly = Annotated[
 ]
 MinImageTokens = Annotated[
     int | None,
-    typer.Option("--min-image-tokens", help="Detail a large image must keep; 1024 for --task detect."),
+    typer.Option(
+        "--min-image-tokens",
+        help="Tokens that a large image must keep at least (256; 1024 for --task detect).",
+    ),
 ]
 MaxPixels = Annotated[
     int | None,
-    typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down."),
+    typer.Option("--max-pixels", help="Scale larger images down to this many pixels."),
 ]
 Task = Annotated[
-    Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="The task that it is for.")
+    Literal["caption", "ask", "scene", "detect"],
+    typer.Option("--task", help="The task that the plan is for."),
 ]
 Quality = Annotated[
     Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"],
-    typer.Option("--quality", help="Coarsest weights that are acceptable."),
+    typer.Option("--quality", help="The coarsest weights that you accept."),
 ]
 Backend = Annotated[
     Literal["auto", "native", "transformers", "vllm", "llamacpp"],

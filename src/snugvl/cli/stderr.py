@@ -13,8 +13,8 @@ _PLAIN = (
     (re.compile(r"^Invalid value: "), ""),
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
     (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
-    (re.compile(r" is not in the range ([\d.]+)<=x<=([\d.]+)"), r" is not between \1 and \2"),
-    (re.compile(r" is not in the range x>=([\d.]+)"), r" is less than \1"),
+    (re.compile(r" is not in the range ([\d.]+) to ([\d.]+)"), r" is not between \1 and \2"),
+    (re.compile(r" is not in the range at least ([\d.]+)"), r" is less than \1"),
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -50,5 +50,8 @@ def trace(error: BaseException) -> None:
 
 def several(count: int, what: str) -> str:
     """`1 image`, `1,200 boxes`."""
-    ending = "" if count == 1 else "es" if what.endswith("x") else "s"
-    return f"{count:,} {what}{ending}"
+    if count != 1:
+        what = (
+            f"{what[:-2]}ices" if what.endswith("trix") else f"{what}es" if what.endswith("x") else f"{what}s"
+        )
+    return f"{count:,} {what}"
