@@ -234,6 +234,8 @@ def test_the_servers_refusals_name_the_picture_once_and_advise_no_video(
         at = ("--server", base, "-m", "eyes", "--quiet")
         ran = snugvl("caption", tmp_path / "a.png", *at)
         assert (ran.code, ran.out) == (3, "")
-        assert ran.err.startswith("snugvl: the image is not a picture that can be read: it looks like text")
+        file = tmp_path / "a.png"
+        assert ran.err.startswith(f"snugvl: {file} is not a picture that can be read: it looks like text")
         ran = snugvl("caption", tmp_path / "b.gif", *at)
-        assert ran == Ran(3, "", "snugvl: the image is animated (2 frames); extract one frame as PNG first\n")
+        said = f"snugvl: {tmp_path}/b.gif is animated (2 frames); extract one frame as PNG first\n"
+        assert ran == Ran(3, "", said)

@@ -35,7 +35,7 @@ from snugvl.cli.help import Command, Group
 from snugvl.cli.running import explained
 from snugvl.cli.stderr import plainly, say, trace
 from snugvl.cli.stdout import ClosedPipe
-from snugvl.errors import SnugvlError
+from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
 INTERRUPTED = 130
@@ -106,7 +106,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
         _say_usage(error, words)
         return error.exit_code
     except SnugvlError as error:
-        say(f"{explained(error)}{config.blame(words, str(error))}")
+        say(f"{explained(_in_options(error, words))}{config.blame(words, str(error))}")
         trace(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -135,6 +135,15 @@ def main(launched: Launched | None = None) -> None:
     gc.set_threshold(50_000, 50, 50)  # a plan makes many small objects, of which nearly all stay to its end
     gc.enable()
     sys.exit(run(launched=launched))
+
+
+def _in_options(error: SnugvlError, words: Sequence[str]) -> SnugvlError:
+    """An error that speaks of what an option says, in the option's words."""
+    if isinstance(error, RequestTooLarge):
+        text = str(error).replace("(max_pixels)", "(--max-pixels)")
+        given = any(word.split("=")[0] == "--context" for word in words)
+        error.args = (f"{text}, or give a larger --context" if given else text, *error.args[1:])
+    return error
 
 
 def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:

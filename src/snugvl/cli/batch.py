@@ -99,7 +99,9 @@ def _named(jobs: Sequence[Job]) -> Iterator[None]:
         if len(jobs) == 1 and not any(
             name in str(error) for name in (title, *jobs[0].names) if name != STDIN
         ):
-            error.args = (f"{title}: {error}", *error.args[1:])
+            said = str(error)
+            rest = said.removeprefix("the image ")  # as a server calls what it was sent
+            error.args = (f"{title} {rest}" if rest != said else f"{title}: {said}", *error.args[1:])
         raise
 
 
