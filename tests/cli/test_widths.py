@@ -40,6 +40,7 @@ LONG = (
 
 def words(text: str) -> list[str]:
     """All words, the bars left out; a command's backslash at the end of a line belongs to none."""
+    text = re.sub(r"(?<=\w)-\n +", "-", text)  # click breaks --help after hyphens
     return BAR.sub("", CODES.sub("", text).replace(" \\\n", " ").replace("\n  # ", "  # ")).split()
 
 

@@ -1,8 +1,8 @@
 """The transcripts of docs/first_hour.md: `python -m tests.docs.first_hour` types every command again.
 
 A transcript is a block of `console` whose lines after "$ " are typed, in a folder with the examples and the
-recordings of machines where a clone has them, with an empty cache. What follows is what they print, standard error included; times
-are masked.
+recordings of machines where a clone has them, with an empty cache. What follows is what they print,
+standard error included; times are masked.
 """
 
 import os
