@@ -85,6 +85,7 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard output and error are a terminal, as `snugvl` sees them."""
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "400")  # no line is wrapped
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 

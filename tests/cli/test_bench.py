@@ -102,7 +102,7 @@ def test_usage(snugvl: Run, words: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("fake", "words", "code", "said"),
     [
-        (Fake(key="k"), [], 3, "the API key is wrong"),
+        (Fake(key="k"), [], 3, "wants an API key; say it with --api-key"),
         (Fake(), ["other"], 3, "doesn't serve 'other'; it serves fake"),
         (Fake(answer=lambda body: refusal(503, "starting")), [], 1, "starting"),
     ],

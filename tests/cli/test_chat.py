@@ -38,7 +38,10 @@ def test_lines_of_a_pipe_are_questions(
 ) -> None:
     piped(f"/image {pictures}/a.png\nWhat is it?\n\nAnd why?\n/clear\nAnew\n/exit\nnever".encode())
     ran = snugvl("chat", "--system", "Be short.")
-    assert ran == Ran(0, "What is it? 10x50!\nAnd why? !\nAnew !\n", NOTE)
+    assert (ran.code, ran.out) == (0, "What is it? 10x50!\nAnd why? !\nAnew !\n")
+    assert ran.err == (
+        f"{NOTE}snugvl: with the next question goes {pictures}/a.png\nsnugvl: a new conversation begins\n"
+    )
     first, second, third = backend.requests
     assert [message.role for message in second.messages] == ["system", "user", "assistant", "user"]
     assert images_of(first)[0].size == (10, 50)
@@ -55,7 +58,7 @@ def test_pictures_of_the_command_line_and_a_saved_conversation(
     assert snugvl("chat", pictures / "a.png", pictures / "b.jpg").out == "Size? 10x50 and 20x50!\n"
     text = file.read_text()
     assert "Size?" in text
-    assert f"![a.png]({pictures}/a.png)" in text
+    assert "![a.png](pictures/a.png)" in text  # they may move together
     assert "**pocket:** Size? 10x50 and 20x50!" in text
     piped(f"Size?\n/save {file}\n".encode())
     ran = snugvl("chat", "--quiet")
@@ -121,3 +124,103 @@ def test_pocket_is_shown_no_photograph(snugvl: Run, tmp_path: Path, piped: Calla
 def test_nothing_on_standard_input(snugvl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert snugvl("chat", "--quiet") == Ran(0, "", "")
+
+
+def test_several_names_and_a_line_of_names_are_pictures(
+    snugvl: Run, backend: FakeBackend, pictures: Path, piped: Callable[[bytes], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(pictures)
+    (pictures / "a.png").rename("a b.png")
+    lines = (
+        "/image 'a b.png' b.jpg", "Both?", "/image a\\ b.png c.PNG", "Again?", "\"a b.png\"", "Dragged?",
+        "b.jpg c.PNG What is it?", "What's in b.jpg and don't you know?", "/image *.jpg", "Pattern?",
+        f"{pictures}/b.jpg",
+    )  # fmt: skip
+    piped("\n".join(lines).encode())
+    ran = snugvl("chat")
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines() == [
+        "Both? 10x50 and 20x50!", "Again? 10x50 and 30x50!", "Dragged? 10x50!",
+        "What is it? 20x50 and 30x50!",
+        "What's in b.jpg and don't you know? !", "Pattern? 20x50!",
+    ]  # fmt: skip
+    assert "snugvl: with the next question go 2 pictures: a b.png, b.jpg\n" in ran.err
+    assert ran.err.endswith(f"snugvl: with the next question goes {pictures}/b.jpg\n")
+    piped(b"nothing.png\nHello\n")
+    ran = snugvl("chat", "--quiet")
+    assert (ran.code, ran.out, "nothing.png doesn't exist" in ran.err) == (3, "", True)
+
+
+def test_of_several_pictures_one_of_which_is_wrong_none_is_taken(
+    snugvl: Run, pictures: Path, typed: Callable[..., None], piped: Callable[[bytes], None]
+) -> None:
+    piped(b"")
+    typed(f"/image {pictures}/a.png none.png", "Hello", f"/image {pictures}/notes.txt", "So?")
+    ran = snugvl("chat")
+    assert (ran.code, ran.out) == (0, "Hello !\nSo? !\n\n")
+    assert "none.png doesn't exist" in ran.err
+    assert "notes.txt" in ran.err
+
+
+def test_a_saved_conversation_goes_on_from_another_folder(
+    snugvl: Run, backend: FakeBackend, pictures: Path, tmp_path: Path, piped: Callable[[bytes], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    elsewhere = tmp_path / "elsewhere (2) #1"
+    elsewhere.mkdir()
+    monkeypatch.chdir(pictures)
+    (pictures / "b.jpg").rename("100% ünder?.jpg")
+    backend._script = lambda request: "**You:** is what I'd say.\n\n\\**pocket:** or not"
+    lines = (
+        "/image a.png '100% ünder?.jpg'",
+        "Which?",
+        "And **You:** then",
+        "/save '../elsewhere (2) #1/talk.md'",
+    )
+    piped("\n".join(lines).encode())
+    ran = snugvl("chat")
+    assert ran.code == 0
+    assert ran.err.splitlines()[-1] == "snugvl: the conversation is in ../elsewhere (2) #1/talk.md"
+    asked = backend.requests[-1].messages
+    saved = (elsewhere / "talk.md").read_text()
+    monkeypatch.chdir(elsewhere)
+    piped(b"/load talk.md\nMore\n/save again.md\n")
+    ran = snugvl("chat")
+    assert "snugvl: talk.md is loaded: 2 questions, 2 pictures\n" in ran.err
+    told = backend.requests[-1].messages[:-1]
+    assert [message.role for message in told] == ["user", "assistant", "user", "assistant"]
+    assert [part.image.size for part in told[0].content[:2]] == [(10, 50), (20, 50)]  # type: ignore[union-attr]
+    assert told[1:3] == asked[1:3]
+    assert (elsewhere / "again.md").read_text().startswith(saved.rstrip())
+    (pictures / "a.png").unlink()
+    piped(b"/load talk.md\n")
+    ran = snugvl("chat", "--quiet")
+    assert (ran.code, "a.png doesn't exist" in ran.err) == (3, True)
+
+
+@pytest.mark.parametrize("text", ["", "Hello", "**You:** one\n\n**You:** two\n", "**pocket:** one\n"])
+def test_what_is_no_saved_conversation_is_not_loaded(
+    snugvl: Run, tmp_path: Path, piped: Callable[[bytes], None], text: str
+) -> None:
+    (tmp_path / "talk.md").write_text(text)
+    piped(f"/load {tmp_path}/talk.md\n".encode())
+    ran = snugvl("chat", "--quiet")
+    assert (ran.code, "is no conversation that /save has written" in ran.err) == (3, True)
+
+
+def test_tab_completes_commands_and_files(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pictures)
+    (pictures / "a b.png").touch()
+    assert module.completions("/i") == ["/image "]
+    assert module.completions("/") == ["/image ", "/clear", "/save ", "/load ", "/help", "/exit"]
+    assert module.completions("/image a") == ["/image a.png ", "/image a\\ b.png "]
+    assert module.completions("/image a.png a\\ ") == ["/image a.png a\\ b.png "]
+    assert module.completions("/image bel") == ["/image below/"]
+    assert module.completions("/image below/") == ["/image below/f.png "]
+    assert module.completions("/save n") == ["/save notes.txt "]
+    assert module.completions("/image n") == []
+    assert module.completions("b.") == ["b.jpg "]
+    assert module.completions("What is ") == []
+    monkeypatch.setenv("HOME", str(pictures.parent))
+    assert module.completions("/image ~/pictures/b.") == ["/image ~/pictures/b.jpg "]

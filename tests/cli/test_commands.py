@@ -99,6 +99,54 @@ def test_a_question_needs_no_quotes(snugvl: Run, pictures: Path, monkeypatch: py
     assert snugvl("ask", "no", "such", "picture").code == 3
 
 
+def test_a_question_may_come_first(snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pictures)
+    assert snugvl("ask", "what is this", "a.png").out == "what is this 10x50!\n"
+    assert snugvl("ask", "what", "is", "this", "a.png").out == "what is this 10x50!\n"
+    assert snugvl("ask", "which?", "a.png", "b.jpg", "--together").out == "which? 10x50 and 20x50!\n"
+    ran = snugvl("ask", "what", "a.png", "is", "b.jpg")  # neither first nor last
+    assert (ran.code, "what doesn't exist" in ran.err) == (3, True)
+
+
+def test_words_behind_pictures_are_what_is_looked_for(
+    snugvl: Run, backend: FakeBackend, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pictures)
+    for words in (["red", "circle"], ["red circle"]):
+        ran = snugvl("detect", "a.png", "b.jpg", *words, "--json")
+        assert [record["params"] for record in records(ran.out)] == [{"objects": ["red circle"]}] * 2
+        assert "'red circle' is no file, so it is what is looked for: --object 'red circle'\n" in ran.err
+    ran = snugvl("detect", "a.png", "red circle, cup", "--quiet", "--json")
+    assert records(ran.out)[0]["params"] == {"objects": ["red circle", "cup"]}
+    assert ran.err == ""
+    ran = snugvl("detect", "a.png", "cup", "--object", "dog")
+    assert (ran.code, "'cup' is no file; name what to look for with another --object" in ran.err) == (2, True)
+    for mistyped in ("none.png", "below/none", "none.txt"):
+        assert f"{mistyped} doesn't exist" in snugvl("detect", "a.png", mistyped).err
+    ran = snugvl("detect", "none")
+    assert (ran.code, "none doesn't exist" in ran.err) == (3, True)
+    for command in ("caption", "scene"):
+        ran = snugvl(command, "a.png", "what", "is this?")
+        assert (ran.code, ran.out) == (2, "")
+        assert "to ask a question: snugvl ask a.png 'what is this?'" in ran.err
+        assert "Invalid value" not in ran.err
+
+
+def test_names_between_commas_are_several_and_what_is_not_there_is_said(
+    snugvl: Run, backend: FakeBackend, pictures: Path
+) -> None:
+    ran = snugvl("detect", pictures / "a.png", "--object", "cup, red circle,yellow star", "--object", "dog")
+    assert [line.split()[:3] for line in ran.out.splitlines()][2:] == [
+        ["yellow", "star", "not"], ["dog", "not", "found"],
+    ]  # fmt: skip
+    backend._script = lambda _: "[]"
+    ran = snugvl("detect", pictures / "a.png", "--object", "cup", "--quiet")
+    assert ran.out == "nothing found: no cup\n"
+    ran = snugvl("detect", pictures / "a.png", "--object", "cup,dog", "--quiet")
+    assert ran.out == "cup not found\ndog not found\n"
+    assert snugvl("detect", pictures / "a.png", "--quiet").out == "nothing found\n"
+
+
 def test_a_question_is_asked_of_each_image_or_of_all_together(snugvl: Run, pictures: Path) -> None:
     both = (pictures / "a.png", pictures / "b.jpg")
     assert snugvl("ask", *both, "Size?").out == f"{both[0]}: Size? 10x50!\n{both[1]}: Size? 20x50!\n"
@@ -178,10 +226,14 @@ def test_formats_of_other_tools(snugvl: Run, pictures: Path, tmp_path: Path) -> 
     rows = list(csv.DictReader(io.StringIO(snugvl("detect", *two, "--format", "csv").out)))
     assert [row["label"] for row in rows] == ["red circle", "cup"] * 2
     folder = tmp_path / "new" / "labels"
-    assert snugvl("detect", *two, "--format", "yolo", "-o", folder) == Ran(0, "", NOTE)
+    assert snugvl("detect", *two, "--format", "yolo", "-o", folder) == Ran(
+        0, "", f"{NOTE}snugvl: 4 boxes of 2 images in {folder}, as YOLO\n"
+    )
     assert {path.name for path in folder.iterdir()} == {"classes.txt", "a.txt", "b.txt"}
     file = tmp_path / "new" / "out.csv"
-    assert snugvl("detect", *two, "--format", "csv", "-o", file).out == ""
+    ran = snugvl("detect", *two, "--format", "csv", "-o", file)
+    assert (ran.out, ran.err) == ("", f"{NOTE}snugvl: 4 boxes of 2 images in {file}, as CSV\n")
+    assert snugvl("detect", *two, "--format", "csv", "-o", f"{file}2", "--quiet") == Ran(0, "", "")
     assert file.read_text().count("\n") == 5
 
 
@@ -193,7 +245,7 @@ def test_formats_of_other_tools(snugvl: Run, pictures: Path, tmp_path: Path) -> 
         (["--format", "coco", "--resume", "-o", "x"], 2, "--resume continues JSON Lines"),
         (["--format", "xml"], 2, "xml"),
         (["--resume"], 2, "name it with --output"),
-        (["--object", "a,b"], 3, "its own name"),
+        (["--object", "a,,b"], 3, "needs a name"),
         (["--object", ""], 3, "needs a name"),
         (["--draw", "a.txt"], 3, "must end in"),
         (["--draw", "a.png"], 3, "would replace the input"),
@@ -228,7 +280,8 @@ def test_what_cannot_work_is_refused_before_any_work(
 def test_draw_writes_a_picture_with_the_boxes(snugvl: Run, pictures: Path, tmp_path: Path) -> None:
     before = (pictures / "e.gif").read_bytes()
     target = tmp_path / "new" / "boxes.png"
-    assert snugvl("detect", pictures / "e.gif", "--draw", target).code == 0
+    ran = snugvl("detect", pictures / "e.gif", "--draw", target)
+    assert (ran.code, ran.err) == (0, f"{NOTE}snugvl: the boxes are drawn in {target}\n")
     with Image.open(target) as picture:
         assert len(picture.convert("RGB").getcolors(100_000)) > 2
     assert (pictures / "e.gif").read_bytes() == before
@@ -236,7 +289,11 @@ def test_draw_writes_a_picture_with_the_boxes(snugvl: Run, pictures: Path, tmp_p
 
 def test_draw_several_into_a_folder(snugvl: Run, pictures: Path, tmp_path: Path) -> None:
     folder = tmp_path / "boxes"
-    assert snugvl("detect", pictures, "--draw", folder).code == 0
+    ran = snugvl("detect", pictures, "--draw", folder)
+    assert (ran.code, ran.err.endswith(f"snugvl: the boxes are drawn in {folder}/: 5 pictures\n")) == (
+        0,
+        True,
+    )
     assert {path.name for path in folder.iterdir()} == {"a.png", "b.jpg", "c.PNG", "d.webp", "e.png"}
     one_file = snugvl("detect", pictures, "--draw", tmp_path / "one.png")
     assert (one_file.code, "name a folder" in one_file.err) == (3, True)

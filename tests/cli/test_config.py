@@ -46,7 +46,7 @@ def test_set_get_unset_path_show(snugvl: Run, file: Path) -> None:
     assert snugvl("config", "path").out == f"{file}\n"
     assert "doesn't exist yet" in snugvl("config", "show").err
     for key, value in (("model", "Qwen/a"), ("serve.port", "9000"), ("memory", "4GiB"), ("quiet", "true")):
-        assert snugvl("config", "set", key, value) == Ran(0, "", "")
+        assert snugvl("config", "set", key, value) == Ran(0, "", f"snugvl: {key} is set in {file}\n")
     assert file.read_text() == 'model = "Qwen/a"\nmemory = "4GiB"\nquiet = true\n[serve]\nport = 9000\n'
     assert file.stat().st_mode & 0o077 == 0
     assert snugvl("config", "show").out == file.read_text()
@@ -118,6 +118,16 @@ def test_what_the_file_says_of_loading_is_none_of_a_servers(
         ("memory = [1]\n", "it must be one text or number"),
         ("memory = = 3\n", "at line 1, column 10"),
         ("help = true\n", "help is not an option"),
+        ('memory = "lots"\n', "line 1: memory: --memory 'lots' is not a size"),
+        ('memory = "0MiB"\n', "line 1: memory: --memory '0MiB' is nothing"),
+        ('device = "gpu"\n', "line 1: device: --device 'gpu' is unknown; use auto, cpu"),
+        ('server = "nonsense"\n', "line 1: server: 'nonsense' is not the address of a server"),
+        ('[plan]\nheld = "some"\n', "line 2: held: --held 'some' is not a size"),
+        ('[plan]\nvram = "8"\n', "line 2: vram: --vram '8' has no unit"),
+        ('[doctor]\nram = "-1GiB"\n', "line 2: ram: --ram '-1GiB' is negative"),
+        ('[bench]\nlevels = "8:1"\n', "line 2: levels: '8:1': at least one client"),
+        ('[bench]\nimage = "big"\n', "line 2: image: --image 'big' is not a size"),
+        ('[serve]\nattach = "nowhere"\n', "line 2: attach: 'nowhere' is not the address"),
     ],
 )
 def test_a_bad_file_is_refused_by_line_and_key(
@@ -139,6 +149,11 @@ def test_a_bad_file_is_refused_by_line_and_key(
     [
         ["set", "colour", "3"],
         ["set", "port", "x"],
+        ["set", "memory", "lots"],
+        ["set", "device", "gpu"],
+        ["set", "server", "nonsense"],
+        ["set", "bench.image", "big"],
+        ["set", "plan.held", "some"],
         ["set", "a b", "1"],
         ["set", "..", "1"],
         ["set", "model", "a\nb"],
@@ -166,3 +181,23 @@ def test_what_is_typed_is_refused_without_a_line_of_the_file(snugvl: Run, file: 
     ):
         assert snugvl("config", "set", *words) == Ran(3, "", f"snugvl: {said}\n")
         assert not file.exists()
+
+
+def test_what_only_a_run_finds_wrong_names_the_file(
+    snugvl: Run, file: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of the right kind, which are wrong all the same: no model, no GPU, no such server."""
+    for text, words, said in (
+        ('model = "no/model"\n', ("serve",), f"; model is set in {file} (snugvl config unset model)\n"),
+        ('[plan]\ngpu = "rtx-9999"\n', ("plan",), f"; gpu is set in {file} (snugvl config unset plan.gpu)"),
+        ('server = "127.0.0.1:9"\n', ("caption", pictures / "a.png"), f"; server is set in {file}"),
+        ("quiet = true\n", ("serve", "no/model"), ""),
+    ):
+        written(file, text)
+        ran = snugvl(*words)
+        assert ran.code, ran
+        assert said in ran.err
+        assert ("is set in" in ran.err) == bool(said)
+    written(file, 'model = "no/model"\n')
+    assert "is set in" not in snugvl("serve", "other/model").err
+    assert "is set in" not in snugvl("caption", pictures / "none.png").err

@@ -201,3 +201,20 @@ def test_no_traceback_in_a_process_of_its_own(pictures: Path) -> None:
     environment = {**os.environ, "FAKE_BUG": "1"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+
+
+def test_a_context_that_is_too_short_is_answered_about_the_context(
+    snugvl: Run, backend: FakeBackend, pictures: Path
+) -> None:
+    def refuse(_: object) -> str:
+        raise errors.RequestTooLarge(
+            "the prompt has 80 tokens, at most 49 fit; send smaller pictures (max_pixels)"
+        )
+
+    backend._script = refuse
+    ran = snugvl("caption", pictures / "a.png", "--context", "50", "--quiet")
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert ran.err.endswith(
+        "at most 49 fit; send smaller pictures (--max-pixels), or give a larger --context\n"
+    )
+    assert snugvl("caption", pictures / "a.png", "--quiet").err.endswith("smaller pictures (--max-pixels)\n")

@@ -19,9 +19,9 @@ from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.checkpoint.locate import near
 from snugvl.cli.app import run
 from snugvl.cli.serve_show import Loading, ask_line, base_url, chat_line, curl_line
-from snugvl.cli.stdout import folded_command
 from snugvl.core.folders import hub_cache
 from snugvl.core.service import Health
+from snugvl.core.wrapping import wrapped_command
 from snugvl.errors import CheckpointError
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Served
@@ -388,11 +388,41 @@ def test_what_is_printed_fits_sixty_columns(
 
 @pytest.mark.parametrize("line", [ask_line, lambda base: curl_line(base, ServerSettings(api_keys=("a",)))])
 def test_a_folded_command_is_the_same_to_a_shell(
-    line: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    line: Callable[[str], str],
 ) -> None:
     command = line("http://127.0.0.1:8000")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
-    folded = folded_command(command)
+    folded = wrapped_command(command, 60)
     assert "\n" in folded
     assert shlex.split(folded.replace("\\\n", "")) == shlex.split(command)
+
+
+def test_a_port_of_ones_own_server_is_told_as_that(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from snugvl.cli import running
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        words = ["serve", "pocket", "--port", str(port), "--quiet"]
+        assert run(words) == 1
+        assert f"another program listens on 127.0.0.1:{port}; stop it, or" in capsys.readouterr().err
+        with running.announced(f"http://127.0.0.1:{port}", "Qwen/eyes", ("eyes",)):
+            assert run(words) == 1
+        assert capsys.readouterr().err == (
+            f"snugvl: your own server listens at http://127.0.0.1:{port} already (process {os.getpid()}, "
+            f"with eyes): use that one, stop it, or choose another port, such as --port {port + 1} "
+            "(--port 0 takes any free one)\n"
+        )
+
+
+def test_a_model_that_serve_chose_itself_is_written_down(
+    served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from snugvl.cli import running
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = []
+    monkeypatch.setattr("snugvl.server.run.run", lambda *rest: found.extend(running.running()) or 0)
+    assert run(["serve", "--port", "0", "--quiet"]) == 0
+    assert [server.model for server in found] == ["pocket"]

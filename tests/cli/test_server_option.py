@@ -247,3 +247,14 @@ def test_ctrl_c_ends_the_requests_that_run(pictures: Path) -> None:
         pass  # what was sent before; then the end
     connection.close()
     listener.close()
+
+
+@pytest.mark.parametrize("command", [("caption",), ("ask", "-q", "What?"), ("scene",), ("detect",)])
+def test_a_lone_file_that_a_server_refuses_is_named(
+    snugvl: Run, scripted: str, pictures: Path, command: tuple[str, ...]
+) -> None:
+    name = str(pictures / "notes.txt")
+    ran = snugvl(*command, name, "--server", scripted)
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.splitlines()[-1].startswith(f"snugvl: {name} is not a picture that can be read")
+    assert ran.err.count(name) == 1

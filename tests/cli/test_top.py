@@ -120,6 +120,22 @@ def test_nothing_is_cut_at_sixty_columns() -> None:
     assert bar.sub("", text).split() == bar.sub("", wide).split()
 
 
+@pytest.mark.parametrize("height", [12, 16, 24])
+def test_a_low_terminal_loses_no_memory(height: int) -> None:
+    rows = [LedgerRow(name, None, (GIB >> 8) * number) for number, name in enumerate(OURS)]
+    ledger = replace(LEDGER, rows=(*LEDGER.rows, *rows))
+    console = Console(file=io.StringIO(), width=60, height=height)
+    frame = top_view.frame(view_of(replace(MEMORY, ledger=ledger)), console, height)
+    lines = console.render_lines(frame)
+    assert len(lines) <= height
+    text = "\n".join("".join(part.text for part in line) for line in lines)
+    assert "free" in text
+    assert ("smaller parts" in text) == (height < 24)
+    whole = top_view.parts(ledger)
+    fewer = top_view.fewer(whole, height - 10)
+    assert sum(part.nbytes for part in fewer) == sum(part.nbytes for part in whole)
+
+
 def test_memory_that_nothing_explains_is_shown() -> None:
     ledger = Ledger("GPU", (LedgerRow("weights", None, 2 * GIB),), 8 * GIB, 4 * GIB, 3 * GIB)
     pieces = {part.label: part.nbytes for part in top_view.parts(ledger)}
@@ -146,7 +162,7 @@ def test_what_other_programs_need_and_what_was_found_encoded() -> None:
     load = replace(load, draft_method="mtp", drafted_tokens=8, accepted_tokens=5)
     text = " ".join(" ".join(lines_of(view_of(replace(MEMORY, load=load)))).split())
     assert (
-        "KV lent to other programs 20% pictures found encoded 75% guesses right (mtp) 62% out of memory 1"
+        "KV lent to other programs 20% picture cache hits 75% drafts accepted (mtp) 62% out of memory 1"
     ) in text
     assert "lent" not in "".join(lines_of(view_of(MEMORY)))
 

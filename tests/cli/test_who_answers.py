@@ -104,9 +104,73 @@ def test_a_server_with_a_key_answers_who_has_it(
 ) -> None:
     settings = ServerSettings(names=("eyes",), api_keys=("secret",))
     with live(engine, settings) as base, running.announced(base, "Qwen/eyes", ("eyes",)):
-        assert "runs at" not in snugvl("caption", pictures / "a.png").err
+        ran = snugvl("caption", pictures / "a.png")
+        passed = f"snugvl: {base} (snugvl serve, process {os.getpid()}) is passed over: it"
+        assert ran.err == f"{passed} wants an API key (--api-key KEY or SNUGVL_API_KEY)\n{NOTE}"
+        ran = snugvl("caption", pictures / "a.png", "--api-key", "guess")
+        assert ran.err == f"{passed} refuses this API key\n{NOTE}"
+        for words, said in (
+            ((), "wants an API key (--api-key KEY or SNUGVL_API_KEY)"),
+            (("--api-key", "guess"), "refuses this API key"),
+            (("--api-key", "secret"), "ready"),
+        ):
+            assert snugvl("ps", *words).out.startswith(f"{base}  {said}\n")
         monkeypatch.setattr(session, "load_model", NO_MODEL)
         assert f"runs at {base}" in snugvl("caption", pictures / "a.png", "--api-key", "secret").err
+
+
+@pytest.mark.parametrize("command", [("caption", "a.png"), ("chat", "a.png"), ("top", "--once"), ("bench",)])
+def test_a_key_that_is_missing_or_wrong_is_told_alike(
+    snugvl: Run,
+    engine: ScriptedEngine,
+    pictures: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(pictures)
+    monkeypatch.setattr(session, "load_model", NO_MODEL)
+    with live(engine, ServerSettings(names=("eyes",), api_keys=("secret",))) as base:
+        ran = snugvl(*command, "--server", base)
+        assert (ran.code, ran.out) == (3, "")
+        assert ran.err.endswith(f"{base} wants an API key; say it with --api-key KEY or SNUGVL_API_KEY\n")
+        ran = snugvl(*command, "--server", base, "--api-key", "guess")
+        assert "the API key is wrong; say it with --api-key KEY or SNUGVL_API_KEY" in ran.err
+
+
+def test_top_finds_the_server_that_runs(
+    snugvl: Run, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live(engine, ServerSettings(names=("eyes",))) as base:
+        with running.announced(base, "Qwen/eyes", ("eyes",)):
+            assert snugvl("top", "--once").out.startswith(f"snugvl top  {base}  ready")
+            ran = snugvl("top", "--once", "--server", "127.0.0.1:9")
+            assert "no server answers at http://127.0.0.1:9" in ran.err
+            assert ran.err.endswith(f"; one of yours runs at {base}\n")
+        monkeypatch.setattr("snugvl.cli.top.DEFAULT_SERVER", "http://127.0.0.1:9")
+        assert "no server answers at http://127.0.0.1:9" in snugvl("top", "--once").err
+
+
+def test_an_address_needs_no_scheme(snugvl: Run, engine: ScriptedEngine, pictures: Path) -> None:
+    from snugvl import Client
+
+    with live(engine, ServerSettings(names=("eyes",))) as base:
+        bare = base.removeprefix("http://")
+        with Client(bare) as client:
+            assert client.models() == ("eyes",)
+        for address in (bare, bare.removeprefix("127.0.0.1"), f"{bare}/v1", base):
+            assert snugvl("top", "--once", "--server", address).out.startswith(f"snugvl top  {base}")
+    ran = snugvl("caption", pictures / "a.png", "--server", "nonsense")
+    assert (ran.code, "give one such as http://127.0.0.1:8000" in ran.err) == (3, True)
+
+
+def test_a_server_that_cannot_do_the_task_is_passed_over_with_the_reason(
+    snugvl: Run, engine: ScriptedEngine, pictures: Path
+) -> None:
+    engine.backend.described = replace(engine.backend.described, images=False)
+    settings = ServerSettings(names=("words",))
+    with live(engine, settings) as base, running.announced(base, "words", ("words",)):
+        ran = snugvl("caption", pictures / "a.png")
+        assert "is passed over: it has a model that can't caption\n" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -134,7 +198,9 @@ def test_a_server_that_says_nothing_is_passed_over(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with running.announced(url, "m", ("m",)):
-            assert snugvl("caption", pictures / "a.png") == Ran(0, "A picture of 10x50.\n", NOTE)
+            passed = f"{url} (snugvl serve, process {os.getpid()}) is passed over: it doesn't answer"
+            ran = snugvl("caption", pictures / "a.png")
+            assert ran == Ran(0, "A picture of 10x50.\n", f"snugvl: {passed}\n{NOTE}")
 
 
 def test_else_the_best_that_is_downloaded(
@@ -179,7 +245,8 @@ def test_the_servers_refusals_name_the_picture_once_and_its_warnings_are_lines(
         at = ("--server", base, "-m", "eyes", "--quiet")
         ran = snugvl("caption", tmp_path / "a.png", *at)
         assert (ran.code, ran.out) == (3, "")
-        assert ran.err.startswith("snugvl: the image is not a picture that can be read: it looks like text")
+        file = tmp_path / "a.png"
+        assert ran.err.startswith(f"snugvl: {file} is not a picture that can be read: it looks like text")
         ran = snugvl("caption", tmp_path / "b.gif", *at)
         assert ran.code == 0
         told = "the image is animated (2 frames): its first was looked at, all are in a video"

@@ -105,9 +105,10 @@ def test_keys_and_names(engine: ScriptedEngine) -> None:
         with Client(base, api_key="secret", model="b") as client:
             assert client.caption(PICTURE).text == "A picture of 16x12."
             assert client.models() == ("a", "b")
-        with Client(base) as client, pytest.raises(snugvl.Unauthorized):
+        with Client(base) as client, pytest.raises(snugvl.Unauthorized, match=f"^{base} wants an API key$"):
             client.caption(PICTURE)
-        with Client(base, api_key="guess") as client, pytest.raises(snugvl.Unauthorized):
+        wrong = pytest.raises(snugvl.Unauthorized, match="API key is wrong")
+        with Client(base, api_key="guess") as client, wrong:
             client.models()
         with (
             Client(base, api_key="secret", model="c") as client,
@@ -260,7 +261,7 @@ def test_nothing_of_openai_leaves_for_the_server(raw: RawServer, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8000", "", "ftp://x", "http://", "http://a b", "http://x?y", "//x", "http://x:port"]
+    "url", ["", "ftp://x", "http://", "http://a b", "http://x?y", "//x", "http://x:port"]
 )
 def test_a_wrong_address_is_refused(url: str) -> None:
     for kind in (Client, AsyncClient):

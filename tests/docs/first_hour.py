@@ -1,8 +1,8 @@
 """The transcripts of docs/first_hour.md: `python -m tests.docs.first_hour` types every command again.
 
 A transcript is a block of `console` whose lines after "$ " are typed, in a folder with the examples and the
-recordings of machines, with an empty cache. What follows is what they print, standard error included; times
-are masked.
+recordings of machines where a clone has them, with an empty cache. What follows is what they print,
+standard error included; times are masked.
 """
 
 import os
@@ -30,8 +30,8 @@ def transcript(block: str) -> str:
     """The same commands with what they print now."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")
-        for recording in RECORDINGS.iterdir():
-            (Path(folder) / recording.name).symlink_to(recording)
+        (Path(folder) / RECORDINGS.relative_to(ROOT)).parent.mkdir(parents=True)
+        (Path(folder) / RECORDINGS.relative_to(ROOT)).symlink_to(RECORDINGS)
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SNUGVL_", "XDG_"))}
         environment = {

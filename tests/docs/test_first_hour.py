@@ -25,3 +25,9 @@ def test_the_commands_of_the_readme_are_in_it() -> None:
     assert {"caption", "doctor", "plan", "pull"} <= set(commands)
     for name in ("caption", "doctor", "plan"):
         assert any(command.startswith(f"snugvl {name}") for command in shown)
+
+
+def test_files_that_are_named_are_where_a_clone_has_them() -> None:
+    named = re.findall(r"[\w./-]+\.(?:json|png|jpg|log)", "".join(BLOCKS))
+    assert named
+    assert not [name for name in named if not (ROOT / name).is_file()]

@@ -69,7 +69,9 @@ def test_a_table_and_what_differs(compare: Run, pictures: Path) -> None:
     assert "as published (bf16" in plan
     assert plan.endswith("4 questions")
     assert re.search(
-        r"of [\d.]+ GiB an engine holds [\d.]+ MiB, then a pass [\d.]+ MiB; up to [\d.]+ MiB are read", holds
+        r"memory: [\d.]+ GiB may be used; an engine takes [\d.]+ MiB, and then a reading of the reference "
+        r"[\d.]+ MiB; at most [\d.]+ MiB are read from the disk",
+        holds,
     )
     assert "the reading takes up to" in takes
     assert any("left)" in line for line in stages)

@@ -11,9 +11,12 @@ from snugvl.bench.summary import METRICS, Summary
 from snugvl.bench.workload import Workload
 from snugvl.core.ledger import Ledger
 from snugvl.core.sizes import format_size
+from snugvl.core.wrapping import columns, styled
 
 BUSY_SHARE = 0.8
 LATE_S = 0.005
+NAMES = 28  # cells that the first column of a table is given on a narrow terminal: its words wrap
+GAP = 3  # cells between columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,25 @@ def _lines(table: Table) -> Iterator[str]:
         yield "  ".join([row[0].ljust(widths[0]), *figures]).rstrip()
 
 
+def in_width(table: Table, width: int) -> Iterator[Table]:
+    """The table in as many parts as a narrow terminal needs; each has the first column and some figures."""
+    rows = (table.head, *table.rows)
+    names, *figures = (max(len(row[column]) for row in rows) for column in range(len(table.head)))
+    free = width - min(names, NAMES)
+    chosen: list[int] = []
+    for column, needed in enumerate(figures, 1):
+        if chosen and sum(figures[each - 1] + GAP for each in chosen) + needed + GAP > free:
+            yield _columns(table, chosen)
+            chosen = []
+        chosen.append(column)
+    yield _columns(table, chosen)
+
+
+def _columns(table: Table, chosen: Sequence[int]) -> Table:
+    head, *rows = (tuple(row[column] for column in (0, *chosen)) for row in (table.head, *table.rows))
+    return Table(table.title, head, tuple(rows))
+
+
 def print_to_terminal(report: Report, file: TextIO) -> None:
     """A report with rules and weights."""
     from rich.console import Console
@@ -208,13 +230,18 @@ def print_to_terminal(report: Report, file: TextIO) -> None:
     from rich.text import Text
 
     console = Console(file=file, highlight=False)
+    width = columns(file) or console.width
+
+    def put(text: Text) -> None:
+        console.print(styled(text, width, 2), soft_wrap=True)
+
     for number, line in enumerate(report.above):
-        console.print(Text(line, "bold" if number == 0 else "dim"))
-    for table in report.tables:
+        put(Text(line, "bold" if number == 0 else "dim"))
+    for table in (part for whole in report.tables for part in in_width(whole, width)):
         console.print()
         if table.title:
-            console.print(Text(table.title, "bold"))
-        grid = Grid(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="cyan")
+            put(Text(table.title, "bold"))
+        grid = Grid(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="cyan")
         for number, name in enumerate(table.head):
             grid.add_column(Text(name), justify="right" if number else "left", no_wrap=number > 0)
         for row in table.rows:
@@ -222,4 +249,4 @@ def print_to_terminal(report: Report, file: TextIO) -> None:
         console.print(grid)
     console.print()
     for line in report.notes:
-        console.print(Text(line, "dim"))
+        put(Text(line, "dim"))

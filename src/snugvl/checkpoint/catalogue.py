@@ -166,6 +166,24 @@ def published_as(gguf: str) -> Entry | None:
     return next((entry for entry in entries() if entry.gguf and entry.gguf.lower() == gguf.lower()), None)
 
 
+def did_you_mean(model: str) -> str:
+    """`; did you mean OWNER/NAME?`, where the catalogue has a name much like one that it doesn't have, of the
+    same owner where one was given; else nothing."""
+    from difflib import get_close_matches
+
+    owner, _, name = model.strip().lower().rpartition("/")
+    names: dict[str, str] = {}
+    for repo in (form.repo for entry in entries() for form in entry.forms):
+        its_owner, _, its_name = repo.lower().rpartition("/")
+        if owner in ("", its_owner):
+            names[its_name] = repo
+    if not name or (owner and name in names):
+        return ""
+    begun = sorted((known for known in names if len(name) > 3 and known.startswith(name)), key=len)
+    found = begun[:1] or get_close_matches(name, names, n=1, cutoff=0.8)
+    return f"; did you mean {names[found[0]]}?" if found else ""
+
+
 def catalogue_facts(model: str) -> ModelFacts | None:
     """Facts of a model of the catalogue, or None. But for pocket's, no header is read: they are computed."""
     found = find(model)

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from snugvl.checkpoint.assemble import CONFIG, IMAGES, PROCESSOR, image_settings
+from snugvl.checkpoint.catalogue import did_you_mean
 from snugvl.checkpoint.gguf import GgufHeader, parse_gguf
 from snugvl.checkpoint.gguf_files import header_material
 from snugvl.checkpoint.listing import (
@@ -336,12 +337,15 @@ def _speaking(what: str) -> Iterator[None]:
     try:
         yield
     except errors.OfflineModeIsEnabled:
-        raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids requests to the Hub; unset it") from None
+        meant = did_you_mean(what)
+        raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids requests to the Hub; unset it{meant}") from None
     except httpx2.TimeoutException:
         raise HubUnreachable(f"{what}: the Hub didn't answer in time; try again later") from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = str(error) or type(error).__name__
-        raise HubUnreachable(f"{what}: the Hub can't be reached ({reason}); is there a network?") from None
+        raise HubUnreachable(
+            f"{what}: the Hub can't be reached ({reason}); is there a network?{did_you_mean(what)}"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise not_the_hub(what) from None
 
@@ -366,7 +370,7 @@ def _check(what: str, answer: Any) -> None:
     if status >= 400 and (code == "RepoNotFound" or (code is None and status == 401 and not invalid)):
         raise CheckpointNotFound(
             f"no model {what} on the Hub, or it is private; check the name, or set HF_TOKEN to a token "
-            "that may read it"
+            f"that may read it{did_you_mean(what)}"
         )
     if status >= 400 and code == "RevisionNotFound":
         raise CheckpointNotFound(f"{what} has no such revision on the Hub; check --revision")

@@ -32,7 +32,9 @@ def locate(model: str) -> Path:
         if looks_like_hub_id((repository(model) or (model,))[0])
         else f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
     )
-    raise CheckpointNotFound(f"no model {model!r} on this machine; {hint}")
+    from snugvl.checkpoint.catalogue import did_you_mean
+
+    raise CheckpointNotFound(f"no model {model!r} on this machine; {hint}{did_you_mean(model)}")
 
 
 def near(model: str, *, revision: str | None = None) -> Path | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.assemble import assemble, folder_material
-from snugvl.checkpoint.catalogue import catalogue_facts
+from snugvl.checkpoint.catalogue import catalogue_facts, did_you_mean
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
@@ -127,6 +127,7 @@ def facts_of(
     if not looks_like_hub_id(model):
         raise CheckpointNotFound(
             f"no model {model!r}; use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
+            f"{did_you_mean(model)}"
         )
     return _remote(model, revision, Hub(token), HeaderCache(cache), offline=offline)
 
@@ -153,7 +154,7 @@ def _remote(model: str, revision: str | None, hub: Hub, cache: HeaderCache, *, o
         raise problem
     raise CheckpointNotFound(
         f"{model} is neither on this machine nor in the catalogue, and the Hub is not asked when offline; "
-        f"get it with: snugvl pull {model}"
+        f"get it with: snugvl pull {model}{did_you_mean(model)}"
     )
 
 

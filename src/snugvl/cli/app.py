@@ -31,9 +31,11 @@ from snugvl.cli import (
     serve,
     top,
 )
+from snugvl.cli.help import Command, Group
+from snugvl.cli.running import explained
 from snugvl.cli.stderr import plainly, say, trace, warnings_said
 from snugvl.cli.stdout import ClosedPipe
-from snugvl.errors import SnugvlError
+from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
 INTERRUPTED = 130
@@ -41,6 +43,7 @@ CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `
 
 app = typer.Typer(
     name="snugvl",
+    cls=Group,
     help="See what is in pictures, with a vision-language model on this machine.",
     epilog="Exit codes: 0 done, 2 usage, 3 input, 4 model files, 5 memory, 6 the model's answer, "
     "7 some images or requests of several failed, 130 interrupted, 1 anything else.",
@@ -48,22 +51,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("caption")(caption.caption)
-app.command("ask")(ask.ask)
-app.command("scene")(caption.scene)
-app.command("detect")(detect.detect)
-app.command("chat")(chat.chat)
-app.command("top")(top.top)
-app.command("doctor")(doctor.doctor)
-app.command("plan")(plan.plan)
-app.command("pull")(pull.pull)
-app.command("list")(models.list_models)
-app.command("rm")(models.rm)
-app.command("serve")(serve.serve)
-app.command("ps")(ps.ps)
-app.command("bench")(bench.bench)
-app.command("compare")(compare.compare)
-app.command("quantize")(quantize.quantize)
+app.command("caption", cls=Command)(caption.caption)
+app.command("ask", cls=Command)(ask.ask)
+app.command("scene", cls=Command)(caption.scene)
+app.command("detect", cls=Command)(detect.detect)
+app.command("chat", cls=Command)(chat.chat)
+app.command("top", cls=Command)(top.top)
+app.command("doctor", cls=Command)(doctor.doctor)
+app.command("plan", cls=Command)(plan.plan)
+app.command("pull", cls=Command)(pull.pull)
+app.command("list", cls=Command)(models.list_models)
+app.command("rm", cls=Command)(models.rm)
+app.command("serve", cls=Command)(serve.serve)
+app.command("ps", cls=Command)(ps.ps)
+app.command("bench", cls=Command)(bench.bench)
+app.command("compare", cls=Command)(compare.compare)
+app.command("quantize", cls=Command)(quantize.quantize)
 app.add_typer(config.app, name="config")
 
 
@@ -91,6 +94,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
 
     `launched`: an engine's process that was begun ahead; ended here where the command didn't take it.
     """
+    words = sys.argv[1:] if args is None else args
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may hold bytes that are no text in this locale
             stream.reconfigure(errors="replace")
@@ -99,10 +103,10 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
             code = app(args=args, prog_name="snugvl", standalone_mode=False, obj=launched)
         sys.stdout.flush()
     except typer.TyperException as error:
-        _say_usage(error)
+        _say_usage(error, words)
         return error.exit_code
     except SnugvlError as error:
-        say(str(error))
+        say(f"{explained(_in_options(error, words))}{config.blame(words, str(error))}")
         trace(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -133,7 +137,17 @@ def main(launched: Launched | None = None) -> None:
     sys.exit(run(launched=launched))
 
 
-def _say_usage(error: typer.TyperException) -> None:
+def _in_options(error: SnugvlError, words: Sequence[str]) -> SnugvlError:
+    """An error that speaks of what an option says, in the option's words."""
+    if isinstance(error, RequestTooLarge):
+        text = str(error).replace("(max_pixels)", "(--max-pixels)")
+        given = any(word.split("=")[0] == "--context" for word in words)
+        error.args = (f"{text}, or give a larger --context" if given else text, *error.args[1:])
+    return error
+
+
+def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "snugvl"
-    say(f"{plainly(error.format_message())} (see {command} --help)")
+    message = plainly(error.format_message())
+    say(f"{message}{config.blame(words, message)} (see {command} --help)")

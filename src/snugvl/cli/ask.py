@@ -1,13 +1,12 @@
 """`snugvl ask`."""
 
-import glob
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from snugvl.cli import batch, options, pdf, render, sources
+from snugvl.cli import batch, options, render, sources
 from snugvl.cli.task import Job, Task, each
 
 
@@ -47,7 +46,8 @@ def ask(
 
 
 def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], str]:
-    """The images and the question: all words from the first on that is no picture, unless --question gave it.
+    """The images and the question, unless --question gave it: all words from the first on that is no picture;
+    or before the first that is one, where the question came first.
 
     Raises:
         typer.BadParameter: one of the two is missing.
@@ -55,7 +55,12 @@ def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], st
     images = list(arguments)
     if question is None:
         *_, last = images
-        count = next((n for n, word in enumerate(images) if not _pictured(word)), len(images))
+        shown = [sources.pictured(word) for word in images]
+        if shown[-1] and not shown[0] and all(shown[shown.index(True) :]):
+            images = [*images[shown.index(True) :], *images[: shown.index(True)]]
+            shown.sort(reverse=True)
+            last = images[-1]
+        count = shown.index(False) if False in shown else len(images)
         if count == len(images) and (len(images) < 2 or Path(last).exists() or last == sources.STDIN):
             raise typer.BadParameter(f"the question is missing: {last} is an image; put the question last")
         if len(images) < 2:
@@ -66,18 +71,3 @@ def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], st
     if not question.strip():
         raise typer.BadParameter("the question is empty")
     return images, question.strip()
-
-
-def _pictured(word: str) -> bool:
-    """Whether a word names pictures: it is there, it ends as they do, or it is an address or a pattern."""
-    if word == sources.STDIN or word.startswith(("http://", "https://", "data:image/")):
-        return True
-    if (pdf.is_pdf(word) or sources.as_video(word)) and " " not in word:
-        return True
-    path = Path(word)
-    try:
-        there = path.exists()
-    except (OSError, ValueError):  # a question longer than a name may be
-        return False
-    named = path.suffix.lower() in (sources.SUFFIXES | sources.VIDEO_SUFFIXES) and " " not in word
-    return there or named or (glob.has_magic(word) and bool(glob.glob(word)))  # noqa: PTH207

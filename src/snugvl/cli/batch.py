@@ -20,10 +20,11 @@ from snugvl.cli import records, session
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.sinks import JsonLines, Opener, Readable
 from snugvl.cli.sources import STDIN
-from snugvl.cli.stderr import line, printable, say, trace
-from snugvl.cli.stdout import write
+from snugvl.cli.stderr import HANG, line, printable, say, several, trace
+from snugvl.cli.stdout import flow, write
 from snugvl.cli.task import Job, Outcome, Task
-from snugvl.errors import InputError, SnugvlError
+from snugvl.core.wrapping import wrapped
+from snugvl.errors import ImageError, InputError, SnugvlError
 
 if TYPE_CHECKING:
     from snugvl.client import Client
@@ -73,10 +74,11 @@ def _load_and_do(
     # One image is read before the model is loaded, so that a mistyped path is told at once.
     opener = sink or _opener(task, jobs, choice, output)
     read = session.reader(choice, videos=task.videos)
-    images = _read_or_told(jobs[0], read, opener) if len(jobs) == 1 else None
+    with _named(jobs):
+        images = _read_or_told(jobs[0], read, opener) if len(jobs) == 1 else None
     if not output.quiet:
         session.tell(choice)
-    with session.load_model(choice) as model:
+    with session.load_model(choice) as model, _named(left):
         for_a_terminal = sys.stdout.isatty() and not output.json and output.path is None
         if images is not None and task.stream and for_a_terminal:
             _streamed(task, model, images, output)
@@ -85,6 +87,22 @@ def _load_and_do(
             _single(_attempt(task, model, jobs[0], lambda _: ready), opener, output)
         else:
             _batch(lambda job: _attempt(task, model, job, read), task.name, left, opener, output)
+
+
+@contextmanager
+def _named(jobs: Sequence[Job]) -> Iterator[None]:
+    """Names the picture of a lone job in its error: a server knows no names of files."""
+    try:
+        yield
+    except ImageError as error:
+        title = "standard input" if jobs[0].names == (STDIN,) else jobs[0].title
+        if len(jobs) == 1 and not any(
+            name in str(error) for name in (title, *jobs[0].names) if name != STDIN
+        ):
+            said = str(error)
+            rest = said.removeprefix("the image ")  # as a server calls what it was sent
+            error.args = (f"{title} {rest}" if rest != said else f"{title}: {said}", *error.args[1:])
+        raise
 
 
 def _left(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice) -> Sequence[Job]:
@@ -124,16 +142,16 @@ def _streamed(
 
     assert task.stream is not None
     deltas: list[Delta] = []
-    started = False
+    started, out = False, flow()
     with task.stream(model, images) as stream:
         try:
             for delta in stream:
                 deltas.append(delta)
                 text = printable(delta.text)
-                write(text if started else text.lstrip())
+                write(out.feed(text if started else text.lstrip()))
                 started = started or bool(text.strip())
         finally:
-            write("\n" if started else "")
+            write(f"{out.end()}\n" if started else "")
     reply = collect(deltas)
     answer_text(reply.text)
     _note_cut(reply.truncated, output)
@@ -146,6 +164,13 @@ def _single(outcome: Outcome, sink: Opener, output: OutputChoice) -> None:
         raise outcome.error
     assert outcome.result is not None
     _note_cut(outcome.result.truncated, output)
+    _told(output, 1)
+
+
+def _told(output: OutputChoice, results: int) -> None:
+    """Say where the results are."""
+    if output.path is not None and not output.quiet:
+        say(f"{several(results, 'new result' if output.resume else 'result')} in {output.path}")
 
 
 def _note_cut(truncated: bool, output: OutputChoice) -> None:
@@ -171,6 +196,7 @@ def _batch(
         how = "; the same command with --resume continues" if output.path else ""
         say(f"interrupted after {done} of {len(jobs)} images{how}")
         raise typer.Exit(INTERRUPTED) from None
+    _told(output, done - failed)
     if failed:
         say(f"{failed} of {len(jobs)} images failed")
         raise typer.Exit(SOME_FAILED)
@@ -265,6 +291,7 @@ def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Bar]:
                 display.advance(bar)
 
             def say(self, message: str) -> None:
-                console.print(line(message), markup=False, highlight=False, soft_wrap=True)
+                text = wrapped(line(message), console.width, HANG)
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield Bar()

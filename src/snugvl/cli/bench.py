@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from snugvl.bench.result import Result
 
 SOME_FAILED = 7
+Tell = Callable[[str], None]
 MOST_SIDE = 20_000
 SEED = 1000
 
@@ -47,6 +48,7 @@ Server = Annotated[
         "--server",
         envvar="SNUGVL_SERVER",
         metavar="URL",
+        callback=options.address,
         help="Measure a running server of OpenAI's API instead of starting one.",
     ),
 ]
@@ -59,12 +61,18 @@ Levels = Annotated[
     typer.Option(
         "--levels",
         metavar="CLIENTS:REQUESTS,...",
+        callback=lambda value: value if _levels(value) else None,
         help="How many clients send how many requests.",
     ),
 ]
 Image = Annotated[
     str,
-    typer.Option("--image", metavar="WIDTHxHEIGHT", help="Size of each picture in pixels."),
+    typer.Option(
+        "--image",
+        metavar="WIDTHxHEIGHT",
+        callback=lambda value: value if _size(value) else None,
+        help="Size of each picture in pixels.",
+    ),
 ]
 NoImage = Annotated[bool, typer.Option("--no-image", help="Send text only.")]
 SameImage = Annotated[
@@ -86,7 +94,9 @@ Warmup = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", min=0, help="Of pictures and texts; default: new ones for a --server, else the same."
+        "--seed",
+        min=0,
+        help="Seed of pictures and texts; without: new ones for a --server, else always the same.",
     ),
 ]
 Timeout = Annotated[
@@ -152,10 +162,11 @@ def bench(
         server, api_key, model, tuple(start), _levels(levels), workload, repeat, warmup, timeout
     )
     _check_folders(json, plot)
-    _measure(Measurement(settings, (lambda text: None) if quiet else say), json, plot)
+    tell: Tell = (lambda text: None) if quiet else say
+    _measure(Measurement(settings, tell), json, plot, tell)
 
 
-def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> None:
+def _measure(measurement: Measurement, json: Path | None, plot: Path | None, tell: Tell) -> None:
     """Run, print, save; exit as it went."""
     interrupt = None
     with _ended_like_ctrl_c():
@@ -165,7 +176,7 @@ def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> 
             interrupt = error
     result = measurement.result
     if result is not None and (result.runs or interrupt is None):
-        _put(result, json, plot)
+        _put(result, json, plot, tell)
     if interrupt is not None:
         say("interrupted")  # Typer makes an exit code of it, without a word
         raise interrupt
@@ -193,17 +204,19 @@ def _ended_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _put(result: Result, json: Path | None, plot: Path | None) -> None:
+def _put(result: Result, json: Path | None, plot: Path | None, tell: Tell) -> None:
     from snugvl.bench.report import report
 
     if json is not None:
         from snugvl.bench.result import to_json
 
         json.write_text(to_json(result), encoding="utf-8")
+        tell(f"every request's times are in {json}")
     if plot is not None:
         from snugvl.bench.plot import svg
 
         plot.write_text(svg(result), encoding="utf-8")
+        tell(f"the results are drawn in {plot}")
     _print(report(result))
 
 

@@ -21,7 +21,7 @@ def caption(
     result: options.OutputChoice,
 ) -> None:
     """Describe images."""
-    sampling = generation.sampling()
+    named, sampling = sources.pictures_alone(images, "caption"), generation.sampling()
     task = Task(
         "caption",
         {"detail": detail, **generation.chosen()},
@@ -33,7 +33,7 @@ def caption(
             images[0], detail=detail, sampling=sampling, max_pixels=choice.load.max_pixels
         ),
     )
-    batch.do(task, each(sources.expand(images, recursive=recursive)), choice, result)
+    batch.do(task, each(sources.expand(named, recursive=recursive)), choice, result)
 
 
 @options.grouped()
@@ -46,11 +46,15 @@ def scene(
     result: options.OutputChoice,
 ) -> None:
     """Analyse images: summary, setting, objects with counts and positions, text, relations."""
-    sampling, pixels = generation.sampling(), choice.load.max_pixels
+    named, sampling, pixels = (
+        sources.pictures_alone(images, "scene"),
+        generation.sampling(),
+        choice.load.max_pixels,
+    )
     task = Task(
         "scene",
         generation.chosen(),
         run=lambda model, _, images: model.scene(images[0], sampling=sampling, max_pixels=pixels),
         text=render.scene,
     )
-    batch.do(task, each(sources.expand(images, recursive=recursive)), choice, result)
+    batch.do(task, each(sources.expand(named, recursive=recursive)), choice, result)

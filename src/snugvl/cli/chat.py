@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import quote, unquote
 
 import typer
 
-from snugvl.cli import options, session
-from snugvl.cli.records import check_new
-from snugvl.cli.stderr import printable, say
-from snugvl.cli.stdout import write
+from snugvl.cli import options, session, sources
+from snugvl.cli.stderr import printable, say, several
+from snugvl.cli.stdout import flow, show, write
 from snugvl.cli.task import Job
 from snugvl.errors import InputError, RequestTooLarge, SnugvlError
 
@@ -25,13 +27,29 @@ if TYPE_CHECKING:
     from snugvl.core.sampling import SamplingParams
     from snugvl.model import Model
 
+    Shown = tuple[str, Image | Video]
+
+ME: Final = "You"
+SUFFIXES: Final = sources.SUFFIXES | sources.VIDEO_SUFFIXES | {".pdf"}
 PROMPT = "> "
+COMMANDS: Final = ("/image", "/clear", "/save", "/load", "/help", "/exit")
+WITH_FILES: Final = ("/image", "/save", "/load")
 HELP = """\
-/image FILE   show a picture or a video with the next question; again for more
-/clear        begin a new conversation
-/save FILE    write the conversation to a new file, as Markdown
-/exit         leave; so does Ctrl+D. Ctrl+C ends an answer\
+/image FILE...  show pictures or videos with the next question; so does a line of their names
+/clear          begin a new conversation
+/save FILE      write the conversation to a new file, as Markdown
+/load FILE      go on with a conversation that was saved
+/exit           leave; so does Ctrl+D. Ctrl+C ends an answer
+Tab completes commands and names of files.\
 """
+HELP_HANG: Final = 16
+MOST_WAITING: Final = 64  # pictures; more in one question are a mistyped pattern
+MOST_BYTES: Final = 16 << 20  # of a saved conversation
+_WORD: Final = re.compile(r"""\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s'"\\])+)(?=\s|$)""")
+_TURN: Final = re.compile(r"^\*\*([^*\n]+):\*\* ?", re.MULTILINE)
+_LIKE_A_TURN: Final = re.compile(r"^\\*\*\*[^*\n]+:\*\*", re.MULTILINE)  # gets a backslash more in a file
+_SHOWN: Final = re.compile(r"!\[[^\]\n]*\]\(([^)\s]+)\)\n")
+_NOT_IN_A_LINK: Final = re.compile(r"""[\s()<>%\\"?#]""")
 
 
 @options.grouped()
@@ -51,8 +69,7 @@ def chat(
     """Talk with a model about pictures, in the terminal. /help shows what can be typed beside questions."""
     choice = session.resolve(choice, None)
     talk = Conversation(choice, generation.sampling(), system)
-    for name in images or ():
-        talk.show(name)
+    talk.show(images or ())
     if not quiet:
         session.tell(choice)
     with session.load_model(choice) as model:
@@ -67,24 +84,30 @@ class Conversation:
     sampling: SamplingParams
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
-    waiting: list[tuple[str, Image | Video]] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)  # what /save writes
+    waiting: list[Shown] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)  # what /save writes
 
-    def show(self, name: str) -> None:
-        """Take a picture, or a video, for the next question.
+    def show(self, names: Sequence[str]) -> None:
+        """Take pictures, or videos, for the next question: all of them or, after an error, none.
 
         Raises:
-            ImageError: it can't be read, or pocket can't describe it.
+            SnugvlError: one can't be read, pocket can't describe it, or there are too many.
         """
+        found = sources.expand(names)
+        if len(self.waiting) + len(found) > MOST_WAITING:
+            raise InputError(f"{len(found)} pictures are too many for one question; name fewer")
+        self.waiting += self._read(found)
+
+    def _read(self, names: Sequence[str]) -> list[Shown]:
         from snugvl.model import see
 
         read = session.reader(replace(self.choice, server=None))
-        self.waiting.append((name, see(read(Job((name,)))[0])))
+        return [(name, see(read(Job((name,)))[0])) for name in names]
 
     def clear(self) -> None:
         """Forget everything but the pictures that wait."""
         self.messages.clear()
-        self.shown.clear()
+        self.turns.clear()
 
     def save(self, path: Path) -> None:
         """Write what was said.
@@ -92,10 +115,26 @@ class Conversation:
         Raises:
             InputError: there is such a file, or nothing to write.
         """
-        if not self.shown:
+        if not self.turns:
             raise InputError("there is nothing to save yet")
-        check_new(path)
-        path.write_text("\n\n".join(self.shown) + "\n", encoding="utf-8")
+        if path.exists():
+            raise InputError(f"{path} exists; name a new file")
+        path.write_text("\n\n".join(turn.markdown(path) for turn in self.turns) + "\n", encoding="utf-8")
+
+    def load(self, path: Path) -> None:
+        """Go on with what `save` wrote, from whatever folder; what was said here before is forgotten.
+
+        Raises:
+            SnugvlError: it can't be read, is no such file, or a picture isn't there any more.
+        """
+        from snugvl.core.messages import Message, Text, user
+
+        turns = [turn.moved(path) for turn in _turns(path)]
+        pictures = [self._read(turn.pictures) for turn in turns]
+        self.turns, self.messages = turns, []
+        for turn, shown in zip(turns, pictures, strict=True):
+            mine = user(*(picture for _, picture in shown), turn.text)
+            self.messages.append(mine if turn.mine else Message("assistant", (Text(turn.text),)))
 
     def ask(self, model: Model | Client, question: str) -> None:
         """Print the answer as it comes. What was interrupted stays in the conversation as far as it came.
@@ -107,26 +146,75 @@ class Conversation:
 
         mine = user(*(shown for _, shown in self.waiting), question)
         before = [Message("system", (Text(self.system),))] if self.system else []
-        answer = ""
+        answer, out = "", flow()
         asked = [*before, *self.messages, mine]
         with suppress(KeyboardInterrupt), model.stream_chat(asked, self.sampling) as deltas:
             for delta in deltas:
                 text = delta.text if answer else delta.text.lstrip()
                 answer += text
-                write(printable(text))
-        write("\n")
+                write(out.feed(printable(text)))
+        write(f"{out.end()}\n")
         self.messages += [mine, Message("assistant", (Text(answer),))]
-        names = "".join(f"![{Path(name).name}]({name})\n" for name, _ in self.waiting)
-        self.shown += [f"**You:** {names}{question}", f"**{self.choice.name}:** {answer}"]
+        self.turns.append(Turn(ME, question, tuple(name for name, _ in self.waiting)))
+        self.turns.append(Turn(self.choice.name, answer))
         self.waiting.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question or an answer as a saved conversation has it, `**NAME:** ![a.png](a.png)` and the text."""
+
+    name: str
+    text: str
+    pictures: tuple[str, ...] = ()
+
+    @property
+    def mine(self) -> bool:
+        """Whether it is a question."""
+        return self.name == ME
+
+    def markdown(self, file: Path) -> str:
+        """As it stands in `file`. Pictures beside or below it are named from there, so that both may move
+        together; others by their whole path."""
+        links = []
+        for name in self.pictures:
+            path = Path(name).resolve()
+            with suppress(ValueError):
+                path = path.relative_to(file.resolve().parent)
+            link = _NOT_IN_A_LINK.sub(lambda found: quote(found[0]), path.as_posix())
+            links.append(f"![{path.name.translate({91: None, 93: None})}]({link})\n")
+        text = _LIKE_A_TURN.sub(r"\\\g<0>", self.text)
+        return f"**{self.name}:** {''.join(links)}{text}"
+
+    def moved(self, file: Path) -> Turn:
+        """The turn of `file` with pictures as they are named from here."""
+        return replace(self, pictures=tuple(str(file.parent / name) for name in self.pictures))
+
+
+def _turns(file: Path) -> list[Turn]:
+    if file.is_file() and file.stat().st_size > MOST_BYTES:
+        raise InputError(f"{file} has more than {MOST_BYTES >> 20} MiB; it is no conversation of snugvl chat")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    lead, *parts = _TURN.split(text)
+    names, turns = parts[::2], []
+    talked = len(names) % 2 == 0 and all((name == ME) != number % 2 for number, name in enumerate(names))
+    if lead.strip() or not names or not talked:
+        raise InputError(f"{file} is no conversation that /save has written")
+    for name, said in zip(names, parts[1::2], strict=True):
+        pictures, rest = [], said.rstrip("\n")
+        while name == ME and (link := _SHOWN.match(rest)):
+            pictures.append(unquote(link[1]))
+            rest = rest[link.end() :]
+        rest = re.sub(rf"^\\(?={_LIKE_A_TURN.pattern[1:]})", "", rest, flags=re.MULTILINE)
+        turns.append(Turn(name, rest, tuple(pictures)))
+    return turns
 
 
 def _converse(talk: Conversation, model: Model | Client, *, quiet: bool) -> None:
     """Read lines until the end. At a terminal an error is told and the conversation goes on."""
     person = sys.stdin is not None and sys.stdin.isatty()
     if person:
-        with suppress(ImportError):
-            import readline  # noqa: F401 - input() has history and editing with it
+        _complete()
         if not quiet:
             say("ask, or type /help; Ctrl+D leaves")
     while True:
@@ -138,7 +226,7 @@ def _converse(talk: Conversation, model: Model | Client, *, quiet: bool) -> None
         if line is None:
             return
         try:
-            if _done(talk, model, line.strip()):
+            if _done(talk, model, line.strip(), quiet=quiet):
                 return
         except SnugvlError as error:
             if not person:
@@ -162,26 +250,117 @@ def _line(person: bool) -> str | None:
         return None
 
 
-def _done(talk: Conversation, model: Model | Client, line: str) -> bool:
+def _done(talk: Conversation, model: Model | Client, line: str, *, quiet: bool) -> bool:
     """Do what a line says; whether that is to leave."""
     word, _, rest = line.partition(" ")
-    rest = rest.strip()
+    rest, tell = rest.strip(), (lambda text: None) if quiet else say
     if word == "/exit":
         return True
     if word == "/image":
-        talk.show(_needed(word, rest))
-    elif word == "/save":
-        talk.save(Path(_needed(word, rest)).expanduser())
-        say(f"saved as {rest}")
+        _shown(talk, _names(_needed(word, rest)), tell)
+    elif word in ("/save", "/load"):
+        name, *more = _names(_needed(word, rest))
+        if more:
+            raise InputError(f"{word} takes one file; put a name with blanks in quotes")
+        path = Path(name).expanduser()
+        if word == "/save":
+            talk.save(path)
+            tell(f"the conversation is in {path}")
+        else:
+            talk.load(path)
+            questions, pictures = len(talk.turns) // 2, sum(len(turn.pictures) for turn in talk.turns)
+            tell(f"{path} is loaded: {several(questions, 'question')}, {several(pictures, 'picture')}")
     elif word == "/clear":
         talk.clear()
+        tell("a new conversation begins")
     elif word == "/help":
-        write(HELP + "\n")
-    elif word.startswith("/") and not Path(word).exists():
-        raise InputError(f"{word} is not a command: /image, /clear, /save, /exit and /help are")
+        show(HELP, HELP_HANG)
+    elif word.startswith("/") and not Path(_names(line)[0]).exists():
+        *before, last = COMMANDS
+        raise InputError(f"{word} is not a command: {', '.join(before)} and {last} are")
     elif line:
-        talk.ask(model, line)
+        names, question = _pictured(line)
+        if names:
+            _shown(talk, names, tell)
+        if question:
+            talk.ask(model, question)
     return False
+
+
+def _shown(talk: Conversation, names: Sequence[str], tell: Callable[[str], None]) -> None:
+    talk.show([str(Path(name).expanduser()) for name in names])
+    waiting = [name for name, _ in talk.waiting]
+    tell(f"with the next question goes {waiting[0]}" if len(waiting) == 1 else
+         f"with the next question go {several(len(waiting), 'picture')}: {', '.join(waiting)}")  # fmt: skip
+
+
+def _pictured(line: str) -> tuple[list[str], str]:
+    """The pictures that a line begins with, as one that was dragged here does, and the question behind them.
+    A lone name that is written as a picture's counts though there is no such file: its error is told."""
+    names, at = [], 0
+    while word := _WORD.match(line, at):
+        name = "".join(_names(word[1]))
+        path = Path(name).expanduser()
+        if path.suffix.lower() not in SUFFIXES or not (path.is_file() or word[1] == line):
+            break
+        names.append(name)
+        at = word.end()
+    return names, line[at:].strip()
+
+
+def _names(text: str) -> list[str]:
+    """Names as a shell splits them; with a lone quotation mark, as in don't.png, at blanks."""
+    import shlex
+
+    try:
+        return shlex.split(text) or [text]
+    except ValueError:
+        return text.split() or [text]
+
+
+def _complete() -> None:
+    """Let Tab complete commands and names of files; input() has history and editing with it, too."""
+    with suppress(ImportError):
+        import readline
+
+        readline.set_completer_delims("")  # a name may have blanks: the line so far is completed
+        readline.set_completer(lambda line, number: dict(enumerate(completions(line))).get(number))
+        editline = getattr(readline, "backend", "readline") == "editline"
+        readline.parse_and_bind("bind ^I rl_complete" if editline else "tab: complete")
+
+
+def completions(line: str) -> list[str]:
+    """The lines that `line` may become: a command, or one more name of a file behind one."""
+
+    head = line.partition(" ")[0]
+    if line.startswith("/") and " " not in line:
+        found = [f"{command} " if command in WITH_FILES else command for command in COMMANDS]
+        if matching := [command for command in found if command.startswith(line)]:
+            return matching
+    command = f"{head} " if head in WITH_FILES and line != head else ""
+    words = list(_WORD.finditer(line, len(command)))
+    begun = words[-1] if words and words[-1].end() == len(line) else None
+    before = line[: begun.start(1)] if begun else line
+    name = "".join(_names(begun[1])) if begun else ""
+    folder, _, start = name.rpartition("/")
+    where = Path(f"{folder}/" if folder or name.startswith("/") else ".").expanduser()
+    if not command and not start:  # a question: no list of files after each word
+        return []
+    with suppress(OSError):
+        paths = [path for path in where.iterdir() if path.name.startswith(start)]
+        if not start.startswith("."):
+            paths = [path for path in paths if not path.name.startswith(".")]
+        lead = name[: len(name) - len(start)]
+        return sorted(
+            before + _escaped(lead + path.name) + ("/" if path.is_dir() else " ") for path in paths
+            if path.is_dir() or command in ("/save ", "/load ") or path.suffix.lower() in SUFFIXES
+        )  # fmt: skip
+    return []
+
+
+def _escaped(name: str) -> str:
+    """A name as it is typed in a line, `~` still its home."""
+    return re.sub(r"""([\s'"\\])""", r"\\\1", name)
 
 
 def _needed(word: str, rest: str) -> str:

@@ -137,7 +137,7 @@ def compare(
     names = sources.expand(images, recursive=recursive)
     if sources.STDIN in names:
         raise InputError("compare reads each picture several times, and standard input only once; give files")
-    asked = _asked(task, question or [], objects or [])
+    asked = _asked(task, question or [], sources.objects(objects or []))
     if _finished(result):
         return
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugvl.cli import records
 from snugvl.cli.options import OutputChoice
-from snugvl.cli.stderr import printable, say
+from snugvl.cli.stderr import printable, say, several
 from snugvl.cli.stdout import write
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.fidelity.results import Figures, Outcome, figures
@@ -34,14 +34,15 @@ def plan_lines(comparison: Comparison) -> Iterator[str]:
     plans = comparison.plans().values()
     held = max(plan.footprint.total_bytes for plan in plans)
     host = max(plan.host_bytes for plan in plans)
-    beside = f" beside {format_size(host)} of main memory" if host else ""
+    beside = f" and {format_size(host)} of main memory" if host else ""
     engines = max(rival.engine_bytes for rival in rivals)
     usable = min(plan.usable_bytes for plan in plans)
     yield (
-        f"of {format_size(usable)} an engine holds {format_size(engines)}, then a pass "
-        f"{format_size(held)}{beside}; up to {format_size(comparison.reading_bytes)} are read"
+        f"memory: {format_size(usable)} may be used; an engine takes {format_size(engines)}, and then a "
+        f"reading of the reference {format_size(held)}{beside}; at most "
+        f"{format_size(comparison.reading_bytes)} are read from the disk"
     )
-    yield f"the reading takes up to {_time(comparison.estimate())}, besides the time of the answers"
+    yield f"the reading takes up to {_time(comparison.estimate())}; the answers come on top"
 
 
 @contextmanager
@@ -112,6 +113,8 @@ def show(comparison: Comparison, outcomes: Sequence[Outcome], result: OutputChoi
     )
     if result.path is not None:
         records.rewrite(result.path, found)
+        if not result.quiet:
+            say(f"{several(len(outcomes), 'answer')} and {several(len(rows), 'variant')} in {result.path}")
     else:
         write("".join(map(records.encode, found)))
 

@@ -13,24 +13,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from snugvl.cli.help import Command, Group
 from snugvl.cli.stderr import plainly, printable, say
 from snugvl.cli.stdout import write
-from snugvl.errors import InputError
+from snugvl.errors import InputError, SnugvlError
 
 MAX_BYTES: Final = 2**20
 NEVER: Final = {"help", "version", "install-completion", "show-completion", "yes", "force"}
 # `model` is an option of tasks, but an argument of these; `plan` and `pull` mean another one each time.
 MODEL_ARGUMENT: Final = ("serve",)
+UNDO: Final = "correct it with snugvl config set, or remove it with snugvl config unset"
 _TABLE: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _KEY: Final = re.compile(r"\s*([\w-]+)\s*=")
 
-app = typer.Typer(help="Keep the options that you give every time (model, memory, port …) in a TOML file.")
+app = typer.Typer(
+    cls=Group, help="Keep the options that you give every time (model, memory, port …) in a TOML file."
+)
 Key = Annotated[str, typer.Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
 
 
@@ -52,13 +56,36 @@ def defaults(context: typer.Context) -> dict[str, Any] | None:
     return {command: values for command, values in _checked(text, context).items() if values}
 
 
-@app.command("path")
+def blame(words: Sequence[str], message: str) -> str:
+    """Where a value that an error speaks of was said, unless in `words`, the command line: "; KEY is set in
+    …", and how that is undone. Nothing where no value of the file is spoken of."""
+    try:
+        values = _parsed(_text() or "")
+    except (InputError, OSError):
+        return ""
+    command = next((word for word in words if not word.startswith("-")), "")
+    own = values.get(command)
+    said = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    keys = {key: key for key in said}
+    if isinstance(own, dict):
+        said |= own
+        keys |= {key: f"{command}.{key}" for key in own}
+    for key, value in said.items():
+        typed = any(word.split("=")[0] == f"--{key}" for word in words)
+        names = (f"--{key}", *(str(each) for each in (value if isinstance(value, list) else [value])))
+        spoken = any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message) for name in names if name)
+        if spoken and not typed and not isinstance(value, bool):
+            return f"; {key} is set in {path()} (snugvl config unset {keys[key]})"
+    return ""
+
+
+@app.command("path", cls=Command)
 def show_path() -> None:
     """Print where the file is, or would be."""
     write(f"{path()}\n")
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show() -> None:
     """Print the file. Keys of servers are shown, too."""
     text = _text()
@@ -68,7 +95,7 @@ def show() -> None:
     write(printable(text if text.endswith("\n") or not text else text + "\n"))
 
 
-@app.command("get")
+@app.command("get", cls=Command)
 def get(key: Key) -> None:
     """Print the value of a key."""
     table, name = _split(key)
@@ -79,7 +106,7 @@ def get(key: Key) -> None:
     write(printable(str(found).lower() if isinstance(found, bool) else str(found)) + "\n")
 
 
-@app.command("set")
+@app.command("set", cls=Command)
 def set_(
     context: typer.Context,
     key: Key,
@@ -90,11 +117,12 @@ def set_(
     try:
         _checked(_with("", table, name, _toml(value)), context)
     except InputError as error:  # who types a key knows of no line
-        raise InputError(re.sub(r"^.*?, line \S+: |; remove it$", "", str(error))) from None
+        raise InputError(re.sub(rf"^.*?, line \S+: |; remove it$|; {UNDO}$", "", str(error))) from None
     _write(_with(_text() or "", table, name, _toml(value)), context)
+    say(f"{key} is set in {path()}")
 
 
-@app.command("unset")
+@app.command("unset", cls=Command)
 def unset(context: typer.Context, key: Key) -> None:
     """Remove a key."""
     table, name = _split(key)
@@ -105,6 +133,7 @@ def unset(context: typer.Context, key: Key) -> None:
     lines = text.splitlines(keepends=True)
     del lines[number - 1]
     _write("".join(lines), context)
+    say(f"{key} is removed from {path()}")
 
 
 def _split(key: str) -> tuple[str, str]:
@@ -210,8 +239,9 @@ def _value(context: typer.Context, parameter: Any, value: Any, where: str) -> An
     value = [str(each) for each in values] if several else value if isinstance(value, bool) else str(value)
     try:
         parameter.process_value(context, value)
-    except typer.BadParameter as error:
-        raise InputError(f"{where}: {plainly(error.message)}") from None
+    except (typer.BadParameter, SnugvlError) as error:
+        said = error.message if isinstance(error, typer.BadParameter) else str(error)
+        raise InputError(f"{where}: {plainly(said)}; {UNDO}") from None
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from snugvl.cli import batch, options, render, sources
 from snugvl.cli.sinks import Gathered, Opener
+from snugvl.cli.stderr import say, several
 from snugvl.cli.stdout import write
 from snugvl.cli.task import Job, Outcome, Task, each
 from snugvl.errors import InputError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from snugvl.tasks.results import Detections
 
 Format = Literal["json", "coco", "yolo", "csv"]
+FORMATS = {"coco": "COCO", "yolo": "YOLO", "csv": "CSV"}
 
 
 Output = Annotated[
@@ -58,26 +61,47 @@ def detect(
     """Find objects: boxes in pixels of the original image."""
     from snugvl.tasks.detect import check_names
 
-    names, jobs = check_names(objects or []), each(sources.expand(images, recursive=recursive))
+    images, asked = _asked(images, objects, quiet=quiet)
+    names, jobs = check_names(asked), each(sources.expand(images, recursive=recursive))
     pictures = _targets(draw, [job.names[0] for job in jobs]) if draw else {}
+    drawn: list[Path] = []
     chosen = _format(format_, json, resume)
-    sink = _gathering(chosen, output, jobs, names)
+    sink = _gathering(chosen, output, jobs, names, tell=not quiet)
     task = Task(
         "detect",
         {"objects": list(names), **generation.chosen()},
-        run=_runner(names, generation.sampling(), choice.load.max_pixels, pictures),
-        text=render.detections,
+        run=_runner(names, generation.sampling(), choice.load.max_pixels, pictures, drawn),
+        text=lambda found: render.detections(found, names),
         videos=False,
     )
     if choice.server is None:
         choice = replace(choice, load=replace(choice.load, purpose="detect"))
-    batch.do(
-        task,
-        jobs,
-        choice,
-        options.OutputChoice(chosen == "json", None if sink else output, resume and not sink, quiet),
-        sink,
-    )
+    where = options.OutputChoice(chosen == "json", None if sink else output, resume and not sink, quiet)
+    try:
+        batch.do(task, jobs, choice, where, sink)
+    finally:
+        if drawn and not quiet:
+            one = drawn[0] if len(drawn) == 1 else f"{drawn[0].parent}/: {len(drawn)} pictures"
+            say(f"the boxes are drawn in {one}")
+
+
+def _asked(
+    images: Sequence[str], objects: Sequence[str] | None, *, quiet: bool
+) -> tuple[list[str], list[str]]:
+    """The pictures and the names of objects. Words behind the pictures are one, or several between commas.
+
+    Raises:
+        typer.BadParameter: such words, and --object, too.
+    """
+    pictures, words = sources.words_behind(images)
+    text = " ".join(words)
+    if words and objects:
+        raise typer.BadParameter(f"{text!r} is no file; name what to look for with another --object")
+    asked = sources.objects([text] if words else objects or [])
+    if words and not quiet:
+        line = " ".join(f"--object {shlex.quote(name.strip())}" for name in asked)
+        say(f"{text!r} is no file, so it is what is looked for: {line}")
+    return pictures, asked
 
 
 def _format(chosen: Format | None, json: bool, resume: bool) -> Format | None:
@@ -89,8 +113,11 @@ def _format(chosen: Format | None, json: bool, resume: bool) -> Format | None:
 
 
 def _runner(
-    names: Sequence[str], sampling: SamplingParams, max_pixels: int | None, pictures: dict[str, Path]
-) -> Any:
+    names: Sequence[str], sampling: SamplingParams, max_pixels: int | None, pictures: dict[str, Path],
+    drawn: list[Path],
+) -> Any:  # fmt: skip
+    """How a picture is done; where it was drawn comes into `drawn`."""
+
     def run(model: Model | Client, job: Job, images: Sequence[ImageSource]) -> Detections:
         target, picture = pictures.get(job.names[0]), None
         if target:  # first: what can't be drawn on isn't asked about
@@ -102,13 +129,14 @@ def _runner(
             from snugvl.tasks import draw
 
             draw.save(draw.annotate(picture, found), target)
+            drawn.append(target)
         return found
 
     return run
 
 
 def _gathering(
-    chosen: Format | None, output: Path | None, jobs: Sequence[Job], names: Sequence[str]
+    chosen: Format | None, output: Path | None, jobs: Sequence[Job], names: Sequence[str], *, tell: bool
 ) -> Opener | None:
     """What writes COCO, YOLO or CSV at the end; checked now, before the work. None for the other formats."""
     from snugvl.tasks import export
@@ -127,12 +155,19 @@ def _gathering(
         check_new(output)
 
     def finish(outcomes: Sequence[Outcome]) -> None:
+        def told() -> None:
+            if tell:
+                found = sum(len(result.objects) for _, result in items)
+                boxes, images = several(found, "box"), several(len(items), "image")
+                say(f"{boxes} of {images} in {output}, as {FORMATS[chosen]}")
+
         items: list[Any] = [(outcome.job.names[0], outcome.result) for outcome in outcomes]
         if chosen == "yolo":
             assert output is not None
             output.mkdir(parents=True, exist_ok=True)
             for file, text in export.yolo(items, names).items():
                 (output / file).write_text(text, encoding="utf-8")
+            told()
             return
         text = export.coco(items, names) if chosen == "coco" else export.table(items)
         if output is None:
@@ -140,6 +175,7 @@ def _gathering(
         else:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, encoding="utf-8")
+            told()
 
     return lambda: Gathered(finish)
 

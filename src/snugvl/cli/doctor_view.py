@@ -1,8 +1,6 @@
 """The doctor's report: the same lines for a terminal, in colour, and for a pipe, plain."""
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
@@ -10,6 +8,7 @@ from typing import Any, Final
 from snugvl.cli.stderr import printable
 from snugvl.cli.stdout import write
 from snugvl.core.sizes import format_size
+from snugvl.core.wrapping import columns, styled, wrapped
 from snugvl.hardware import context_cost
 from snugvl.hardware.advice import Advice
 from snugvl.hardware.machine import SYSTEMS, Gpu, Machine
@@ -40,7 +39,7 @@ def as_document(machine: Machine, advice: Advice, build: TorchBuild | None) -> d
 def show(machine: Machine, advice: Advice) -> None:
     """Print the report."""
     terminal = sys.stdout.isatty()
-    width = min(WIDEST, shutil.get_terminal_size().columns) if terminal else None
+    width = min(WIDEST, columns(sys.stdout) or WIDEST) if terminal else None
     lines = [[(printable(text), style) for text, style in line] for line in _report(machine, advice, width)]
     if not terminal:
         write("".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines))
@@ -50,7 +49,7 @@ def show(machine: Machine, advice: Advice) -> None:
 
     console = Console(file=sys.stdout, highlight=False)
     for line in lines:
-        console.print(Text.assemble(*line), soft_wrap=True)
+        console.print(styled(Text.assemble(*line), width, 2), soft_wrap=True)
 
 
 def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Line]:
@@ -102,13 +101,14 @@ def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
     if gpu.driver is not None:
         facts.append(f"driver {gpu.driver}")
     yield [(f"cuda:{gpu.index}  {gpu.name}", "bold"), (f"  {', '.join(facts)}", "")]
-    held = round(BAR_CELLS * gpu.held_bytes / gpu.total_bytes)
+    cells = min(BAR_CELLS, width - 4) if width else BAR_CELLS
+    held = round(cells * gpu.held_bytes / gpu.total_bytes)
     full, empty = _blocks()
     free = f"{format_size(gpu.free_bytes)} free"
     yield [
         ("  ", ""),
         (full * held, "red"),
-        (empty * (BAR_CELLS - held), "green"),
+        (empty * (cells - held), "green"),
         (f"  {format_size(gpu.held_bytes)} held, ", ""),
         (free, "bold green"),
     ]
@@ -131,9 +131,8 @@ def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
 
 def _hanging(lead: str, style: str, text: str, width: int | None) -> Iterator[Line]:
     """`text` after `lead`, wrapped under itself on a terminal."""
-    rows = textwrap.wrap(text, max(20, width - len(lead)), break_on_hyphens=False) if width else [text]
-    for number, row in enumerate(rows or [""]):
-        yield [(lead, style), (row, "")] if number == 0 else [(" " * len(lead) + row, "")]
+    for number, row in enumerate(wrapped(text, width, len(lead), len(lead)).split("\n")):
+        yield [(lead, style), (row, "")] if number == 0 else [(row, "")]
 
 
 def _blocks() -> tuple[str, str]:

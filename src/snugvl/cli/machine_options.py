@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from snugvl.core.sizes import parse_size
+from snugvl.errors import InputError
+
 if TYPE_CHECKING:
     from snugvl.hardware.machine import Machine
 
@@ -19,6 +22,19 @@ def cards(incomplete: str) -> list[str]:
     products = (model.product.removeprefix("NVIDIA ").replace(" ", "-") for model in known())
     short = dict.fromkeys(name.lower().removeprefix("geforce-") for name in products)
     return [name for name in ("none", *short) if name.startswith(incomplete)]
+
+
+def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """A size as it was typed.
+
+    Raises:
+        InputError: it is none, or nothing where there must be something.
+    """
+    if value is not None:
+        option = parameter.opts[0]
+        if not parse_size(value, option) and option != "--held":
+            raise InputError(f"{option} {value!r} is nothing; write it like 951MiB, 7.2GiB or 8GB")
+    return value
 
 
 Gpu = Annotated[
@@ -38,16 +54,28 @@ Os = Annotated[
 ]
 Held = Annotated[
     str | None,
-    typer.Option("--held", metavar="SIZE", help="GPU memory that other programs hold there, such as 951MiB."),
+    typer.Option(
+        "--held",
+        metavar="SIZE",
+        callback=size,
+        help="GPU memory that other programs hold there, such as 951MiB.",
+    ),
 ]
 Vram = Annotated[
     str | None,
-    typer.Option("--vram", metavar="SIZE", help="GPU memory in all, such as 8151MiB; known for most GPUs."),
+    typer.Option(
+        "--vram",
+        metavar="SIZE",
+        callback=size,
+        help="GPU memory in all, such as 8151MiB; known for most GPUs.",
+    ),
 ]
 Gpus = Annotated[
     int | None, typer.Option("--gpus", metavar="N", help="How many of these GPUs the machine has.")
 ]
-Ram = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="System memory, such as 32GiB.")]
+Ram = Annotated[
+    str | None, typer.Option("--ram", metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
+]
 MachineFile = Annotated[
     Path | None,
     typer.Option("--machine", metavar="FILE", help="A recording that snugvl doctor --record made."),
@@ -108,7 +136,6 @@ def machine_from(options: MachineChoice) -> Machine:
 
         return replay(options.machine)
     if options.described:
-        from snugvl.errors import InputError
         from snugvl.hardware.describe import describe
         from snugvl.hardware.gpus import is_mac
 

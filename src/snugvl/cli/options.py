@@ -7,6 +7,7 @@ value together. So a new way to load a model is a field of `LoadOptions` and a l
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from snugvl.cli.machine_options import MACHINE, MachineChoice
+from snugvl.cli.machine_options import MACHINE, MachineChoice, size
+from snugvl.core.addresses import http_address
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -63,7 +65,9 @@ Pictures = Annotated[list[str], typer.Argument(metavar="IMAGE...", help=f"Files 
 Images = Annotated[
     list[str], typer.Argument(metavar="IMAGE...", help=f"Files (videos and PDFs too), {_FILES}")
 ]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Go into the folders of a folder.")]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Also take what is in folders of a folder.")
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -76,17 +80,48 @@ Model = Annotated[
         "on this machine, else the best that is downloaded and fits, else pocket.",
     ),
 ]
+
+
+def address(value: str | None) -> str | None:
+    """A server's address as it was typed, with http:// where that was left out.
+
+    Raises:
+        InputError: it is no address.
+    """
+    found = None if value is None else http_address(value)
+    if found is not None and not found.startswith(("http://", "https://")):
+        raise InputError(f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000")
+    return found
+
+
+def device(value: str | None) -> str | None:
+    """A device as it was typed.
+
+    Raises:
+        InputError: it is none.
+    """
+    if value is not None and not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", value):
+        raise InputError(f"--device {value!r} is unknown; use auto, cpu, cuda or cuda:N")
+    return value
+
+
 Server = Annotated[
     str | None,
     typer.Option(
-        "--server", envvar="SNUGVL_SERVER", metavar="URL", help="Ask a running `snugvl serve` instead."
+        "--server",
+        envvar="SNUGVL_SERVER",
+        metavar="URL",
+        callback=address,
+        help="Ask a running `snugvl serve` instead.",
     ),
 ]
 ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", callback=device, help="auto, cpu, cuda or cuda:N.")
+]
 Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Number format of weights and cache.")]
 Weights = Annotated[
     WeightsName, typer.Option("--weights", help="Format of the weights in memory; auto: the best that fits.")
@@ -94,35 +129,37 @@ Weights = Annotated[
 KVCache = Annotated[
     KVCacheName,
     typer.Option(
-        "--kv-cache", help="Format of keys and values; fp8 takes half the memory. auto: where it helps."
+        "--kv-cache", help="Format of the KV cache; fp8 takes half the memory; auto: fp8 where that helps."
     ),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="SIZE", help="Take at most this much memory, such as 7200MiB."),
+    typer.Option(
+        "--memory", metavar="SIZE", callback=size, help="Take at most this much memory, such as 7200MiB."
+    ),
 ]
 Tower = Annotated[
     TowerName,
     typer.Option(
         "--tower",
-        help="The vision tower's weights: resident on the GPU, or streamed from main memory for every "
-        "picture; auto: streamed where nothing else fits.",
+        help="Where the vision tower's weights are: resident on the GPU, or streamed to it from main memory "
+        "for every picture; auto: streamed where nothing else fits.",
     ),
 ]
 Embedding = Annotated[
     EmbeddingName,
     typer.Option(
         "--embedding",
-        help="The embedding: on the gpu, or cpu: in main memory, where the GPU reads a row for each token; "
-        "auto: there where that makes room (not under WSL2).",
+        help="Where the embedding's weights are: gpu, or cpu (main memory, of which the GPU reads a row a "
+        "token); auto: cpu where that makes room, but not under WSL2.",
     ),
 ]
 Thinking = Annotated[
     ThinkingName,
     typer.Option(
         "--thinking",
-        help="Think before an answer, where a request doesn't say; auto: as the model does, but not about "
-        "pictures where its vendor's scores say so.",
+        help="Whether the model thinks before it answers, where a request doesn't say; auto: as it was "
+        "trained to, but not about pictures where its vendor's scores are better without.",
     ),
 ]
 Backend = Annotated[
@@ -151,7 +188,7 @@ PlannedImages = Annotated[
     typer.Option(
         "--images",
         min=0,
-        help="Images of one request: one is planned for by default; N are planned for and taken at most.",
+        help="Images of one request that are planned for, and taken at most (1 is planned for without).",
     ),
 ]
 Concurrency = Annotated[
@@ -170,22 +207,22 @@ PrefixCache = Annotated[
     bool,
     typer.Option(
         "--prefix-cache/--no-prefix-cache",
-        help="Without, every prompt is computed from its start: timing tells nobody what others asked.",
+        help="Start a prompt where an earlier one began alike. Off, timing tells nobody what others asked.",
     ),
 ]
 StepGraphs = Annotated[
     bool | None,
     typer.Option(
         "--step-graphs/--no-step-graphs",
-        help="CUDA graphs of prompts and small pictures too, where GPU memory is plenty (on).",
+        help="Make CUDA graphs for prompts and small pictures, too, where GPU memory is plenty (on).",
     ),
 ]
 Speculation = Annotated[
     SpeculationName,
     typer.Option(
         "--speculation",
-        help="Guess tokens and compute them at once; answers are the same. ngram: what was said before, mtp: "
-        "by Qwen3.5's own predictor, auto: where it is seen to pay.",
+        help="Guess several tokens and check them in one step, which changes no answer. ngram: from what was "
+        "said before; mtp: by Qwen3.5's own predictor; auto: one of them, where it is faster.",
     ),
 ]
 MaxQueue = Annotated[
@@ -193,12 +230,16 @@ MaxQueue = Annotated[
     typer.Option("--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Longest answer; the default suits the task.")
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; the default suits the task."),
 ]
 Temperature = Annotated[
-    float, typer.Option("--temperature", min=0.0, max=2.0, help="0 always takes the likeliest word.")
+    float,
+    typer.Option("--temperature", min=0.0, max=2.0, help="0: always the likeliest word; more: more variety."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Repeats the draw of a temperature above 0.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Makes answers at a --temperature above 0 repeatable.")
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines: one object per image.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write JSON Lines to a new file.")
@@ -246,8 +287,8 @@ DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}
 class ModelChoice:
     """Which model, and how to load it; or which server has it.
 
-    `model` is None where neither was said: `session.resolve` chooses, and `note` tells what. `pocket`: the
-    built-in one answers, here or on the server, or a copy of it: it learned drawings alone.
+    `model` is None where neither was said: `session.resolve` chooses, and `notes` tell what and why.
+    `pocket`: the built-in one answers, here or on the server, or a copy of it: it learned drawings alone.
     """
 
     model: str | None
@@ -255,7 +296,7 @@ class ModelChoice:
     api_key: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     pocket: bool = False
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.load.backend == "native" and self.load.trust_remote_code:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,7 +11,7 @@ import typer
 
 from snugvl.cli import options
 from snugvl.cli.machine_options import MachineChoice, machine_from
-from snugvl.cli.stderr import printable
+from snugvl.cli.stderr import printable, say
 from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
@@ -38,18 +39,22 @@ LanguageOnly = Annotated[
 ]
 MinImageTokens = Annotated[
     int | None,
-    typer.Option("--min-image-tokens", help="Detail a large image must keep; 1024 for --task detect."),
+    typer.Option(
+        "--min-image-tokens",
+        help="Tokens that a large image must keep at least (256; 1024 for --task detect).",
+    ),
 ]
 MaxPixels = Annotated[
     int | None,
-    typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down."),
+    typer.Option("--max-pixels", help="Scale larger images down to this many pixels."),
 ]
 Task = Annotated[
-    Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="The task that it is for.")
+    Literal["caption", "ask", "scene", "detect"],
+    typer.Option("--task", help="The task that the plan is for."),
 ]
 Quality = Annotated[
     Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"],
-    typer.Option("--quality", help="Coarsest weights that are acceptable."),
+    typer.Option("--quality", help="The coarsest weights that you accept."),
 ]
 Backend = Annotated[
     Literal["auto", "native", "transformers", "vllm", "llamacpp"],
@@ -154,6 +159,8 @@ def _save(plan: Plan, machine: Machine, path: Path) -> None:
     path.write_text(
         json.dumps(document(plan, machine, _measured(machine)), indent=2) + "\n", encoding="utf-8"
     )
+    run = f"; run it with: snugvl serve --plan {shlex.quote(str(path))}" if plan.choice else ""
+    say(f"the plan is in {path}{run}")
 
 
 def _here(plan: Plan, machine: Machine) -> bool:
@@ -184,6 +191,7 @@ def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None, verbose:
 
         svg.parent.mkdir(parents=True, exist_ok=True)
         svg.write_text(draw(report(plan, machine, measured)), encoding="utf-8")
+        say(f"the plan is drawn in {svg}")
     if json:
         import json as encoder
 

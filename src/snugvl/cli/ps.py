@@ -31,7 +31,7 @@ def ps(
         return
     for row in rows:
         since = datetime.fromisoformat(row["since"]).astimezone()
-        held = f"{format_size(row['memory_bytes'])} on {row['device']}" if row["memory_bytes"] else "unknown"
+        held = f"{format_size(row['memory_bytes'])} ({row['device']})" if row["memory_bytes"] else "unknown"
         lines = [
             f"{row['url']}  {row['state']}",
             f"  process {row['pid']}, since {since:%Y-%m-%d %H:%M:%S}",
@@ -53,11 +53,13 @@ def _row(server: running.Running, api_key: str | None) -> dict[str, Any]:
         "memory_bytes": _resident(server.pid),
     }
     answer = running.ask(server, "/memory", api_key)
+    if (why := running.trouble(answer, api_key)) is not None:
+        return row | {"state": why}
     with suppress(TypeError, KeyError):
-        row["state"] = str(answer["health"]["state"])  # type: ignore[index]
+        row["state"] = str(answer.body["health"]["state"])
         row |= {
-            "device": str(answer["ledger"]["device"]),  # type: ignore[index]
-            "memory_bytes": int(answer["ledger"]["process_bytes"]),  # type: ignore[index]
+            "device": str(answer.body["ledger"]["device"]),
+            "memory_bytes": int(answer.body["ledger"]["process_bytes"]),
         }
     return row
 

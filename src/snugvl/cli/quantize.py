@@ -17,7 +17,7 @@ import typer
 from snugvl.checkpoint.training import training_of
 from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
-from snugvl.cli.stderr import say
+from snugvl.cli.stderr import say, several
 from snugvl.cli.stdout import write
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
@@ -77,7 +77,8 @@ def quantize(
     form: Annotated[
         FileFormat,
         typer.Option(
-            "--format", help="Of the files: our engine's own, or compressed-tensors, for other engines, too."
+            "--format",
+            help="Format of the files: our engine's own, or compressed-tensors, which others read, too.",
         ),
     ] = "snugvl",
     group: Annotated[
@@ -149,9 +150,9 @@ def _quantize(
 
 def _plan_lines(job: Job | CopyJob) -> list[str]:
     return [
-        f"rounds {len(job.matrices)} matrices to {job.aim}",
-        f"of {format_size(job.plan.usable_bytes)} it holds {format_size(job.plan.held_bytes)}, and writes up "
-        f"to {format_size(job.plan.disk_bytes)}",
+        f"{several(len(job.matrices), 'matrix')} will be rounded to {job.aim}",
+        f"memory: it takes {format_size(job.plan.held_bytes)} of the {format_size(job.plan.usable_bytes)} "
+        f"that may be used; it writes up to {format_size(job.plan.disk_bytes)}",
     ]
 
 
@@ -162,8 +163,9 @@ def _lines(out: Path, made: Made) -> list[str]:
     return [
         f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
         f"{made.stored_bits:.2f} in its files",
-        f"{made.matrices} matrices: {found}{wide}",
-        f"to check it later: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
+        f"of {made.matrices} matrices {found}{wide}",
+        f"check it later with: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
+        f"serve it with: snugvl serve {shlex.quote(str(out))}",
     ]
 
 

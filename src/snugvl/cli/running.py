@@ -1,4 +1,6 @@
-"""Servers of ours that run on this machine: each writes down where it is, for `snugvl ps` and for tasks.
+"""Servers of ours that run on this machine, and what is wrong with one that isn't to be used.
+
+Each writes down where it is, for every command that looks for one:
 
     $XDG_CACHE_HOME/snugvl/servers/PID.json    {"pid": …, "created": …, "host": …, "url": …, "model": …, …}
 
@@ -19,9 +21,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from snugvl.errors import EngineUnavailable, SnugvlError, Unauthorized
+
 AT_ONCE_S: Final = 1.0  # a server that takes longer for a small answer is not waited for
 SAME_TIME_S: Final = 2.0  # clocks of processes are read with less than this between them
 MAX_ANSWER_BYTES: Final = 2**20
+OK, UNAUTHORIZED = 200, 401
+HOW: Final = "--api-key KEY or SNUGVL_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Running:
         created: when its process began, in seconds since 1970, by the system.
         host: the machine, as the home folder may be shared by several.
         url: where programs of this machine reach it.
-        model: what it was told to load; empty where another server has chosen.
+        model: what it loads, as people name it; empty where another server has chosen.
         names: under which requests know the model.
         since: when it began to listen, in seconds since 1970.
     """
@@ -86,8 +92,16 @@ def running() -> list[Running]:
     return sorted(found, key=lambda server: -server.since)
 
 
-def ask(server: Running, path: str, api_key: str | None = None) -> Any | None:
-    """The JSON that a server answers to GET `path`, or None where it doesn't at once, or wants a key."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answers to a small question: its status and JSON. No status: nothing came at once."""
+
+    status: int | None = None
+    body: Any = None
+
+
+def ask(server: Running, path: str, api_key: str | None = None) -> Answer:
+    """The answer to GET `path`."""
     from http.client import HTTPConnection, HTTPException  # with ssl and email, which --help needs not
 
     address = urlsplit(server.url)
@@ -96,11 +110,48 @@ def ask(server: Running, path: str, api_key: str | None = None) -> Any | None:
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        return json.loads(answer.read(MAX_ANSWER_BYTES)) if answer.status == 200 else None
+        return Answer(answer.status, json.loads(answer.read(MAX_ANSWER_BYTES)))
     except (OSError, HTTPException, ValueError):
-        return None
+        return Answer()
     finally:
         connection.close()
+
+
+def trouble(answer: Answer, api_key: str | None) -> str | None:
+    """Why a server that answered so can't be used now, behind "it"; None where it can."""
+    if answer.status is None:
+        return "doesn't answer"
+    if answer.status == UNAUTHORIZED:
+        return f"wants an API key ({HOW})" if api_key is None else "refuses this API key"
+    return None if answer.status == OK else f"answers with status {answer.status}"
+
+
+def ready(server: Running, task: str | None, api_key: str | None) -> tuple[dict[str, Any], str | None]:
+    """The card of a server's model in `/v1/models`, where it is ready for a task; or why it isn't."""
+    answer = ask(server, "/v1/models", api_key)
+    if why := trouble(answer, api_key):
+        return {}, why
+    cards = answer.body.get("data") if isinstance(answer.body, dict) else None
+    card = cards[0] if isinstance(cards, list) and cards else None
+    if not isinstance(card, dict) or not card.get("root"):
+        return {}, "is still loading its model"
+    if task is not None and task not in (card.get("tasks") or ()):
+        return {}, f"has a model that can't {task}"
+    return card, None
+
+
+def explained(error: SnugvlError) -> str:
+    """What is wrong with a server, in words for who typed a command: with the option that mends it."""
+    if isinstance(error, Unauthorized):
+        return f"{error}; say it with {HOW}"
+    there = running() if isinstance(error, EngineUnavailable) and "no server answers at" in str(error) else []
+    urls = [server.url for server in there if server.url not in str(error)]
+    return f"{error}; one of yours runs at {' and '.join(urls)}" if urls else str(error)
+
+
+def owner(port: int) -> Running | None:
+    """The server of this user that listens on a port of this machine."""
+    return next((server for server in running() if urlsplit(server.url).port == port), None)
 
 
 def _read(path: Path) -> Running | None:

@@ -21,6 +21,7 @@ from snugvl.core.sizes import MIB
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from socket import socket
 
     from snugvl.backends.process.launch import Launched
     from snugvl.core.service import EngineService
@@ -116,26 +117,27 @@ class Serving:
             seen = None if self.child.attach is not None else look()
             from snugvl.cli.running import announced
             from snugvl.cli.serve_show import Loading, base_url
-            from snugvl.server.connection import address_of, listen
+            from snugvl.server.connection import address_of
             from snugvl.server.run import run
 
             # Before anything is loaded: a taken port is known at once.
-            with listen(self.settings) as listener:
+            with _listening(self.settings) as listener:
                 settings = replace(self.settings, port=address_of(listener)[1])
-                service, settings = self._service(settings, launched, seen)
+                service, settings, name = self._service(settings, launched, seen)
                 _log("warning" if self.quiet and self.log_level == "info" else self.log_level)
                 loading = Loading(service, quiet=self.quiet, started=self.started)
                 url = base_url(settings.host, settings.port)
                 try:
-                    with announced(url, self.load.model, settings.names):
+                    with announced(url, name, settings.names):
                         return run(service, settings, listener, loading)
                 finally:
                     loading.close()
 
     def _service(
         self, settings: ServerSettings, launched: Launched | None, seen: Future[Machine] | None
-    ) -> tuple[EngineService, ServerSettings]:
-        """The engine that was asked for or planned, announced; and the settings with the model's names."""
+    ) -> tuple[EngineService, ServerSettings, str]:
+        """The engine that was asked for or planned, announced; the settings with the model's names; and the
+        model as it was named or chosen."""
         from snugvl.cli.serve_engine import attached, engine_for
         from snugvl.cli.serve_plan import check_installed, plan_for
         from snugvl.cli.serve_show import show_attached, show_banner, show_plan
@@ -146,7 +148,7 @@ class Serving:
             service = attached(load, child)
             if not self.quiet:
                 show_attached(child.attach, load.model or None, settings)
-            return service, settings
+            return service, settings, load.model
         planned = plan_for(load, child, seen, self.plan)
         serve_options.check_engine(load, child, planned.engine, planned.why)
         settings = replace(settings, names=settings.names or (_public_name(planned.name),))
@@ -155,7 +157,27 @@ class Serving:
         if not self.quiet:
             show_plan(planned)
             show_banner(planned, settings)
-        return service, settings
+        return service, settings, planned.name
+
+
+def _listening(settings: ServerSettings) -> socket:
+    """The listening socket.
+
+    Raises:
+        SnugvlError: it can't be had; says whose server of yours has the port.
+    """
+    from snugvl.cli import running
+    from snugvl.server.connection import PortTaken, listen
+
+    try:
+        return listen(settings)
+    except PortTaken as error:
+        if (mine := running.owner(settings.port)) is None:
+            raise
+        raise PortTaken(
+            f"your own server listens at {mine.url} already (process {mine.pid}, with "
+            f"{', '.join(mine.names)}): use that one, stop it, or choose another port, {error.another}"
+        ) from None
 
 
 def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from snugvl.cli import options
 from snugvl.cli.options import downloaded_models
 from snugvl.core.options import flag
 
@@ -45,7 +46,9 @@ AllowOrigin = Annotated[
     ),
 ]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")
+]
 NoAuth = Annotated[
     bool, typer.Option("--no-auth", help="Ask nobody for a key, also on addresses that other machines reach.")
 ]
@@ -59,7 +62,7 @@ Deadline = Annotated[
 Drain = Annotated[
     float, typer.Option("--drain", min=0, help="Seconds that running requests may still take after Ctrl+C.")
 ]
-MaxBody = Annotated[int, typer.Option("--max-body", min=1, help="MiB of one request.")]
+MaxBody = Annotated[int, typer.Option("--max-body", min=1, help="Most MiB that one request may have.")]
 AllowLocalMedia = Annotated[
     Path | None,
     typer.Option("--allow-local-media", metavar="DIR", help="Let file: URLs read below this folder."),
@@ -70,7 +73,9 @@ AllowPrivateMedia = Annotated[
 AllowedMediaDomains = Annotated[
     list[str] | None,
     typer.Option(
-        "--allowed-media-domains", metavar="HOST", help="Fetch pictures from these alone; 'none' from nobody."
+        "--allowed-media-domains",
+        metavar="HOST",
+        help="Fetch pictures from this host alone; repeatable; 'none': from nobody.",
     ),
 ]
 LogLevel = Annotated[
@@ -97,6 +102,7 @@ Attach = Annotated[
     typer.Option(
         "--attach",
         metavar="URL",
+        callback=options.address,
         help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
     ),
 ]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from snugvl.cli.stderr import printable, say
-from snugvl.cli.stdout import columns, folded, folded_command, write
+from snugvl.cli.stdout import write
+from snugvl.core.wrapping import columns, wrapped, wrapped_command
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -43,13 +44,14 @@ def show_plan(planned: Planned | Unplanned) -> None:
     found = report(planned.plan, planned.machine)
     if planned.reason is not None:
         say(planned.reason)
+    width = columns(sys.stdout)
     facts = [
-        folded(f"  {label:<9}{value}", 11)
+        wrapped(f"  {label:<9}{value}", width, 11)
         for label, value in found.facts
         if label in ("GPUs", "host", "tower", "speed")
     ]
-    rest = (folded(line, 2) for line in (*brief(found, columns()), *found.notes))
-    lines = [folded(found.headline), *facts, *rest]
+    rest = (wrapped(line, width, 2) for line in (*brief(found, width), *found.notes))
+    lines = [wrapped(found.headline, width), *facts, *rest]
     write(printable("\n".join(lines) + "\n\n"))
 
 
@@ -98,9 +100,12 @@ def _banner(facts: list[tuple[str, str]], settings: ServerSettings, *, sees: boo
         ("Page", f"{base}/"),
         ("Keys", _keys(settings)),
     ]
-    lines = [folded(f"{label:<9}{value}", 9) for label, value in facts]
+    width = columns(sys.stdout)
+    lines = [wrapped(f"{label:<9}{value}", width, 9) for label, value in facts]
     first = [ask_line(base), curl_line(base, settings)] if sees else [chat_line(base, settings)]
-    write(printable("\n".join([*lines, "", "A first request:", *map(folded_command, first)]) + "\n\n"))
+    key = " (with the key in SNUGVL_API_KEY)" if settings.api_keys else ""
+    lines += ["", f"A first request{key}:", *(wrapped_command(command, width) for command in first)]
+    write(printable("\n".join(lines) + "\n\n"))
 
 
 def ask_line(base: str) -> str:

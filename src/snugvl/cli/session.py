@@ -37,15 +37,15 @@ def resolve(choice: ModelChoice, task: str | None) -> ModelChoice:
     if choice.server is not None and choice.model is None:
         choice = _first_of(choice)
     elif choice.model is None:
-        choice = _running(choice, task) or _best_here(choice)
+        choice = _running(choice, task)
     here = choice.server is None and choice.model is not None and training_of(choice.model).drawings
     return replace(choice, pocket=True) if here else choice
 
 
 def tell(choice: ModelChoice) -> None:
     """Say which model answers where nobody named it, and what pocket is for."""
-    if choice.note is not None:
-        say(choice.note)
+    for note in choice.notes:
+        say(note)
     if choice.pocket:
         say(pocket.NOTE)
 
@@ -64,29 +64,27 @@ def _first_of(choice: ModelChoice) -> ModelChoice:
     return replace(choice, model=names[0], pocket=read_training(answer["data"][0].get("training")).drawings)
 
 
-def _running(choice: ModelChoice, task: str | None) -> ModelChoice | None:
-    """A server of this user that is ready for the task now. One can't be told how to load its model."""
+def _running(choice: ModelChoice, task: str | None) -> ModelChoice:
+    """A server of this user that is ready for the task now, else the best model here. One that runs can't be
+    told how to load its model."""
     asked = choice.load.said()
     pixels = asked.pop("max_pixels", None)
     if asked.keys() - {"purpose"}:  # detect says that by itself
-        return None
+        return _best_here(choice)
     from snugvl.cli import running
 
+    passed = []
     for server in running.running():
-        answer = running.ask(server, "/v1/models", choice.api_key)
-        cards = answer.get("data") if isinstance(answer, dict) else None
-        card = cards[0] if isinstance(cards, list) and cards else None
-        if not isinstance(card, dict) or not card.get("root"):  # it is loading still
-            continue
-        if task is not None and task not in (card.get("tasks") or ()):
+        card, why = running.ready(server, task, choice.api_key)
+        if why is not None:
+            passed.append(f"{server.url} (snugvl serve, process {server.pid}) is passed over: it {why}")
             continue
         name = str(card["id"])
         note = f"{name} answers, which runs at {server.url} (snugvl serve, process {server.pid})"
         load = LoadOptions(max_pixels=pixels)
-        return ModelChoice(
-            name, server.url, choice.api_key, load, read_training(card.get("training")).drawings, note
-        )
-    return None
+        pocket = read_training(card.get("training")).drawings
+        return ModelChoice(name, server.url, choice.api_key, load, pocket, (*passed, note))
+    return _best_here(replace(choice, notes=tuple(passed)))
 
 
 def _best_here(choice: ModelChoice) -> ModelChoice:
@@ -94,8 +92,8 @@ def _best_here(choice: ModelChoice) -> ModelChoice:
     from snugvl.cli.serve_plan import best_downloaded
 
     name = best_downloaded(choice.load)
-    note = None if name == DEFAULT_MODEL else f"{name} answers: it is the best that is downloaded and fits"
-    return replace(choice, model=name, note=note)
+    said = () if name == DEFAULT_MODEL else (f"{name} answers: it is the best that is downloaded and fits",)
+    return replace(choice, model=name, notes=(*choice.notes, *said))
 
 
 def load_model(choice: ModelChoice) -> Model | Client:

@@ -8,8 +8,9 @@ from typing import IO, Any, Protocol
 
 from snugvl.cli import records
 from snugvl.cli.stderr import printable
-from snugvl.cli.stdout import write
+from snugvl.cli.stdout import show, write
 from snugvl.cli.task import Outcome, Task
+from snugvl.core.wrapping import columns, styled
 
 
 class Sink(Protocol):
@@ -34,7 +35,7 @@ class Readable:
             return
         text = printable(self._text(outcome.result))
         if not self._several:
-            write(text + "\n")
+            show(text)
         elif sys.stdout.isatty():
             self._in_colour(printable(outcome.job.title), text)
         else:
@@ -44,8 +45,10 @@ class Readable:
         from rich.console import Console
         from rich.text import Text
 
-        line = Text.assemble((title + ":", "bold cyan"), _under("", text))
-        Console(file=sys.stdout, highlight=False).print(line, soft_wrap=True)
+        line = Text(_under(title + ":", text))
+        line.stylize("bold cyan", 0, len(title) + 1)
+        console = Console(file=sys.stdout, highlight=False)
+        console.print(styled(line, columns(sys.stdout), 2), soft_wrap=True)
 
     def __enter__(self) -> "Readable":
         return self

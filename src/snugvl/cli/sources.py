@@ -7,6 +7,7 @@ once.
 """
 
 import glob
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,51 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
         else:
             names.append(argument)
     return list(dict.fromkeys(names))
+
+
+def pictured(word: str) -> bool:
+    """Whether a word names pictures: it is there, it ends as they do, or it is an address or a pattern."""
+    if word == STDIN or word.startswith(("http://", "https://", "data:image/")):
+        return True
+    if (pdf.is_pdf(word) or as_video(word)) and " " not in word:
+        return True
+    path = Path(word)
+    try:
+        there = path.exists()
+    except (OSError, ValueError):  # a question longer than a name may be
+        return False
+    named = path.suffix.lower() in (SUFFIXES | VIDEO_SUFFIXES) and " " not in word
+    return there or named or (glob.has_magic(word) and bool(glob.glob(word)))  # noqa: PTH207
+
+
+def words_behind(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Pictures, and words behind them that name no file and aren't written like one."""
+    count = next((n for n, word in enumerate(arguments) if not pictured(word)), len(arguments))
+    behind = list(arguments[count:])
+    if not count or any(pictured(word) or Path(word).suffix or "/" in word for word in behind):
+        return list(arguments), []
+    return list(arguments[:count]), behind
+
+
+def pictures_alone(arguments: Sequence[str], command: str) -> list[str]:
+    """The arguments of a command that takes pictures and no words.
+
+    Raises:
+        typer.BadParameter: words are behind the pictures; says which command takes them.
+    """
+    pictures, words = words_behind(arguments)
+    if words:
+        text = " ".join(words)
+        raise typer.BadParameter(
+            f"{text!r} is no file, and {command} takes no text; to ask a question: "
+            f"{shlex.join(['snugvl', 'ask', *pictures, text])}"
+        )
+    return pictures
+
+
+def objects(values: Sequence[str]) -> list[str]:
+    """Names of objects, of which one value may hold several, between commas."""
+    return [name for value in values for name in (value.split(",") if value.strip(" ,") else [value])]
 
 
 def _stdin() -> str:

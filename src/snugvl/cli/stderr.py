@@ -7,15 +7,18 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Final, TextIO
 
+from snugvl.core.wrapping import columns, wrapped
 from snugvl.errors import SnugvlWarning
 
+HANG: Final = 2  # of what a narrow terminal needs further lines for
 _PLAIN = (
+    (re.compile(r"^Invalid value: "), ""),
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
     (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
-    (re.compile(r" is not in the range ([\d.]+)<=x<=([\d.]+)"), r" is not between \1 and \2"),
-    (re.compile(r" is not in the range x>=([\d.]+)"), r" is less than \1"),
+    (re.compile(r" is not in the range ([\d.]+) to ([\d.]+)"), r" is not between \1 and \2"),
+    (re.compile(r" is not in the range at least ([\d.]+)"), r" is less than \1"),
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -31,8 +34,8 @@ def line(message: str) -> str:
 
 
 def say(message: str) -> None:
-    """Write one line to standard error."""
-    sys.stderr.write(line(message) + "\n")
+    """Write one line to standard error; on a terminal as many as its width asks for."""
+    sys.stderr.write(wrapped(line(message), columns(sys.stderr), HANG) + "\n")
     sys.stderr.flush()
 
 
@@ -73,3 +76,12 @@ def trace(error: BaseException) -> None:
     """The traceback of `error`, for who set SNUGVL_DEBUG."""
     if os.environ.get("SNUGVL_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
+
+
+def several(count: int, what: str) -> str:
+    """`1 image`, `1,200 boxes`."""
+    if count != 1:
+        what = (
+            f"{what[:-2]}ices" if what.endswith("trix") else f"{what}es" if what.endswith("x") else f"{what}s"
+        )
+    return f"{count:,} {what}"

@@ -1,9 +1,8 @@
 """Writing results to standard output."""
 
 import sys
-from typing import Final
 
-NARROWEST: Final = 40  # columns; below, lines are left to the terminal
+from snugvl.core.wrapping import Wrap, columns, wrapped
 
 
 class ClosedPipe(Exception):
@@ -19,39 +18,12 @@ def write(text: str) -> None:
         raise ClosedPipe from None
 
 
-def columns() -> int | None:
-    """How wide the terminal is; None where standard output is none."""
-    import shutil
-
-    return max(shutil.get_terminal_size().columns, NARROWEST) if sys.stdout.isatty() else None
-
-
-def folded(line: str, hang: int = 0) -> str:
-    """A line on as many as a narrow terminal needs, all but the first indented by `hang`; a pipe gets one."""
-    import textwrap
-
-    width = columns()
-    if width is None or len(line) <= width:
-        return line
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False,
-        drop_whitespace=True, replace_whitespace=False,
-    )  # fmt: skip
+def show(text: str, hang: int = 0) -> None:
+    """Write lines for people: on a terminal no wider than it is, further lines of each indented by `hang`."""
+    width = columns(sys.stdout)
+    write("".join(f"{wrapped(line, width, hang)}\n" for line in text.split("\n")))
 
 
-def folded_command(command: str) -> str:
-    """A command for a POSIX shell on several lines, each but the last ending in a backslash. A word that is
-    wider than the terminal stays whole."""
-    import shlex
-
-    width = columns()
-    if width is None or len(command) <= width:
-        return command
-    lines = [""]
-    for word in shlex.split(command, posix=False):
-        longer = f"{lines[-1]} {word}" if lines[-1].strip() else f"{lines[-1]}{word}"
-        if len(longer) + 2 > width and lines[-1].strip():
-            lines.append(f"  {word}")
-        else:
-            lines[-1] = longer
-    return " \\\n".join(lines)
+def flow() -> Wrap:
+    """What a text that comes in pieces goes through on its way to standard output."""
+    return Wrap(columns(sys.stdout))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options, top_view
+from snugvl.cli import options, running, top_view
 from snugvl.cli.stdout import write
 from snugvl.cli.top_view import Pace, View
 from snugvl.errors import EngineError
@@ -28,8 +28,15 @@ SPEED_OVER_S = 3.0  # tokens/s is a mean over this long, or a number that nobody
 
 def top(
     server: Annotated[
-        str, typer.Option("--server", envvar="SNUGVL_SERVER", metavar="URL", help="Which server.")
-    ] = DEFAULT_SERVER,
+        str | None,
+        typer.Option(
+            "--server",
+            envvar="SNUGVL_SERVER",
+            metavar="URL",
+            callback=options.address,
+            help=f"Which server. Without: the one of yours that runs here, else {DEFAULT_SERVER}.",
+        ),
+    ] = None,
     api_key: options.ApiKey = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit, as in a pipe.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the server's /memory once, as JSON.")] = False,
@@ -39,6 +46,8 @@ def top(
 
     from snugvl.client import Client
 
+    if server is None:
+        server = next((each.url for each in running.running()), DEFAULT_SERVER)
     with Client(server, api_key=api_key, timeout=PATIENCE_S, max_retries=0) as client:
         if json:
             write(json_module.dumps(client.get("/memory"), ensure_ascii=False, indent=2) + "\n")
@@ -131,5 +140,5 @@ def _live(watch: Watch, console: Console) -> None:
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(top_view.frame(watch.look_again(), console), refresh=True)
+            live.update(top_view.frame(watch.look_again(), console, console.height), refresh=True)
             time.sleep(REFRESH_S)

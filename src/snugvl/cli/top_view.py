@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 KV: Final = "KV cache"
 MOST_WIDTH: Final = 100
+AROUND: Final = 6  # lines of a frame about the table: blank ones, the title, the bar, the table's head
+KEPT: Final = ("other processes", "free")
 # Part of a component's name, its letter where there is no colour, its colour. The first that fits.
 LOOKS: Final = (
     ("vision weights", "V", "cyan"),
@@ -97,8 +99,9 @@ def _of_row(row: LedgerRow) -> Iterator[Part]:
     yield Part("  in use", used, None, used)
 
 
-def frame(view: View, console: Console) -> RenderableType:
-    """Everything, at most as wide as the console."""
+def frame(view: View, console: Console, height: int | None = None) -> RenderableType:
+    """Everything, at most as wide as the console. With `height`, in at most so many lines: the smallest parts
+    of the memory are then one."""
     from rich.console import Group
     from rich.text import Text
 
@@ -114,10 +117,27 @@ def frame(view: View, console: Console) -> RenderableType:
     if ledger is None:
         return Group(*lines, Text("no memory to show before the engine was ready", "dim"))
     pieces = parts(ledger)
+    above = sum(len(console.render_lines(line)) for line in lines)
+    if height is not None:
+        pieces = fewer(pieces, height - above - AROUND)
     title = f"{printable(ledger.device)}: {format_size(ledger.total_bytes)}"
     if ledger.cap_bytes is not None:
         title += f", the engine takes at most {format_size(ledger.cap_bytes)}"
     return Group(*lines, Text(title), _bar(pieces, width, colour), Text(), _table(pieces, ledger, colour))
+
+
+def fewer(pieces: list[Part], most: int) -> list[Part]:
+    """At most so many parts: of the engine's, the smallest are put together."""
+    over = len(pieces) - max(most, len(KEPT) + 1)
+    if over <= 0:
+        return pieces
+    ours = [piece for piece in pieces if piece.label not in KEPT]
+    small = sorted(ours, key=lambda piece: piece.nbytes)[: over + 1]
+    planned = [piece.planned_bytes for piece in small if piece.planned_bytes is not None]
+    nbytes = sum(piece.nbytes for piece in small)
+    rest = Part(f"{len(small)} smaller parts", nbytes, sum(planned) if planned else None, nbytes)
+    found = [rest if piece is small[-1] else piece for piece in pieces]
+    return [piece for piece in found if piece not in small]
 
 
 def _head(view: View) -> Text:
@@ -153,10 +173,10 @@ def _work(view: View) -> Text:
     if load.num_blocks < load.planned_blocks:
         facts.append(("KV lent to other programs", f"{1 - load.num_blocks / load.planned_blocks:.0%}"))
     if load.encoder_queries:
-        facts.append(("pictures found encoded", f"{load.encoder_hits / load.encoder_queries:.0%}"))
+        facts.append(("picture cache hits", f"{load.encoder_hits / load.encoder_queries:.0%}"))
     if load.drafted_tokens:
         right = load.accepted_tokens / load.drafted_tokens
-        facts.append((f"guesses right ({load.draft_method})", f"{right:.0%}"))
+        facts.append((f"drafts accepted ({load.draft_method})", f"{right:.0%}"))
     if load.shortages:
         facts.append(("out of memory", f"{load.shortages}"))
     if load.faults:
@@ -198,7 +218,7 @@ def _table(pieces: Sequence[Part], ledger: Ledger, colour: bool) -> Table:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True, overflow="ellipsis")
+    table.add_column("")
     for name in ("planned", "measured", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     for piece in pieces:

@@ -10,11 +10,12 @@ from weakref import WeakSet
 
 import httpx
 
+from snugvl.core.addresses import http_address
 from snugvl.errors import RequestError, warn
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S: Final = 5.0
-_NO_KEY: Final = "none"  # the SDK insists on one; a server without keys doesn't look
+NO_KEY: Final = "none"  # the SDK insists on one; a server without keys doesn't look
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """The address in `url`, with or without a final /v1.
+    """The address in `url`, with or without http:// before a host and a port, and a final /v1.
 
     Raises:
         RequestError: not an http(s) URL.
     """
-    root = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    root = http_address(url.strip()).rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parsed = httpx.URL(root)
     except httpx.InvalidURL:
@@ -70,7 +71,7 @@ def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_ret
         raise RequestError(f"max_retries is 0 or more, not {max_retries!r}", field="max_retries")
     return {
         "base_url": address.url("/v1"),
-        "api_key": api_key or _NO_KEY,
+        "api_key": api_key or NO_KEY,
         "organization": "",
         "project": "",
         "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s)),

@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
 
-from snugvl.client.connection import Address
+from snugvl.client.connection import NO_KEY, Address
 from snugvl.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -52,6 +52,7 @@ _BY_STATUS: Final[Mapping[int, type[SnugvlError]]] = {
     503: EngineUnavailable,
     504: DeadlineExceeded,
 }
+WRONG_KEY: Final = "the API key is wrong"  # as server/access.py says it
 _START: Final = "start one with `snugvl serve`, or give its address"
 
 
@@ -93,6 +94,8 @@ def _of_status(error: APIStatusError, address: Address) -> SnugvlError:
     if not isinstance(message, str):
         status = f"{error.status_code} {error.response.reason_phrase}".strip()
         message = f"{address.root} answered {status} to {error.request.url.path}; is it a snugvl server?"
+    if message == WRONG_KEY and error.request.headers.get("authorization") == f"Bearer {NO_KEY}":
+        message = f"{address.root} wants an API key"
     return _made(_kind(error, error.status_code), message, error)
 
 

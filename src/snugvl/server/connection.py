@@ -161,7 +161,11 @@ BACKLOG = 512
 
 
 class PortTaken(SnugvlError):
-    """Another program listens where the server should."""
+    """Another program listens where the server should. `another`: the way out, behind "another port"."""
+
+    def __init__(self, message: str, another: str = "") -> None:
+        super().__init__(message)
+        self.another = another
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -194,9 +198,9 @@ def listen(settings: ServerSettings) -> socket.socket:
 def _listen_error(settings: ServerSettings, error: OSError) -> SnugvlError:
     where = f"{settings.host}:{settings.port}"
     if error.errno == errno.EADDRINUSE:
+        another = f"such as --port {settings.port + 1} (--port 0 takes any free one)"
         return PortTaken(
-            f"another program listens on {where}; stop it, or choose another port, "
-            f"such as --port {settings.port + 1} (--port 0 takes any free one)"
+            f"another program listens on {where}; stop it, or choose another port, {another}", another
         )
     if error.errno == errno.EACCES:
         return SnugvlError(f"{where} may not be used without privileges; choose a --port of 1024 or more")

@@ -32,7 +32,7 @@ def plain(report: Report, *, verbose: bool = True) -> str:
 
 def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[str, ...]]]:
     """Titles and lines of the parts below the table, those that have something to say."""
-    parts = [
+    found = [
         ("Next", next_lines(report)),
         ("Without snugvl", (report.plain_command,) if report.plain_command and verbose else ()),
         ("Engine", report.engines if verbose else ()),
@@ -41,7 +41,7 @@ def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[s
         ("Notes", report.notes),
         ("Figures", report.figures if verbose else ()),
     ]
-    return [(title, entries) for title, entries in parts if entries]
+    return [(title, entries) for title, entries in found if entries]
 
 
 def next_lines(report: Report) -> tuple[str, ...]:
@@ -62,16 +62,21 @@ KINDS: dict[Kind, str] = {
 
 def brief(report: Report, width: int | None = None) -> list[str]:
     """The bar, and what its parts are; the bar within `width` columns."""
-    sums: dict[Kind, int] = {}
-    for row in report.rows:
-        sums[row.kind] = sums.get(row.kind, 0) + row.nbytes
-    legend = [f"{MARKS[kind]} {KINDS[kind]} {format_size(nbytes)}" for kind, nbytes in sums.items() if nbytes]
+    legend = [f"{MARKS[kind]} {what}" for kind, what in parts(report)]
     half = (len(legend) + 1) // 2
     return [
         report.memory,
         f"  [{bar(report.rows, _bar_width(report, width))}] {format_size(report.total_bytes)}",
         *(f"  {', '.join(part)}" for part in (legend[:half], legend[half:]) if part),
     ]
+
+
+def parts(report: Report) -> list[tuple[Kind, str]]:
+    """The kinds of memory that the bar shows, each with its name and size."""
+    sums: dict[Kind, int] = {}
+    for row in report.rows:
+        sums[row.kind] = sums.get(row.kind, 0) + row.nbytes
+    return [(kind, f"{KINDS[kind]} {format_size(nbytes)}") for kind, nbytes in sums.items() if nbytes]
 
 
 def _bar_width(report: Report, width: int | None) -> int:

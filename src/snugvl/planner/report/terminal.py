@@ -3,7 +3,8 @@
 from typing import TextIO
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.report.plain import MORE, brief, by_kind, sections, shares
+from snugvl.core.wrapping import columns, styled, wrapped_command
+from snugvl.planner.report.plain import MORE, by_kind, parts, sections, shares
 from snugvl.planner.report.sections import Kind, Report
 
 COLOURS: dict[Kind, str] = {
@@ -11,6 +12,7 @@ COLOURS: dict[Kind, str] = {
     "other": "magenta", "spare": "grey23", "limit": "grey30", "margin": "red",
 }  # fmt: skip
 BAR_WIDTH = 76
+FACTS = 11  # columns before what is said of each
 
 
 def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
@@ -20,12 +22,16 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
     from rich.text import Text
 
     console = Console(file=file, highlight=False)
-    console.print(Text(report.headline, "bold green" if report.fits else "bold red"), soft_wrap=True)
+
+    def put(text: Text, hang: int = 2) -> None:
+        console.print(styled(text, columns(file), hang), soft_wrap=True)
+
+    put(Text(report.headline, "bold green" if report.fits else "bold red"))
     for label, value in report.facts:
-        console.print(Text.assemble((f"  {label:<9}", "cyan"), value), soft_wrap=True)
+        put(Text.assemble((f"  {label:<9}", "cyan"), value), FACTS)
     if report.rows:
         console.print()
-        console.print(report.memory)
+        put(Text(report.memory))
         rows = by_kind(report.rows)
         cells = shares(rows, min(BAR_WIDTH, console.width - 14))
         bar = Text("  ")
@@ -34,8 +40,8 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
         bar.append(f" {format_size(report.total_bytes)}")
         console.print(bar)
         if not verbose:
-            for line in brief(report)[2:]:
-                console.print(Text(line, "dim"), soft_wrap=True)
+            legend = [Text.assemble(("■ ", COLOURS[kind]), (what, "dim")) for kind, what in parts(report)]
+            put(Text.assemble("  ", Text(", ", "dim").join(legend)))
     if report.rows and verbose:
         table = Table(box=None, pad_edge=False, show_header=_measured(report), padding=(0, 2, 0, 0))
         table.add_column("", no_wrap=True)
@@ -48,13 +54,19 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
             cells_of = [format_size(row.nbytes), *([found] if _measured(report) else []), row.note]
             table.add_row(Text.assemble(("  ■ ", COLOURS[row.kind]), row.label), *cells_of)
         console.print(table)
+    commands = {report.plain_command, *(command for step in report.steps for command in step.commands)}
     for title, entries in sections(report, verbose=verbose):
         console.print()
         console.print(Text(title, "bold"))
         for entry in entries:
-            console.print(Text(f"  {entry}"), soft_wrap=True)
+            command = entry.lstrip()
+            if command in commands:
+                indent = 2 + len(entry) - len(command)
+                console.print(Text(wrapped_command(command, columns(file), indent)), soft_wrap=True)
+            else:
+                put(Text(f"  {entry}"), 4)
     if not verbose:
-        console.print(Text(f"\n{MORE}", "dim"), soft_wrap=True)
+        put(Text(f"\n{MORE}", "dim"))
 
 
 def _measured(report: Report) -> bool:

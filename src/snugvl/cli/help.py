@@ -1,0 +1,47 @@
+"""How `--help` reads: whole summaries on any terminal, and numbers in words instead of click's notation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+NUMBERS = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "str": "TEXT"}
+
+
+class _Read:
+    """What commands and groups of them share."""
+
+    help: str | None
+    params: list[Any]
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence, however long: it is wrapped where a cut one would end in dots."""
+        first, stop, _ = " ".join((self.help or "").split("\n\n")[0].split()).partition(". ")
+        return first + stop.strip()
+
+    def _plainly(self) -> None:
+        for parameter in self.params:
+            kind = parameter.type
+            if (
+                parameter.metavar is None
+                and kind.name in NUMBERS
+                and not getattr(parameter, "is_flag", False)
+            ):
+                parameter.metavar = NUMBERS[kind.name]
+            least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+            if least is not None:
+                words = f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
+                kind._describe_range = lambda words=words: words
+
+
+class Command(_Read, TyperCommand):
+    """A command."""
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **values)
+        self._plainly()
+
+
+class Group(_Read, TyperGroup):
+    """A group of commands."""
