@@ -20,7 +20,7 @@ from rich.console import Console
 from snugvl.bench.report import print_to_terminal, report
 from snugvl.cli import chat as chat_module
 from snugvl.cli import top_view
-from snugvl.core.wrapping import NARROWEST, Wrap, wrapped, wrapped_command
+from snugvl.core.wrapping import NARROWEST, Wrap, wrapped
 from tests.bench import results
 from tests.cli.test_top import MEMORY, view_of
 from tests.command import Ran
@@ -174,12 +174,3 @@ def test_pieces_of_any_size_come_to_the_same_lines(size: int) -> None:
     pieces = [LONG[at : at + size] for at in range(0, len(LONG), size)]
     assert "".join(map(wrap.feed, pieces)) + wrap.end() == wrapped(LONG, NARROWEST, 2)
     assert wrapped(LONG, None) == LONG
-
-
-def test_a_comment_of_a_command_goes_below() -> None:
-    command = "snugvl pull Qwen/Qwen3.5-2B  # 4.25 GiB to download; that much disk is needed"
-    assert wrapped_command(command, 100, 2) == f"  {command}"
-    assert wrapped_command(command, 60, 2).splitlines() == [
-        "  snugvl pull Qwen/Qwen3.5-2B",
-        "  # 4.25 GiB to download; that much disk is needed",
-    ]
