@@ -45,7 +45,7 @@ CHECKS: list[Any] = [
 
 def operations(base: str) -> Iterator[APIOperation[Any, Any, Any, Any]]:
     """Every operation in the document of a server."""
-    schema = schemathesis.openapi.from_url(f"{base}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{base}/openapi.json", timeout=PATIENCE_S)
     for found in schema.get_all_operations():
         yield found.ok()
 

@@ -253,3 +253,16 @@ def test_pictures_are_counted_by_their_sizes(pocket: object, url: str, data_url:
     answered = httpx.post(url + "/v1/chat/completions", json=asked, timeout=LONG_S).json()
     assert counted["count"] == answered["usage"]["prompt_tokens"]
     assert counted["image_tokens"] == answered["usage"]["prompt_tokens_details"]["image_tokens"] > 0
+
+
+@pytest.mark.parametrize("count", [250, 257])
+@pytest.mark.parametrize("where", ["the body", "a message"])
+def test_fields_of_an_object_are_counted(where: str, count: int) -> None:
+    strange = {f"k{each}": 0 for each in range(count)}
+    messages = [{**CHAT["messages"][0], **(strange if where == "a message" else {})}]
+    body = {"messages": messages, **(strange if where == "the body" else {})}
+    with live(FakeService()) as base:
+        answer = httpx.post(base + "/v1/chat/completions", json=body)
+    assert answer.status_code == (200 if count == 250 else 400)
+    if count > 256:
+        assert "fields; at most 256" in answer.json()["error"]["message"]

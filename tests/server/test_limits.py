@@ -12,6 +12,7 @@ import httpx
 import pytest
 from starlette.exceptions import HTTPException
 
+from snugvl.core.messages import Text
 from snugvl.server import receiving
 from snugvl.server.access import Bucket
 from snugvl.server.receiving import BodyBudget, Receiving, RequestBody
@@ -49,6 +50,18 @@ def test_the_rest_of_a_form_that_was_refused_is_not_waited_for() -> None:
         answer = read_all(link)  # which ends when the server ends the connection
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("charset", ["latin-1", "utf-16", "no-such-thing"])
+def test_text_of_a_form_is_utf_8_whatever_it_is_called(charset: str) -> None:
+    request = json.dumps({"messages": [{"role": "user", "content": "Größe?"}]}, ensure_ascii=False)
+    form = f'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n{request}\r\n--b--\r\n'
+    headers = {"content-type": f"multipart/form-data; boundary=b; charset={charset}"}
+    service = FakeService()
+    with live(service) as base:
+        answer = httpx.post(base + "/v1/chat/completions", content=form.encode(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert service.requests[0].messages[0].content == (Text("Größe?"),)
 
 
 def test_a_body_without_a_length_is_counted_as_it_comes() -> None:

@@ -192,6 +192,24 @@ def test_calls_stream_as_pieces_of_json() -> None:
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
 
 
+def test_text_behind_a_call_is_a_block_of_its_own() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    tool = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    with live(FakeService(Script(("Let me see.", call, "\nThat is", " all.")))) as base:
+        whole = answer(send(base, tools=[tool]))
+        streamed = events(send(base, tools=[tool], stream=True))
+    kinds = ["text", "tool_use", "text"]
+    assert [block["type"] for block in whole["content"]] == kinds
+    assert whole["content"][2]["text"].strip() == "That is all."
+    starts = [event for event in streamed if event["type"] == "content_block_start"]
+    assert [event["content_block"]["type"] for event in starts] == kinds
+    assert [event["index"] for event in starts] == [0, 1, 2]
+    ends = [event["index"] for event in streamed if event["type"] == "content_block_stop"]
+    assert ends == [0, 1, 2]
+    texts = [event for event in streamed if event.get("delta", {}).get("type") == "text_delta"]
+    assert {event["index"] for event in texts} == {0, 2}
+
+
 def test_an_answer_without_text_has_no_blocks() -> None:
     with live(FakeService(Script([]))) as base:
         assert answer(send(base))["content"] == []

@@ -1,6 +1,7 @@
 """Tools of chat completions: what is offered, what may be called, and calls on their way out."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from snugvl.core.messages import Tool, ToolUse
-from tests.server.openai.scripted import Scripted, says, strict
+from tests.server.openai.scripted import Scripted, says, strict, token
 from tests.server.openai.test_chat import HI, events
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -51,6 +52,34 @@ def test_tool_choice(http: httpx.Client, scripted: Scripted, choice: Any, use: T
     answer = http.post("/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     assert scripted.last.tools == use
+
+
+def test_a_call_in_an_answer_that_was_cut_does_not_hide_that(http: httpx.Client, scripted: Scripted) -> None:
+    scripted.answer = lambda _: says(PARIS, '\n<tool_call>\n{"name": "ti', finish="length")
+    body = {"messages": HI, "tools": TOOLS}
+    (choice,) = http.post("/chat/completions", json=body).json()["choices"]
+    assert choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length"
+    streamed = events(http.post("/chat/completions", json={**body, "stream": True}).text)
+    ends = [each["choices"][0]["finish_reason"] for each in streamed if each["choices"]]
+    assert [each for each in ends if each] == ["length"]
+
+
+def test_no_log_probability_is_lost_where_text_is_held_back(http: httpx.Client, scripted: Scripted) -> None:
+    """The last token ends a call and shows nothing: its log-probability comes all the same."""
+    pieces = ["a", PARIS.removesuffix("</tool_call>"), "</tool_call>"]
+    *deltas, last = says(*pieces)
+    told = [replace(delta, logprobs=(token(delta.text, -0.5),)) for delta in deltas]
+    scripted.answer = lambda _: [*told, replace(last, logprobs=(token("", -0.25),))]
+    body = {"messages": HI, "tools": TOOLS, "logprobs": True, "stream": True}
+    chunks = events(http.post("/chat/completions", json=body).text)
+    shown = [
+        each["logprob"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        for each in (choice["logprobs"] or {}).get("content") or ()
+    ]
+    assert shown == [-0.5, -0.5, -0.5, -0.25]
 
 
 def test_no_parallel_calls(http: httpx.Client, scripted: Scripted) -> None:
