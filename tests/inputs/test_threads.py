@@ -92,7 +92,8 @@ hammer(work)
 GRAMMARS = """
 import llguidance
 shared = llguidance.LLTokenizer("byte")
-grammar = llguidance.LLMatcher.grammar_from_json_schema({"type": "object", "properties": {"n": {"type": "integer"}}})
+schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
 def work(number, turn):
     matcher = llguidance.LLMatcher(shared, grammar)
     taken = [matcher.consume_token(byte) for byte in b'{"n": 12}']
