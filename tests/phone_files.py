@@ -15,6 +15,8 @@ import numpy as np
 import pillow_heif
 from PIL import Image
 
+from snugvl.inputs import image as _image  # noqa: F401 - it makes Pillow write HEIC, too
+
 SIZE = (64, 48)
 QUARTERS = ((230, 20, 20), (20, 200, 20), (20, 20, 220), (230, 220, 20))  # in the order in which one reads
 

@@ -50,11 +50,11 @@ def warnings_said() -> Iterator[None]:
         filename: str,
         lineno: int,
         file: TextIO | None = None,
-        text: str | None = None,
+        line: str | None = None,
     ) -> None:
         said_now = str(message)
         if not issubclass(category, SnugvlWarning):
-            plain(message, category, filename, lineno, file, text)
+            plain(message, category, filename, lineno, file, line)
         elif said_now not in said:
             said.add(said_now)
             say(said_now)
