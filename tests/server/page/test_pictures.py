@@ -123,8 +123,8 @@ def test_tasks_can_be_about_the_picture_on_the_stage_alone(serve: Serve, open_pa
     take_sample(page, "Sign")  # the samples are back
 
 
-def test_no_more_than_sixteen_go_with_one_question(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_no_more_than_sixteen_go_with_one_question(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(FakeService()))
     page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, *["red"] * 17)})
     expect(page.locator("#picture-error")).to_have_text(
         "red.png is one too many: at most 16 pictures go with one question."
