@@ -1,12 +1,14 @@
-"""The ledger of a GPU, whose figures stand in for a driver's and torch's."""
+"""The ledger of a GPU and of main memory, whose figures stand in for a driver's, torch's and the system's."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from snugvl.backends import measure
-from snugvl.backends.measure import CONTEXT, GRAPHS, LATE, Meter
+from snugvl.backends.measure import CONTEXT, GRAPHS, INTERPRETER, LATE, Meter
 from snugvl.core.ledger import Ledger
 from snugvl.core.service import Load
 
@@ -94,3 +96,27 @@ def test_a_reading_that_never_settles_is_none(card: None, monkeypatch: pytest.Mo
     row = meter.read({"kv_cache": 200 * MIB}, Load()).row(CONTEXT)
     assert row is not None
     assert row.measured_bytes is None
+
+
+def test_in_main_memory_libraries_and_shared_pixels_are_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60 MiB that came while it ran, 20 are pages of libraries and 10 pixels that the server shares."""
+    held = {"RssFile": 100 * MIB, "RssShmem": 0}
+    process = psutil.Process()
+    rss = 400 * MIB
+    monkeypatch.setattr(measure, "resident", lambda kind: held[kind])
+    monkeypatch.setattr(type(process), "memory_info", lambda _: SimpleNamespace(rss=rss))
+    meter = Meter(torch.device("cpu"), {"workspace": 38 * MIB}, {"text weights": 20 * MIB}, 80 * MIB)
+    rss += 60 * MIB
+    held |= {"RssFile": 120 * MIB, "RssShmem": 10 * MIB}
+    memory = {"kv_cache": 80 * MIB, "encoder_outputs": 0, "vision_inputs": 5 * MIB}
+    ledger = meter.read(memory, Load(num_blocks=8, free_blocks=8))
+    measured = {row.name: (row.measured_bytes or 0) // MIB for row in ledger.rows}
+    assert measured == {
+        "text weights": 20,
+        "KV cache": 80,
+        "encoder outputs": 0,
+        "image inputs": 15,
+        INTERPRETER: 320,
+        "workspace": 25,
+    }
+    assert sum(measured.values()) == 460

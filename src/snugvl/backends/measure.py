@@ -4,12 +4,15 @@ On a GPU every byte of the process has a row: weights, KV cache, recurrent state
 pool of the CUDA graphs, what else torch holds (workspace), and what torch doesn't know of (the CUDA context
 and its libraries). The workspace is one piece, claimed at the start, that steps and pictures share: what is
 an encoder output now is a layer's activation in the next step, so outputs are part of it. In main memory they
-have a row, and the last one is the interpreter with its libraries, as large as it was when nothing had run
-yet.
+have a row, and the last one is the interpreter with its libraries: as large as it was when nothing had run
+yet, and the pages of libraries that were read since. Pixels that the server shares are image inputs. What is
+left is workspace, with what the C library keeps of it for the next step.
 """
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
@@ -54,6 +57,7 @@ class Meter:
         self._process_bytes = process_reader(device)
         held = sum(weights.values()) + kv_bytes
         self._interpreter = max(self._process.memory_info().rss - held, 0)
+        self._read_pages = resident("RssFile")
 
     def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
         """The ledger now, from what the engine says it holds and does."""
@@ -99,7 +103,8 @@ class Meter:
 
     def _in_main_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
         own = self._process.memory_info().rss
-        parts[INTERPRETER] = self._interpreter
+        parts[INTERPRETER] = self._interpreter + max(resident("RssFile") - self._read_pages, 0)
+        parts["image inputs"] += resident("RssShmem")
         parts["workspace"] = max(own - sum(parts.values()), 0)
         memory = host.memory()
         rows = self._rows(parts, used)
@@ -120,6 +125,15 @@ class Meter:
                 return reserved, process
             reserved, process = again, self._process_bytes()
         return reserved, None
+
+
+def resident(kind: Literal["RssFile", "RssShmem"]) -> int:
+    """Resident bytes of this process that are pages of files, or shared; 0 where no one tells (not Linux)."""
+    try:
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
 
 
 def process_reader(device: torch.device) -> Callable[[], int | None]:

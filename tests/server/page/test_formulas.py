@@ -1,4 +1,4 @@
-"""Formulas in answers: MathML made of Temml's tree; amounts of money and what can't be read stay as written."""
+"""Formulas in answers: MathML made of Temml's tree; amounts and what can't be read stay as written."""
 
 from typing import Any
 
@@ -55,7 +55,10 @@ FORMULAS_OF = """async (texts) => {
     const real = temml.__renderToMathMLTree;
     return texts.map((text) => {
         const found = [];
-        temml.__renderToMathMLTree = (content, options) => { found.push(content); return real(content, options); };
+        temml.__renderToMathMLTree = (content, options) => {
+            found.push(content);
+            return real(content, options);
+        };
         markdown(text);
         temml.__renderToMathMLTree = real;
         return found;
@@ -71,7 +74,7 @@ SHOWN = """async (texts) => {
         const shown = {
             text: root.textContent,
             elements: [...new Set([...root.querySelectorAll("*")].map((node) => node.localName))],
-            attributes: [...new Set([...root.querySelectorAll("math, math *")].flatMap((node) => node.getAttributeNames()))],
+            attributes: [...root.querySelectorAll("math, math *")].flatMap((of) => of.getAttributeNames()),
             height: root.getBoundingClientRect().height,
             wide: document.documentElement.scrollWidth > innerWidth,
         };

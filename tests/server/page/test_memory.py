@@ -79,6 +79,15 @@ def test_planned_beside_measured(serve: Serve, open_page: OpenPage) -> None:
     ]
 
 
+def test_what_takes_more_than_planned_is_explained(serve: Serve, open_page: OpenPage) -> None:
+    service = Measured()
+    page = open_page(serve(service))
+    expect(page.locator("#ledger")).to_contain_text("KV cache")
+    expect(page.locator("#beyond")).to_be_hidden()
+    service.ledger = replace(LEDGER, rows=(*LEDGER.rows[:2], LedgerRow("workspace", 38 * MIB, 180 * MIB)))
+    expect(page.locator("#beyond")).to_contain_text("More than planned (workspace: 142 MiB).")
+
+
 def test_the_bars_are_to_scale(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve(Measured()))
     expect(page.locator("#device")).to_have_text("NVIDIA GeForce RTX 5060")

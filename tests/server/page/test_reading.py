@@ -8,7 +8,8 @@ from tests.server.page.conftest import OpenPage, Serve, answers, ask, reload, ta
 LONG = tuple(f"Paragraph {index} of a long answer.\n\n" for index in range(60))
 AT_END = "(node) => node.scrollHeight - node.scrollTop - node.clientHeight < 2"
 QUESTION_ON_TOP = """(node) => Math.abs(
-    [...node.querySelectorAll(".turn.user")].at(-1).getBoundingClientRect().top - node.getBoundingClientRect().top) < 3"""
+    [...node.querySelectorAll(".turn.user")].at(-1).getBoundingClientRect().top
+    - node.getBoundingClientRect().top) < 3"""
 
 
 def until_it_is(page: Page, condition: str) -> None:

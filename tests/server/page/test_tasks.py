@@ -138,7 +138,7 @@ def test_every_picture_has_its_result(
     service = FakeService()
     service.script = lambda request: (
         Script(refusal=RequestError("too dark", field="image"))
-        if len(service.requests) == 2
+        if len(service.requests) == 1
         else Script((answer,))
     )
     page = open_page(serve(service))

@@ -1,9 +1,10 @@
 // The memory ledger as a picture: the device, this server's part of it, and what was planned.
 
-import { byId, bytes, make, number } from "./dom.js";
+import { byId, bytes, make, number, say } from "./dom.js";
 
 const SPAN_S = 3; // tokens per second are measured over about this long
 const HISTORY = 60; // points of the sparkline
+const OVER = 1.02; // times the plan, below which nobody wonders
 
 const ORDER = ["weights", "vision-weights", "kv", "workspace", "context", "other", "rest"];
 
@@ -132,6 +133,18 @@ function showTable(ledger, parts) {
     feet.unshift({ name: "All in the plan", planned_bytes: planned, measured_bytes: measured });
   }
   byId("ledger-foot").replaceChildren(...feet.map(rowOf));
+  say(byId("beyond"), beyond(parts));
+}
+
+/** Why something takes more than was planned for it, where something does. */
+function beyond(parts) {
+  const over = parts.filter(({ planned_bytes: planned, measured_bytes: measured }) => planned && measured > OVER * planned);
+  if (!over.length) return "";
+  const names = over.map(({ name, planned_bytes: planned, measured_bytes: measured }) => `${name}: ${bytes(measured - planned)}`);
+  return (
+    `More than planned (${names.join(", ")}). A plan counts what the model computes with at once; a process also keeps ` +
+    "what it used before, such as for many requests at the same time, for the next ones."
+  );
 }
 
 function rowOf({ name, kind, planned_bytes: planned, measured_bytes: measured, used }) {
