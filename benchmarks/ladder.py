@@ -18,7 +18,7 @@ from snugvl.planner.commands import next_command
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import catalogue_candidates
-from snugvl.planner.report.sections import ENGINES
+from snugvl.planner.settings import ENGINE_NAMES
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 
@@ -83,7 +83,7 @@ def cells(choice: Choice) -> str:
         [
             short(choice.option.model.name),
             settings.weights_name,
-            ENGINES[settings.engine],
+            ENGINE_NAMES[settings.engine],
             f"{settings.context:,}",
             image,
             memory,

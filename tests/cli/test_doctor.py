@@ -200,7 +200,7 @@ def test_what_a_stranger_misread_is_said(snugvl: Run) -> None:
     here = snugvl("doctor", "--gpu", "rtx-5060", "--os", "wsl2").out
     assert "System memory 14.00 GiB free of 16.00 GiB" in here
     assert "450 MiB  of what is free goes to the CUDA context" in here
-    assert "each gains up to" in here
+    assert "What to do: on the left what each step frees at most" in here
     mac = snugvl("doctor", "--gpu", "none", "--os", "macos").out
     assert "No GPU that snugvl can use" in mac
     assert "On Apple silicon llama.cpp runs GGUF files on the GPU" in mac

@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_exit_code_5(capsys: pytest.CaptureFixture[str]) ->
     assert run(["plan", "Qwen/Qwen3-VL-8B-Instruct-FP8", *CARD, "--quality", "fp8"]) == 5
     out = capsys.readouterr().out
     assert "does not fit" in out
-    assert "weights 9.86 GiB" in out
+    assert "weights alone would take 9.86 GiB" in out
     assert "in fp8 (embedding, lm_head and vision tower in int8), vision tower streamed, with snugvl" in out
 
 

@@ -126,7 +126,7 @@ def test_fp8_and_random_tokens_and_few_bits(quantize: Run, tmp_path: Path, tiny_
     ran = quantize(out, "--bits", "4.75", "--format", "compressed-tensors", model=source)
     assert ran.code == 0, ran.err
     assert "random tokens" in ran.err
-    assert re.search(r"of 16 matrices \d+ have 4 bits, \d+ have 8 bits", ran.out)
+    assert re.search(r"16 matrices: \d+ in 4 bits, \d+ in 8 bits", ran.out)
     state, exact = meant(out), checkpoints.dequantised(source)
     assert not any(name.endswith("scale_inv") for name in state)
     for name, value in exact.items():

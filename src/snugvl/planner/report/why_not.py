@@ -1,13 +1,14 @@
 """Why not more, or why not at all: one line for each reason, of all models that it holds for."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from snugvl.core.sizes import format_size
 from snugvl.planner.plan import Plan
 from snugvl.planner.settings import ENGINE_NAMES, Engine
 from snugvl.planner.speed import speed_text
 
-NAMED = 3  # of many models that are refused alike
+NAMED: Final = 3  # of many models that are refused alike
 
 
 def why_not(plan: Plan) -> list[str]:
@@ -48,8 +49,8 @@ def _refused(plan: Plan) -> Iterator[str]:
             by_engine.setdefault((refusal.engine, refusal.reason), []).append(name)
     for (engine, reason), names in by_engine.items():
         reasons.setdefault((reason, tuple(names)), []).append(engine)
-    for (reason, names), engines in sorted(reasons.items(), key=lambda each: "GGUF" in each[0][0]):
-        yield f"{_listed(names)} with {' or '.join(ENGINE_NAMES[each] for each in engines)}: {reason}"
+    for (reason, those), engines in sorted(reasons.items(), key=lambda each: "GGUF" in each[0][0]):
+        yield f"{_listed(those)} with {' or '.join(ENGINE_NAMES[each] for each in engines)}: {reason}"
 
 
 def _listed(names: Sequence[str]) -> str:
