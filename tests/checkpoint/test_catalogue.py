@@ -153,3 +153,39 @@ def test_gemma_slides_in_five_of_six_layers() -> None:
 def test_pocket_is_read_from_its_folder() -> None:
     facts = facts_of("pocket")
     assert (facts.source, facts.family, facts.native) == ("folder", "qwen3_vl", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("Qwen/Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct"),
+        ("qwen/qwen3-vl-4b", "Qwen/Qwen3-VL-4B-Instruct"),
+        ("qwen3-vl-4b", "Qwen/Qwen3-VL-4B-Instruct"),
+        ("Qwen/Qwen3-VL-4B-Instrct", "Qwen/Qwen3-VL-4B-Instruct"),
+        ("Qwen3-VL-4B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"),
+        ("Qwen/Qwen3-VL-4B-Instruct", None),
+        ("somebody/Qwen3-VL-4B", None),  # a model of theirs
+        ("Qwen/Something-else", None),
+        ("", None),
+        ("x", None),
+        ("Qwen/", None),
+    ],
+)
+def test_a_name_that_is_nearly_one_of_the_catalogue(name: str, meant: str | None) -> None:
+    from snugvl.checkpoint.catalogue import did_you_mean
+
+    assert did_you_mean(name) == (f"; did you mean {meant}?" if meant else "")
+
+
+def test_every_refusal_of_a_name_says_what_may_be_meant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from snugvl.checkpoint.locate import locate
+    from snugvl.checkpoint.read import facts_of
+    from snugvl.errors import CheckpointError
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("Qwen/Qwen3-VL-4B", "qwen3-vl-4b"):
+        for ask in (locate, lambda name: facts_of(name, offline=True, cache=tmp_path)):
+            with pytest.raises(CheckpointError, match=r"; did you mean Qwen/Qwen3-VL-4B-Instruct\?$"):
+                ask(name)

@@ -104,7 +104,7 @@ def test_a_bug_on_one_image_does_not_end_the_batch(snugvl: Run, backend: FakeBac
 
 def test_output_goes_to_a_new_file(snugvl: Run, pictures: Path, tmp_path: Path) -> None:
     file = tmp_path / "deep" / "out.jsonl"
-    assert snugvl("caption", pictures, "-o", file) == Ran(0, "", NOTE)
+    assert snugvl("caption", pictures, "-o", file) == Ran(0, "", f"{NOTE}snugvl: 5 results in {file}\n")
     assert len(names(file.read_text())) == 5
     again = snugvl("caption", pictures, "-o", file)
     assert (again.code, "--resume" in again.err) == (3, True)
@@ -121,7 +121,9 @@ def test_resume_does_what_is_missing(
     file.write_text("".join(lines[:3]) + lines[3][: len(lines[3]) // 2])  # killed in the middle of a line
     (pictures / "b.jpg").write_bytes(good)
     backend.requests.clear()
-    assert snugvl("caption", pictures, "-o", file, "--resume") == Ran(0, "", NOTE)
+    assert snugvl("caption", pictures, "-o", file, "--resume") == Ran(
+        0, "", f"{NOTE}snugvl: 3 new results in {file}\n"
+    )
     assert sorted(names(file.read_text())) == ["a.png", "b.jpg", "c.PNG", "d.webp", "e.gif"]
     assert "error" not in file.read_text()
     assert len(backend.requests) == 3

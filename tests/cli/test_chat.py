@@ -40,7 +40,7 @@ def test_lines_of_a_pipe_are_questions(
     ran = snugvl("chat", "--system", "Be short.")
     assert (ran.code, ran.out) == (0, "What is it? 10x50!\nAnd why? !\nAnew !\n")
     assert ran.err == (
-        f"{NOTE}snugvl: with the next question goes {pictures}/a.png\nsnugvl: a new conversation begins\n"
+        f"{NOTE}snugvl: {pictures}/a.png goes with the next question\nsnugvl: a new conversation begins\n"
     )
     first, second, third = backend.requests
     assert [message.role for message in second.messages] == ["system", "user", "assistant", "user"]
@@ -145,8 +145,9 @@ def test_several_names_and_a_line_of_names_are_pictures(
         "What is it? 20x50 and 30x50!",
         "What's in b.jpg and don't you know? !", "Pattern? 20x50!",
     ]  # fmt: skip
-    assert "snugvl: with the next question go 2 pictures: a b.png, b.jpg\n" in ran.err
-    assert ran.err.endswith(f"snugvl: with the next question goes {pictures}/b.jpg\n")
+    assert "snugvl: 2 pictures go with the next question: a b.png, b.jpg\n" in ran.err
+    assert "snugvl: 2 pictures go with this question: b.jpg, c.PNG\n" in ran.err
+    assert ran.err.endswith(f"snugvl: {pictures}/b.jpg goes with the next question\n")
     piped(b"nothing.png\nHello\n")
     ran = snugvl("chat", "--quiet")
     assert (ran.code, ran.out, "nothing.png doesn't exist" in ran.err) == (3, "", True)

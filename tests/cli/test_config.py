@@ -120,7 +120,7 @@ def test_what_the_file_says_of_loading_is_none_of_a_servers(
         ("help = true\n", "help is not an option"),
         ('memory = "lots"\n', "line 1: memory: --memory 'lots' is not a size"),
         ('memory = "0MiB"\n', "line 1: memory: --memory '0MiB' is nothing"),
-        ('device = "gpu"\n', "line 1: device: --device 'gpu' is unknown; use auto, cpu"),
+        ('device = "gpu"\n', "line 1: device: device 'gpu' is unknown; use auto, cpu"),
         ('server = "nonsense"\n', "line 1: server: 'nonsense' is not the address of a server"),
         ('[plan]\nheld = "some"\n', "line 2: held: --held 'some' is not a size"),
         ('[plan]\nvram = "8"\n', "line 2: vram: --vram '8' has no unit"),

@@ -148,7 +148,9 @@ def test_every_error_leaves_with_its_exit_code(
 ) -> None:
     backend._script = lambda _: kind("what is\nwrong")
     ran = snugvl("caption", pictures / "a.png")
-    assert ran == Ran(kind.exit_code, "", NOTE + "snugvl: what is wrong\n")
+    lead = f"{pictures}/a.png: " if issubclass(kind, errors.ImageError) else ""
+    more = "; say it with --api-key KEY or SNUGVL_API_KEY" if kind is errors.Unauthorized else ""
+    assert ran == Ran(kind.exit_code, "", f"{NOTE}snugvl: {lead}what is wrong{more}\n")
 
 
 @pytest.mark.parametrize("answer", ["I see two cups.", ""])
@@ -206,12 +208,8 @@ def test_no_traceback_in_a_process_of_its_own(pictures: Path) -> None:
 def test_a_context_that_is_too_short_is_answered_about_the_context(
     snugvl: Run, backend: FakeBackend, pictures: Path
 ) -> None:
-    def refuse(_: object) -> str:
-        raise errors.RequestTooLarge(
-            "the prompt has 80 tokens, at most 49 fit; send smaller pictures (max_pixels)"
-        )
-
-    backend._script = refuse
+    said = "the prompt has 80 tokens, at most 49 fit; send smaller pictures (max_pixels)"
+    backend._script = lambda _: errors.RequestTooLarge(said)
     ran = snugvl("caption", pictures / "a.png", "--context", "50", "--quiet")
     assert (ran.code, ran.err.count("\n")) == (3, 1)
     assert ran.err.endswith(

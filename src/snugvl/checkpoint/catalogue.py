@@ -177,7 +177,7 @@ def did_you_mean(model: str) -> str:
         its_owner, _, its_name = repo.lower().rpartition("/")
         if owner in ("", its_owner):
             names[its_name] = repo
-    if not name or (owner and name in names):
+    if not name or names.get(name, "").lower() == model.strip().lower():
         return ""
     begun = sorted((known for known in names if len(name) > 3 and known.startswith(name)), key=len)
     found = begun[:1] or get_close_matches(name, names, n=1, cutoff=0.8)

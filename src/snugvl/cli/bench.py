@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options
+from snugvl.cli import options, values
 from snugvl.cli.stderr import printable, say
 from snugvl.cli.stdout import write
 from snugvl.core.options import LoadOptions, flag
@@ -48,7 +48,7 @@ Server = Annotated[
         "--server",
         envvar="SNUGVL_SERVER",
         metavar="URL",
-        callback=options.address,
+        callback=values.address,
         help="Measure a running server of OpenAI's API instead of starting one.",
     ),
 ]

@@ -281,17 +281,19 @@ def _done(talk: Conversation, model: Model | Client, line: str, *, quiet: bool) 
     elif line:
         names, question = _pictured(line)
         if names:
-            _shown(talk, names, tell)
+            _shown(talk, names, tell, "this" if question else "the next")
         if question:
             talk.ask(model, question)
     return False
 
 
-def _shown(talk: Conversation, names: Sequence[str], tell: Callable[[str], None]) -> None:
+def _shown(
+    talk: Conversation, names: Sequence[str], tell: Callable[[str], None], when: str = "the next"
+) -> None:
     talk.show([str(Path(name).expanduser()) for name in names])
-    waiting = [name for name, _ in talk.waiting]
-    tell(f"with the next question goes {waiting[0]}" if len(waiting) == 1 else
-         f"with the next question go {several(len(waiting), 'picture')}: {', '.join(waiting)}")  # fmt: skip
+    waiting = ", ".join(name for name, _ in talk.waiting)
+    what = f"{waiting} goes" if len(talk.waiting) == 1 else f"{len(talk.waiting)} pictures go"
+    tell(f"{what} with {when} question" + ("" if len(talk.waiting) == 1 else f": {waiting}"))
 
 
 def _pictured(line: str) -> tuple[list[str], str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from snugvl.checkpoint.training import training_of
-from snugvl.cli import options, records, session, sources
+from snugvl.cli import options, records, session, sources, values
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.stderr import say
 from snugvl.core.options import LoadOptions
@@ -37,7 +37,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A folder or a Hub id: the reference, as its files have it.",
-        autocompletion=options.downloaded_models,
+        autocompletion=values.downloaded_models,
     ),
 ]
 

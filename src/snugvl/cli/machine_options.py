@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from snugvl.core.sizes import parse_size
+from snugvl.cli.values import size
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,19 +22,6 @@ def cards(incomplete: str) -> list[str]:
     products = (model.product.removeprefix("NVIDIA ").replace(" ", "-") for model in known())
     short = dict.fromkeys(name.lower().removeprefix("geforce-") for name in products)
     return [name for name in ("none", *short) if name.startswith(incomplete)]
-
-
-def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """A size as it was typed.
-
-    Raises:
-        InputError: it is none, or nothing where there must be something.
-    """
-    if value is not None:
-        option = parameter.opts[0]
-        if not parse_size(value, option) and option != "--held":
-            raise InputError(f"{option} {value!r} is nothing; write it like 951MiB, 7.2GiB or 8GB")
-    return value
 
 
 Gpu = Annotated[

@@ -7,7 +7,6 @@ value together. So a new way to load a model is a field of `LoadOptions` and a l
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from snugvl.cli.machine_options import MACHINE, MachineChoice, size
-from snugvl.core.addresses import http_address
+from snugvl.cli.machine_options import MACHINE, MachineChoice
+from snugvl.cli.values import address, device, downloaded_models, size
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -34,26 +33,6 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import InputError, RequestError
 
 DEFAULT_MODEL = "pocket"
-
-
-def _here() -> list[str]:
-    from snugvl.checkpoint.cached import cached
-
-    return ["pocket", *(each.name for each in cached())]
-
-
-def downloaded_models(incomplete: str) -> list[str]:
-    """Names of models on this machine that begin so, for the shell."""
-    return [name for name in _here() if name.startswith(incomplete)]
-
-
-def known_models(incomplete: str) -> list[str]:
-    """The same with those of the catalogue, which can be planned and downloaded."""
-    from snugvl.checkpoint.catalogue import entries
-
-    known = dict.fromkeys(form.repo for entry in entries() for form in entry.forms)
-    known |= dict.fromkeys(_here())
-    return [name for name in known if name.startswith(incomplete)]
 
 
 DownloadedModel = Annotated[
@@ -82,29 +61,6 @@ Model = Annotated[
 ]
 
 
-def address(value: str | None) -> str | None:
-    """A server's address as it was typed, with http:// where that was left out.
-
-    Raises:
-        InputError: it is no address.
-    """
-    found = None if value is None else http_address(value)
-    if found is not None and not found.startswith(("http://", "https://")):
-        raise InputError(f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000")
-    return found
-
-
-def device(value: str | None) -> str | None:
-    """A device as it was typed.
-
-    Raises:
-        InputError: it is none.
-    """
-    if value is not None and not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", value):
-        raise InputError(f"--device {value!r} is unknown; use auto, cpu, cuda or cuda:N")
-    return value
-
-
 Server = Annotated[
     str | None,
     typer.Option(
@@ -120,7 +76,7 @@ ApiKey = Annotated[
     typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", callback=device, help="auto, cpu, cuda or cuda:N.")
+    str, typer.Option("--device", metavar="DEVICE", callback=values.device, help="auto, cpu, cuda or cuda:N.")
 ]
 Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Number format of weights and cache.")]
 Weights = Annotated[

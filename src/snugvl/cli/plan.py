@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from snugvl.cli import options
+from snugvl.cli import options, values
 from snugvl.cli.machine_options import MachineChoice, machine_from
 from snugvl.cli.stderr import printable, say
 from snugvl.errors import DoesNotFit
@@ -26,7 +26,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="[MODEL]",
-        autocompletion=options.known_models,
+        autocompletion=values.known_models,
         help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
     ),
 ]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli.options import Quiet, known_models
+from snugvl.cli.options import Quiet
 from snugvl.cli.stderr import say
 from snugvl.cli.stdout import write
+from snugvl.cli.values import known_models
 from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from snugvl.checkpoint.training import training_of
-from snugvl.cli import options, session, sources
+from snugvl.cli import options, session, sources, values
 from snugvl.cli.options import ModelChoice
 from snugvl.cli.stderr import say, several
 from snugvl.cli.stdout import write
@@ -44,7 +44,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A folder or a Hub id, in 16 or 32 bits or FP8.",
-        autocompletion=options.downloaded_models,
+        autocompletion=values.downloaded_models,
     ),
 ]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from snugvl.cli import options
-from snugvl.cli.options import downloaded_models
+from snugvl.cli import values
+from snugvl.cli.values import downloaded_models
 from snugvl.core.options import flag
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ Attach = Annotated[
     typer.Option(
         "--attach",
         metavar="URL",
-        callback=options.address,
+        callback=values.address,
         help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
     ),
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options, running, top_view
+from snugvl.cli import options, running, top_view, values
 from snugvl.cli.stdout import write
 from snugvl.cli.top_view import Pace, View
 from snugvl.errors import EngineError
@@ -33,7 +33,7 @@ def top(
             "--server",
             envvar="SNUGVL_SERVER",
             metavar="URL",
-            callback=options.address,
+            callback=values.address,
             help=f"Which server. Without: the one of yours that runs here, else {DEFAULT_SERVER}.",
         ),
     ] = None,

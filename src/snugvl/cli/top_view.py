@@ -112,7 +112,7 @@ def frame(view: View, console: Console, height: int | None = None) -> Renderable
         lines.append(Text(printable(view.trouble), "bold red"))
     if view.memory is None:
         return Group(*lines)
-    lines += [_work(view), Text()]
+    lines += [_work(view, width), Text()]
     ledger = view.memory.ledger
     if ledger is None:
         return Group(*lines, Text("no memory to show before the engine was ready", "dim"))
@@ -155,8 +155,8 @@ def _head(view: View) -> Text:
     return head
 
 
-def _work(view: View) -> Text:
-    """Requests, speed and the KV cache; it wraps where it is too long."""
+def _work(view: View, width: int) -> Text:
+    """Requests, speed and the KV cache, on as many lines as they need; a name and its value stay together."""
     from rich.text import Text
 
     assert view.memory is not None
@@ -181,11 +181,13 @@ def _work(view: View) -> Text:
         facts.append(("out of memory", f"{load.shortages}"))
     if load.faults:
         facts.append(("faults", f"{load.faults}"))
-    line = Text(style="dim" if view.trouble else "")
+    lines = [Text()]
     for name, value in facts:
-        line.append_text(Text.assemble((f"{name} ", "cyan"), (value, "bold"), "   "))
-    line.rstrip()
-    return line
+        fact = Text.assemble((f"{name} ", "cyan"), (value, "bold"))
+        if lines[-1] and lines[-1].cell_len + 3 + fact.cell_len > width:
+            lines.append(Text())
+        lines[-1].append_text(Text.assemble("   " if lines[-1] else "", fact))
+    return Text("\n", style="dim" if view.trouble else "").join(lines)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -27,8 +27,8 @@ def test_settings_are_sent_and_kept(serve: Serve, open_page: OpenPage) -> None:
     expect(page.get_by_label("System prompt")).to_be_focused()
     page.get_by_label("System prompt").fill("Answer in German.")
     page.get_by_label("Temperature").fill("0.7")
-    page.get_by_label("Most tokens").fill("64")
-    page.get_by_label("Most tokens").press("Enter")
+    page.get_by_label("Longest answer").fill("64")
+    page.get_by_label("Longest answer").press("Enter")
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.reload()
     expect(page.get_by_role("button", name="Settings (changed)")).to_be_visible()
@@ -57,7 +57,7 @@ def test_what_makes_no_sense_is_refused(serve: Serve, open_page: OpenPage) -> No
     expect(page.locator("#model-facts")).to_have_text("512 tokens of context")
     open_settings(page)
     refused = [("Temperature", TEMPERATURE, "2.5"), ("Temperature", TEMPERATURE, "-1")]
-    refused += [("Most tokens", TOKENS, value) for value in ("0", "1.5", "513")]
+    refused += [("Longest answer", TOKENS, value) for value in ("0", "1.5", "513")]
     for name, words, value in refused:
         field = page.get_by_label(name)
         field.fill(value)

@@ -1,0 +1,67 @@
+"""Values of options: checked when they are typed or set, and completed by the shell."""
+
+import typer
+
+from snugvl.core.addresses import http_address
+from snugvl.core.options import LoadOptions
+from snugvl.core.sizes import parse_size
+from snugvl.errors import InputError, RequestError
+
+
+def address(value: str | None) -> str | None:
+    """A server's address as it was typed, with http:// where that was left out.
+
+    Raises:
+        InputError: it is no address.
+    """
+    found = None if value is None else http_address(value)
+    if found is not None and not found.startswith(("http://", "https://")):
+        raise InputError(f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000")
+    return found
+
+
+def device(value: str | None) -> str | None:
+    """A device as it was typed.
+
+    Raises:
+        InputError: it is none.
+    """
+    if value is not None:
+        try:
+            LoadOptions(device=value)
+        except RequestError as error:
+            raise InputError(str(error)) from None
+    return value
+
+
+def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """A size as it was typed.
+
+    Raises:
+        InputError: it is none, or nothing where there must be something.
+    """
+    if value is not None:
+        option = parameter.opts[0]
+        if not parse_size(value, option) and option != "--held":
+            raise InputError(f"{option} {value!r} is nothing; write it like 951MiB, 7.2GiB or 8GB")
+    return value
+
+
+def _here() -> list[str]:
+    from snugvl.checkpoint.cached import cached
+
+    return ["pocket", *(each.name for each in cached())]
+
+
+def downloaded_models(incomplete: str) -> list[str]:
+    """Names of models on this machine that begin so, for the shell."""
+    return [name for name in _here() if name.startswith(incomplete)]
+
+
+def known_models(incomplete: str) -> list[str]:
+    """The same with those of the catalogue, which can be planned and downloaded."""
+    from snugvl.checkpoint.catalogue import entries
+
+    known = dict.fromkeys(form.repo for entry in entries() for form in entry.forms)
+    known |= dict.fromkeys(_here())
+    return [name for name in known if name.startswith(incomplete)]
