@@ -141,6 +141,8 @@ def _message(message: Message) -> Body:
             }
             for call in message.tool_calls
         ]
+    if message.reasoning:
+        body["reasoning_content"] = message.reasoning
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
     return body

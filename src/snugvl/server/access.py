@@ -83,8 +83,8 @@ class Auth:
         if _from_browser(headers) and not _local(name) and name not in self._names:
             raise HTTPException(
                 403,
-                f"without API keys browsers aren't answered under {name[:100]!r}, as any page's name could be "
-                "made to point here; use this server's IP address, give it an --api-key, or start it with "
+                f"without API keys browsers aren't answered under {name[:100]!r}, as any page's name could "
+                "be made to point here; use this server's IP address, give it an --api-key, or start it with "
                 f"--allow-origin http://{headers.get('host', '')[:100]}",
             )
         if not safe and origin is not None:

@@ -108,6 +108,7 @@ class Generation:
             self._metrics.count(delta.usage)
             current().add(delta.usage)
             current().cached_tokens += delta.cached_tokens
+            current().reasoning_tokens += delta.reasoning_tokens
             current().accepted_tokens += delta.drafts[0]
             current().rejected_tokens += delta.drafts[1]
 
@@ -274,6 +275,16 @@ def _words(request: Request) -> str | list[tuple[str, list[str]]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    """New text of what the model thinks before it answers."""
+
+    text: str
+
+
+AnswerEvent = ToolEvent | ReasoningPiece
+
+
 class Reader:
     """The events of an answer with one choice, read once; afterwards, how it ended.
 
@@ -301,11 +312,13 @@ class Reader:
         """Tool calls so far."""
         return 0 if self._parser is None else self._parser.calls
 
-    async def __aiter__(self) -> AsyncIterator[ToolEvent]:
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         async for delta in self.generation:
             self._logprobs += delta.logprobs
             self._finish_reason = delta.finish_reason or self._finish_reason
             self.stop = delta.stop
+            if delta.reasoning:
+                yield ReasoningPiece(delta.reasoning)
             for event in self._split(delta.text):
                 yield event
         if self._parser is not None:
