@@ -33,6 +33,7 @@ from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
 TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"
+NO_RUNS = "ignored no_repeat_ngram_size: this engine has no such rule"
 NO_SPECIAL = "ignored skip_special_tokens: llama.cpp leaves control tokens out"
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
@@ -236,6 +237,8 @@ async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
     known = context.service.capabilities
     if request.sampling.special and known is not None and known.engine == "llamacpp":
         return (NO_SPECIAL,)
+    if request.sampling.no_repeat_ngram_size and known is not None and known.engine in ("vllm", "llamacpp"):
+        return (NO_RUNS,)
     if request.tools is not None and known is not None and not known.tools:
         return (TOOLS_IN_TEXT,)
     if known is None or known.model != POCKET:
