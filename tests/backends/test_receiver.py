@@ -1,7 +1,10 @@
 """From tokens to deltas: what is counted as reasoning."""
 
+import asyncio
+
 import pytest
 
+from snugvl.backends.process.remote import Inbox
 from snugvl.backends.receiver import Receiver
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.core.messages import Delta
@@ -22,7 +25,7 @@ def received(pieces: list[str], sampling: SamplingParams, prompt: PreparedPrompt
         for index, token in enumerate(ids):
             last = index == len(ids) - 1
             receiver.receive(TokenOutput("r", choice, token, finish="length" if last else None))
-    return list(receiver.mailbox)
+    return list(iter(receiver.mailbox.get, None))
 
 
 def count(*pieces: str) -> int:
@@ -57,3 +60,14 @@ def test_tokens_that_a_stop_string_holds_back_are_none_of_it() -> None:
     thought, answer = ["a red circle", "</think>"], ["yes, a circle and a square"]
     deltas = received([*thought, *answer], SamplingParams(stop=("never to be found in this text",)))
     assert count(*thought) <= deltas[-1].reasoning_tokens <= count(*thought) + 1
+
+
+def test_the_count_survives_what_a_slow_reader_gets_at_once() -> None:
+    async def read() -> Delta | None:
+        inbox = Inbox()
+        for delta in (Delta("", reasoning="hm"), Delta("yes", finish_reason="stop", reasoning_tokens=3)):
+            inbox.put(delta)
+        return await inbox.get()
+
+    merged = asyncio.run(read())
+    assert merged == Delta("yes", reasoning="hm", finish_reason="stop", reasoning_tokens=3)

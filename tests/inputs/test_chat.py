@@ -189,9 +189,8 @@ def test_what_was_thought_before_is_shown_as_transformers_would() -> None:
     assert ours == theirs[0]
     assert "new thoughts" in ours
     assert "old thoughts" not in ours
-    assert "new thoughts" in ChatTemplate(THINKING_TEMPLATE.replace("tool_calls", "x"), parts=True).render(
-        messages
-    ), "also where calls are written as text"
+    without_calls = ChatTemplate(THINKING_TEMPLATE.replace("tool_calls", "x"), parts=True)
+    assert "new thoughts" in without_calls.render(messages[:4]), "also where calls are written as text"
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
