@@ -32,6 +32,29 @@ def test_what_one_writes_the_other_reads() -> None:
     region.close()
 
 
+CUTTER = """
+import os, sys
+for size in 0, 4096, 1 << 20:
+    try:
+        os.ftruncate(int(sys.argv[1]), size)
+    except PermissionError:
+        print("refused", end=" ")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory files of Linux")
+def test_neither_side_changes_its_size() -> None:
+    """A child that cuts it would end the parent by its next look."""
+    region = Region.made(8192)
+    assert region is not None
+    command = [sys.executable, "-c", CUTTER, *region.arguments]
+    run = subprocess.run(command, pass_fds=(region.descriptor,), capture_output=True, text=True, check=True)
+    assert run.stdout == "refused refused refused "
+    assert bytes(region.view[-4:]) == bytes(4)
+    region.keep_to_ourselves()
+    region.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="memory files of Linux")
 def test_what_does_not_fit_is_not_written() -> None:
     region = Region.made(4096)
@@ -45,7 +68,7 @@ def test_what_does_not_fit_is_not_written() -> None:
 
 
 def test_a_system_without_such_memory_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(_: str) -> int:
+    def forbidden(*_: object) -> int:
         raise PermissionError
 
     monkeypatch.setattr(os, "memfd_create", forbidden, raising=False)

@@ -24,6 +24,7 @@ REQUESTS = [
     request("d", [3, 1], max_tokens=12, temperature=1.0, seed=5),
     request("e", [5, 5, 6], max_tokens=10, logprobs=2),
     request("f", [2, 2], max_tokens=13, repetition_penalty=1.3),
+    request("g", [4, 2], max_tokens=24, no_repeat_ngram_size=2),
 ]
 
 
@@ -34,6 +35,7 @@ SAMPLED = [
     request("d", [3, 1], max_tokens=12, temperature=1.0, seed=5, frequency_penalty=0.9, presence_penalty=0.4),
     request("e", [5, 5, 6], max_tokens=10, logprobs=2, temperature=0.5, seed=3, logit_bias={3: 4.0, 9: -2.0}),
     request("f", [2, 2], max_tokens=13, repetition_penalty=1.3),
+    request("g", [4, 2], max_tokens=24, no_repeat_ngram_size=2, no_repeat_window=8),
 ]
 
 

@@ -40,6 +40,7 @@ REQUESTS: list[Callable[[], EngineRequest]] = [
     lambda: quoting("told", [5, 5, 6], logprobs=2, max_tokens=20, temperature=0.6, seed=4),
     lambda: quoting("punished", [2, 2], repetition_penalty=1.3, frequency_penalty=0.5),
     lambda: quoting("varied", [2, 9], presence_penalty=0.7, temperature=0.8, seed=9, logit_bias={5: 3.0}),
+    lambda: quoting("new", [4, 2, 4], no_repeat_ngram_size=3),
     lambda: quoting("scored", [4, 2, 4, 4], logprobs=1, prompt_logprobs=True, max_tokens=9),
     lambda: quoting("short", [6, 1], max_tokens=2),
     lambda: quoting("one", [6, 2], max_tokens=1),

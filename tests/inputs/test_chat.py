@@ -118,8 +118,10 @@ def as_dicts(messages: list[Message]) -> list[dict[str, Any]]:
             }
             for call in m.tool_calls
         ]
-        return {"role": m.role, "content": [part(p) for p in m.content]} | (
-            {"tool_calls": calls} if calls else {}
+        return (
+            {"role": m.role, "content": [part(p) for p in m.content]}
+            | ({"tool_calls": calls} if calls else {})
+            | ({"reasoning_content": m.reasoning} if m.reasoning else {})
         )
 
     return [fields(m) for m in messages]
@@ -152,6 +154,49 @@ def test_equals_transformers(checkpoint: Path, name: str, tools: Any, ask: bool,
     ours = ChatTemplate(source, variables={"eos_token": "<|im_end|>"}).render(messages, ask, tools)
     assert ours == theirs[0]
     assert ours.count("<|image_pad|>") == sum(isinstance(p, Picture) for m in messages for p in m.content)
+
+
+# As Qwen's templates have it: what was thought before the newest question is left out.
+THINKING_TEMPLATE = """
+{%- set ns = namespace(last=0) -%}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor -%}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.reasoning_content is string and loop.index0 > ns.last -%}
+<think>
+{{ m.reasoning_content.strip() }}
+</think>
+
+{% endif %}{% for part in m.content %}{{ part.text }}{% endfor %}{{ m.tool_calls | length }}<|im_end|>
+{% endfor -%}
+"""
+
+
+def test_what_was_thought_before_is_shown_as_transformers_would() -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    call = ToolCall("c", "look", "{}")
+    messages = [
+        user("One?"),
+        Message("assistant", (Text("Yes."),), reasoning="old thoughts"),
+        user("Two?"),
+        Message("assistant", (), (call,), reasoning="new thoughts"),
+        Message("tool", (Text("a ball"),), tool_call_id="c"),
+    ]
+    theirs, _ = utils.render_jinja_template(
+        conversations=[as_dicts(messages)], chat_template=THINKING_TEMPLATE, add_generation_prompt=True
+    )
+    ours = ChatTemplate(THINKING_TEMPLATE, parts=True).render(messages)
+    assert ours == theirs[0]
+    assert "new thoughts" in ours
+    assert "old thoughts" not in ours
+    without_calls = ChatTemplate(THINKING_TEMPLATE.replace("tool_calls", "x"), parts=True)
+    assert "new thoughts" in without_calls.render(messages[:4]), "also where calls are written as text"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_templates_find_what_was_thought_under_their_own_name(name: str) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.NAME }}{% endfor %}".replace("NAME", name))
+    assert template.render([Message("assistant", (Text("Yes."),), reasoning="hm")]) == "hm"
 
 
 def test_blocks_are_trimmed_as_in_transformers() -> None:

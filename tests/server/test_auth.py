@@ -106,6 +106,66 @@ def test_a_wider_address_answers_to_any_name() -> None:
         assert httpx.get(base + "/version", headers={"host": "box.lan"}).status_code == 200
 
 
+BROWSER = {"user-agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"}
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "EVIL.example:8000", "evil.example.", "127.0.0.1.evil.example", "local.evil.com"]
+)
+@pytest.mark.parametrize("marks", [{"origin": "http://{host}"}, {"sec-fetch-site": "same-origin"}, BROWSER])
+def test_a_rebound_page_gets_nothing_from_a_wider_address(host: str, marks: dict[str, str]) -> None:
+    """Its own name was made to point here, so nothing it asks for is of another origin."""
+    service = FakeService()
+    headers = {"host": host, **{name: value.format(host=host) for name, value in marks.items()}}
+    with live(service, ServerSettings(host="0.0.0.0")) as base:
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/memory"),
+            ("GET", "/"),
+            ("HEAD", "/"),
+        ):
+            answer = httpx.request(method, base + path, headers=headers, json=CHAT)
+            assert answer.status_code == 403, (method, path)
+            assert method == "HEAD" or "--allow-origin http://" in answer.json()["error"]["message"]
+    assert not service.requests
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "192.168.0.2:8000",
+        "[fd00::2]:8000",
+        "snugvl:8000",
+        "box.lan",
+        "box.local.",
+        "host.docker.internal:8000",
+    ],
+)
+def test_a_browser_is_answered_under_names_that_no_stranger_owns(host: str) -> None:
+    with live(FakeService(), ServerSettings(host="0.0.0.0")) as base:
+        headers = {"host": host, "origin": f"http://{host}", **BROWSER}
+        assert httpx.get(base + "/memory", headers=headers).status_code == 200
+        assert httpx.post(base + "/v1/chat/completions", json=CHAT, headers=headers).status_code == 200
+
+
+def test_other_names_are_for_programs_for_keys_and_for_those_who_were_told() -> None:
+    chat = "/v1/chat/completions"
+    with live(FakeService(), ServerSettings(host="0.0.0.0")) as base:
+        for program in ("OpenAI/Python 2.1", "node", "curl/8.5"):  # under whatever name a network gives us
+            headers = {"host": "gpu.example.org", "user-agent": program, "sec-fetch-mode": "cors"}
+            assert httpx.post(base + chat, json=CHAT, headers=headers).status_code == 200
+    page = {"host": "gpu.example.org:8000", "origin": "http://gpu.example.org:8000", **BROWSER}
+    told = ServerSettings(host="0.0.0.0", allow_origins=("http://gpu.example.org:8000",))
+    with live(FakeService(), told) as base:
+        assert httpx.post(base + chat, json=CHAT, headers=page).status_code == 200
+        assert httpx.get(base + "/", headers={"host": page["host"], **BROWSER}).status_code == 200
+        other = {**page, "origin": "http://evil.example"}
+        assert httpx.post(base + chat, json=CHAT, headers=other).status_code == 403
+    with live(FakeService(), ServerSettings(host="0.0.0.0", api_keys=("first-key",))) as base:
+        headers = {**page, "x-api-key": "first-key"}
+        assert httpx.post(base + chat, json=CHAT, headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://localhost:1", "http://[", "file://"]
 )

@@ -1,5 +1,6 @@
 """What uvicorn's parser takes without giving it to the app, each with its end."""
 
+import json
 import re
 import socket
 import threading
@@ -13,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S, until
+from tests.server.fake import FakeService
 from tests.server.hostile import CHAT, HI, attacked
 from tests.server.live import live
 from tests.server.raw import connect, read_all
@@ -115,3 +117,62 @@ def test_one_connection_leaves_time_for_others(hostile: str) -> None:
         assert httpx.get(f"{hostile}/health").status_code == 200
         assert link.recv(1)
     assert httpx.post(hostile + CHAT, json={"messages": HI}).status_code == 200
+
+
+FORMS = {
+    "/v1/messages": lambda answer: answer["type"] == "error" and answer["error"]["type"] == ANTHROPIC,
+    "/v1/messages/count_tokens": lambda answer: (
+        "request_id" in answer and answer["error"]["type"] == ANTHROPIC
+    ),
+    "/api/chat": lambda answer: list(answer) == ["error"] and isinstance(answer["error"], str),
+    "/v1/chat/completions": lambda answer: answer["error"]["code"] and answer["error"]["type"] == ANTHROPIC,
+}
+ANTHROPIC = "invalid_request_error"  # OpenAI's word, too
+MALFORMED = {
+    "a header without a colon": "POST {path} HTTP/1.1\r\nHost: localhost\r\nnonsense\r\n\r\n",
+    "no method": "P?ST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no version": "POST {path}?beta=true HTTP/x\r\nHost: localhost\r\n\r\n",
+    "a wrong length": "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+    "a wrong chunk": "POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+    "a long head": "POST {path} HTTP/1.1\r\nHost: localhost\r\na: " + "b" * 70_000 + "\r\n\r\n",
+    "bad JSON": "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    "Content-Type: application/json\r\nContent-Length: 1\r\n\r\n{{",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("path", FORMS)
+def test_malformed_requests_are_refused_in_the_form_of_their_protocol(
+    hostile: str, path: str, name: str
+) -> None:
+    with connect(hostile, MALFORMED[name].format(path=path).encode()) as link:
+        answer = read_all(link)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+    assert FORMS[path](json.loads(body)), body
+
+
+def test_what_has_no_path_gets_the_general_form(hostile: str) -> None:
+    for data in (b"\x16\x03\x01\x02\x00\x01", b"\r\n\r\nnonsense\r\n\r\n", b"GET \xff\xfe HTTP/1.1\r\n\r\n"):
+        with connect(hostile, data) as link:
+            _, _, body = read_all(link).partition(b"\r\n\r\n")
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_a_client_of_http_1_0_gets_no_chunks(path: str, stream: bool) -> None:
+    """It would take their lengths for a part of the answer. Its stream ends with the connection."""
+    body = json.dumps({"model": "pocket", "max_tokens": 9, "messages": HI, "stream": stream}).encode()
+    if path == "/api/chat":
+        body = json.dumps({"model": "pocket", "messages": HI, "stream": stream}).encode()
+    request = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n".encode()
+    with live(FakeService()) as base, connect(base, request + AS_JSON + body) as link:
+        head, _, answer = read_all(link).partition(b"\r\n\r\n")
+    assert b" 200 " in head
+    assert b"transfer-encoding" not in head.lower()
+    assert (b"content-length" in head.lower()) != stream
+    assert b"connection: close" in head.lower()
+    assert b"there" in answer
+    lines = [line for line in answer.decode().splitlines() if line]
+    assert all(line.startswith(("data: ", "event: ", "{")) for line in lines), "no lengths of chunks"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import psutil
@@ -52,12 +52,26 @@ def test_a_decoder_is_there_before_the_first_picture() -> None:
         until(lambda: bool(psutil.Process(process.pid).children()))
 
 
-def test_the_decoder_is_started_while_the_engine_loads() -> None:
+@pytest.mark.parametrize(
+    ("left", "could"),
+    [
+        ((), ""),
+        (
+            ("run programs", "signal them"),
+            "one that a picture has taken over could run programs, signal them",
+        ),
+    ],
+)
+def test_the_decoder_is_started_while_the_engine_loads(
+    left: tuple[str, ...], could: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what is left to it, where the system doesn't confine it, is said."""
     warmed = asyncio.Event()
 
     class Intake:
-        async def warm(self) -> None:
+        async def warm(self) -> tuple[str, ...]:
             warmed.set()
+            return left
 
     async def test() -> None:
         service = FakeService(health=Health("starting", "starting torch", 0.0))
@@ -70,6 +84,17 @@ def test_the_decoder_is_started_while_the_engine_loads() -> None:
         assert warmed.is_set()
 
     asyncio.run(test())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"no seccomp filter confines decoders here: {could}"] * bool(left)
+
+
+def test_a_server_hides_its_memory_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(run_module, "hide", lambda: done.append("hidden"))
+    monkeypatch.setattr("uvloop.run", lambda serving: (serving.close(), done.append("run")))
+    service: Any = FakeService()
+    run_module.run(service, ServerSettings(), cast(Any, None), lambda _: None)
+    assert done == ["hidden", "run"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -58,6 +58,7 @@ class Receiver:
             for choice in range(sampling.n)
             if reasoning is not None
         }
+        self._thought = dict.fromkeys(self._splitters, 0)  # tokens of each choice's reasoning
 
     @property
     def prompt_tokens(self) -> int:
@@ -124,7 +125,10 @@ class Receiver:
         """Hand out text with the log-probabilities of the tokens it completes."""
         reasoning, splitter = "", self._splitters.get(choice)
         if splitter is not None:
+            begun = splitter.thinking
             reasoning, text = splitter.push(text)
+            if begun or splitter.thinking or reasoning:
+                self._thought[choice] = covered
             if finish is not None:
                 thought, rest = splitter.flush()
                 reasoning, text = reasoning + thought, text + rest
@@ -148,6 +152,7 @@ class Receiver:
             usage=usage,
             cached_tokens=self._cached_tokens,
             drafts=(self._accepted, self._rejected),
+            reasoning_tokens=sum(self._thought.values()),
         )
         self.mailbox.close()
 

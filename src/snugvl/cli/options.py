@@ -76,7 +76,7 @@ ApiKey = Annotated[
     typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", callback=values.device, help="auto, cpu, cuda or cuda:N.")
+    str, typer.Option("--device", metavar="DEVICE", callback=device, help="auto, cpu, cuda or cuda:N.")
 ]
 Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Number format of weights and cache.")]
 Weights = Annotated[

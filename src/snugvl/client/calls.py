@@ -160,6 +160,8 @@ def message_of(message: Turn) -> Body:
             }
             for call in message.tool_calls
         ]
+    if message.reasoning:
+        body["reasoning_content"] = message.reasoning
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
     return body

@@ -105,15 +105,20 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `tool_calls`: of the assistant; `tool_call_id`: what a tool answers.
+    """One turn of a conversation.
 
-    `content` may be given as a string, or as a list of strings, images and parts.
+    Attributes:
+        content: may be given as a string, or as a list of strings, images and parts.
+        tool_calls: of the assistant.
+        tool_call_id: what a tool answers.
+        reasoning: what the assistant thought before it; the chat template shows it or doesn't.
     """
 
     role: Role
     content: tuple[Part, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str = ""
 
     def __post_init__(self) -> None:
         content: Any = self.content
@@ -254,6 +259,7 @@ class Delta:
         prompt_logprobs: of every token of the prompt, on the first delta, where they were asked for.
         cached_tokens: of the prompt, that the prefix cache had; on the last delta of the request.
         drafts: tokens that were guessed, right and wrong ones; on the last delta of the request.
+        reasoning_tokens: of all choices, that are `reasoning`; on the last delta of the request.
     """
 
     text: str
@@ -267,6 +273,7 @@ class Delta:
     prompt_logprobs: tuple[Logprob, ...] = ()
     cached_tokens: int = 0
     drafts: tuple[int, int] = (0, 0)
+    reasoning_tokens: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -384,7 +391,7 @@ def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
     for message in messages:
         count += sum(len(part.text) for part in message.content if isinstance(part, Text))
         count += sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
-        count += len(message.tool_call_id or "")
+        count += len(message.tool_call_id or "") + len(message.reasoning)
     return count + sum(len(tool.name) + len(tool.description) + _size(tool.parameters) for tool in tools)
 
 

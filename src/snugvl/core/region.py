@@ -3,14 +3,21 @@
     parent: made ─► a descriptor that the child inherits, as arguments ─► child: inherited
 
 Linux only; elsewhere pixels go through the pipe or socket that is there for everything else. Its pages come
-as they are first written to, and stay.
+as they are first written to, and stay. Its size is sealed: were it cut by one side, the other's next look
+would end that process.
 """
 
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
+
+if sys.platform == "linux":
+    import fcntl
+
+    _SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Region:
@@ -29,14 +36,15 @@ class Region:
     @classmethod
     def made(cls, nbytes: int) -> Self | None:
         """A new one; None where there is no such memory."""
-        if not hasattr(os, "memfd_create"):
+        if sys.platform != "linux" or not hasattr(os, "memfd_create"):
             return None
         try:
-            descriptor = os.memfd_create("snugvl")
+            descriptor = os.memfd_create("snugvl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:  # a sandbox that forbids it
             return None
         try:
             os.ftruncate(descriptor, nbytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALED)
             return cls(descriptor, nbytes)
         except OSError:  # too little memory, or address space
             os.close(descriptor)

@@ -23,6 +23,8 @@ _COUNTS = {
     "n": (1, 128),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, 20),
+    "no_repeat_ngram_size": (0, 256),
+    "no_repeat_window": (0, 2**31),
 }
 
 
@@ -30,15 +32,18 @@ _COUNTS = {
 class SamplingParams:
     """How to choose the next token. The defaults are greedy.
 
-    Applied in this order: `logit_bias`, repetition, frequency and presence penalty, temperature, `top_k`,
-    `top_p`, `min_p`. Penalties follow OpenAI's definition (over generated tokens) and, for
-    `repetition_penalty`, CTRL's (https://arxiv.org/abs/1909.05858, over prompt and generated tokens).
+    Applied in this order: `logit_bias`, repetition, frequency and presence penalty, `no_repeat_ngram_size`,
+    temperature, `top_k`, `top_p`, `min_p`. Penalties follow OpenAI's definition (over generated tokens) and,
+    for `repetition_penalty`, CTRL's (https://arxiv.org/abs/1909.05858, over prompt and generated tokens).
 
     Attributes:
         max_tokens: new tokens at most, or None for what the context leaves.
         temperature: 0 is greedy.
         top_p: 0 is greedy, too: `temperature` becomes 0 then, as not every engine takes it.
         top_k: 0 is off.
+        no_repeat_ngram_size: so many tokens in a row come once, prompt and generated tokens together, as
+            transformers has it; where a grammar leaves nothing else they come again. 0 is off.
+        no_repeat_window: that looks back at so many tokens alone; 0: at all.
         seed: same seed and same request, same tokens; None draws one.
         logprobs: number of alternatives to report with each token; 0 reports the token's own only.
         prompt_logprobs: whether the tokens of a bare prompt have theirs, too, with as many alternatives; so
@@ -62,6 +67,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    no_repeat_window: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

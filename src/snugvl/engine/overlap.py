@@ -121,7 +121,8 @@ def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> Cho
     """
     params, vocabulary = sequence.request.sampling, sequence.prompt.vocabulary
     counts = sequence.counts + Counter(drafts) if drafts and penalizes(params) else sequence.counts
-    return Choice(row, params, vocabulary, counts, _uniform(sequence, len(drafts)), sequence.grammar)
+    said = (*sequence.prompt.ids, *sequence.generated, *drafts) if params.no_repeat_ngram_size else ()
+    return Choice(row, params, vocabulary, counts, _uniform(sequence, len(drafts)), sequence.grammar, said)
 
 
 def _uniform(sequence: Sequence, ahead: int = 0) -> float:

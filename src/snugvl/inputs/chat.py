@@ -26,6 +26,7 @@ from snugvl.inputs.tools.forms import tool_form
 from snugvl.inputs.tools.in_text import ANSWER_MARKS, call_arguments, with_calls, with_tools
 
 _OWN = ("self", "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # as templates call what was thought before
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -145,6 +146,7 @@ def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[t
             for text in (call.name, arguments, call.id):
                 yield field, text
         yield f"messages[{index}].tool_call_id", message.tool_call_id or ""
+        yield f"messages[{index}].reasoning_content", message.reasoning
     for index, tool in enumerate(tools):
         yield f"tools[{index}].name", tool.name
         yield f"tools[{index}].description", tool.description
@@ -196,6 +198,8 @@ def _plain(message: Message, index: int, parts: bool) -> dict[str, Any]:
         ]
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        fields |= dict.fromkeys(_REASONING, message.reasoning)
     return fields
 
 

@@ -86,6 +86,7 @@ def _message(message: Message, index: int, break_up: Break) -> Message:
         content=tuple(_parts(message.content, break_up)),
         tool_calls=tuple(calls),
         tool_call_id=answers,
+        reasoning=break_up(message.reasoning),
     )
 
 

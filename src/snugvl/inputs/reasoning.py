@@ -70,6 +70,11 @@ class ReasoningSplitter:
         self._begun = False  # something of the present part was there that is no white space
         self._buffer = ""
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends within the reasoning."""
+        return self._state == "thinking"
+
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning and text that are certain now."""
         self._buffer += text

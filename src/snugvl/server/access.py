@@ -1,9 +1,10 @@
 """What is refused before a body is read: strangers, foreign pages, and too much at once.
 
-A web page that a user happens to visit can make their browser send requests to 127.0.0.1. Two things stop
-it: on a loopback address only loopback names are answered (a name that was rebound to 127.0.0.1 is not one),
-and without API keys a request that a foreign page sent is refused. CORS headers are sent to the origins of
-`--allow-origin` alone (`app.py`).
+A web page that a user happens to visit can make their browser send requests to 127.0.0.1 and to other
+machines of their network. Without API keys three things stop it: a request that a foreign page sent is
+refused; on a loopback address only loopback names are answered; and on any other address a browser is
+answered only under a name that no stranger can own, as a page whose name was rebound to our address is
+foreign to nobody. CORS headers are sent to the origins of `--allow-origin` alone (`app.py`).
 """
 
 import asyncio
@@ -11,7 +12,8 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -22,6 +24,8 @@ from snugvl.errors import QueueFull, RateLimited, Unauthorized
 from snugvl.server.record import current
 from snugvl.server.settings import ServerSettings, is_loopback
 
+# Below these nobody can register a name, and none without a dot: they are of a machine or a local network.
+_LOCAL_SUFFIXES = (".localhost", ".local", ".lan", ".home", ".home.arpa", ".internal", ".localdomain")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -37,6 +41,7 @@ class Auth:
         self._app = app
         self._digests = tuple(_digest(key) for key in settings.api_keys)
         self._origins = frozenset(settings.allow_origins)
+        self._names = frozenset(_name(urlsplit(origin).netloc) for origin in settings.allow_origins)
         self._loopback = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,8 +52,8 @@ class Auth:
             if self._digests:
                 if not open_to_all(scope["path"]):
                     self._check_key(headers)
-            elif scope["method"] not in SAFE_METHODS:
-                self._check_origin(headers)
+            else:
+                self._check_browser(headers, safe=scope["method"] in SAFE_METHODS)
         await self._app(scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
@@ -70,10 +75,22 @@ class Auth:
             raise Unauthorized("the API key is wrong")
         current().key = digest.hex()[:8]
 
-    def _check_origin(self, headers: Headers) -> None:
+    def _check_browser(self, headers: Headers, *, safe: bool) -> None:
         origin = headers.get("origin")
-        if origin is None or "*" in self._origins or origin in self._origins:
+        if "*" in self._origins or origin in self._origins:
             return
+        name = _name(headers.get("host", ""))
+        if _from_browser(headers) and not _local(name) and name not in self._names:
+            raise HTTPException(
+                403,
+                f"without API keys browsers aren't answered under {name[:100]!r}, as any page's name could "
+                "be made to point here; use this server's IP address, give it an --api-key, or start it with "
+                f"--allow-origin http://{headers.get('host', '')[:100]}",
+            )
+        if not safe and origin is not None:
+            self._check_origin(origin, headers)
+
+    def _check_origin(self, origin: str, headers: Headers) -> None:
         try:
             sender = urlsplit(origin).netloc
         except ValueError:
@@ -84,6 +101,20 @@ class Auth:
                 f"a page of {origin[:100]!r} may not use this server; start it with --allow-origin and that "
                 "address to let the page in",
             )
+
+
+def _from_browser(headers: Headers) -> bool:
+    """Whether a browser sent it: with what makes the server work comes Origin, always."""
+    marked = "origin" in headers or "sec-fetch-site" in headers
+    return marked or headers.get("user-agent", "").startswith("Mozilla/")
+
+
+def _local(name: str) -> bool:
+    """Whether no stranger can have the name: an IP address, no dot in it, a suffix of local networks."""
+    with suppress(ValueError):
+        return bool(ip_address(name))
+    name = name.rstrip(".")
+    return "." not in name or name.endswith(_LOCAL_SUFFIXES)
 
 
 def _digest(key: str) -> bytes:

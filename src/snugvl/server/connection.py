@@ -18,6 +18,7 @@ LINGER_S = 2
 # The parser can't be stopped, so it is fed in pieces: each may hold as many requests as fit into it.
 HEAD_PIECE_BYTES, BODY_PIECE_BYTES = 1 << 10, 1 << 14
 PIPELINED_BYTES = 1 << 16  # of requests that wait for the one before them; no usual client sends any
+LINE_BYTES = 256  # of a request's first line, which hold a path of ours
 FRAME_BYTES = 32  # around a piece of a chunked body: its length, its line ends
 
 
@@ -34,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._unread = memoryview(b"")  # what the parser has not been given yet
         self._head_bytes = 0
+        self._line = b""  # how the present request, or one before it, begins
         self._swallowed = 0  # bytes of this request that came behind its head and were no body
         self._left = 0  # bytes of its body that its Content-Length still promises
         self._in_head = True
@@ -79,7 +81,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(
+            cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app
+        )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -102,6 +106,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _parse(self, piece: memoryview) -> None:
         if self._in_head:
+            if not self._head_bytes:
+                self._line = bytes(piece[:LINE_BYTES])
             self._head_bytes += len(piece)
             self._await_head()
         else:
@@ -141,14 +147,41 @@ class BoundedProtocol(HttpToolsProtocol):
         if running is not None and running.response_started and not running.response_complete:
             self.transport.abort()  # ours would be read as a part of that answer
             return
-        detail = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        body = json.dumps({"error": detail}).encode()
+        body = json.dumps(self._error(message, code)).encode()
         head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n"
         head += "content-type: application/json\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         # Closing while the client still sends would reset the connection, and the answer with it.
         self.transport.write_eof()
         self._slow = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _error(self, message: str, code: str) -> dict[str, Any]:
+        """The body of a refusal in the form of the path's protocol, as far as the path was read."""
+        from snugvl.server.errors import InvalidRequest, error_body, family_of  # slow: the app's
+
+        path = self.url or b"".join(self._line.split()[1:2])
+        family = family_of(path.partition(b"?")[0].decode("latin-1"))
+        return error_body(InvalidRequest(message, field=None, code=code), family)
+
+
+def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """The app for HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
+
+    async def run(scope: Any, receive: Any, send: Any) -> None:
+        sized = True
+
+        async def put(message: Any) -> None:
+            nonlocal sized
+            if message["type"] == "http.response.start":
+                sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = None if sized else False
+            elif not sized:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, put)
+
+    return run
 
 
 def protocol_of(settings: ServerSettings) -> type[BoundedProtocol]:

@@ -33,6 +33,7 @@ from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
 TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"
+NO_RUNS = "ignored no_repeat_ngram_size: this engine has no such rule"
 NO_SPECIAL = "ignored skip_special_tokens: llama.cpp leaves control tokens out"
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
@@ -108,6 +109,7 @@ class Generation:
             self._metrics.count(delta.usage)
             current().add(delta.usage)
             current().cached_tokens += delta.cached_tokens
+            current().reasoning_tokens += delta.reasoning_tokens
             current().accepted_tokens += delta.drafts[0]
             current().rejected_tokens += delta.drafts[1]
 
@@ -235,6 +237,8 @@ async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
     known = context.service.capabilities
     if request.sampling.special and known is not None and known.engine == "llamacpp":
         return (NO_SPECIAL,)
+    if request.sampling.no_repeat_ngram_size and known is not None and known.engine in ("vllm", "llamacpp"):
+        return (NO_RUNS,)
     if request.tools is not None and known is not None and not known.tools:
         return (TOOLS_IN_TEXT,)
     if known is None or known.training == Training():
@@ -272,6 +276,16 @@ def _words(request: Request) -> str | list[tuple[str, list[str]]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    """New text of what the model thinks before it answers."""
+
+    text: str
+
+
+AnswerEvent = ToolEvent | ReasoningPiece
+
+
 class Reader:
     """The events of an answer with one choice, read once; afterwards, how it ended.
 
@@ -299,11 +313,13 @@ class Reader:
         """Tool calls so far."""
         return 0 if self._parser is None else self._parser.calls
 
-    async def __aiter__(self) -> AsyncIterator[ToolEvent]:
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         async for delta in self.generation:
             self._logprobs += delta.logprobs
             self._finish_reason = delta.finish_reason or self._finish_reason
             self.stop = delta.stop
+            if delta.reasoning:
+                yield ReasoningPiece(delta.reasoning)
             for event in self._split(delta.text):
                 yield event
         if self._parser is not None:

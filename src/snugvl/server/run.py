@@ -21,6 +21,7 @@ from snugvl.core.heap import keep_freed_memory
 from snugvl.core.service import EngineService, Health
 from snugvl.errors import EngineError
 from snugvl.server.connection import uvicorn_config
+from snugvl.server.intake.confine import hide
 from snugvl.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -125,10 +126,15 @@ def _config(service: EngineService, settings: ServerSettings) -> "tuple[uvicorn.
 
 async def _warm(context: "Context") -> None:
     """Start what decodes the first picture while weights are loaded: before that it would only slow the
-    imports down, and once the engine is ready the first picture would wait for it."""
+    imports down, and once the engine is ready the first picture would wait for it. Say what confines it less
+    than it should."""
     while not ((health := context.service.health).ready or health.progress):
         await asyncio.sleep(POLL_S)
-    await context.intake.warm()
+    if left := await context.intake.warm():
+        log.warning(
+            "no seccomp filter confines decoders here: one that a picture has taken over could %s",
+            ", ".join(left),
+        )
 
 
 async def _run(
@@ -165,4 +171,5 @@ def run(service: EngineService, settings: ServerSettings, listener: socket.socke
     import uvloop
 
     keep_freed_memory()
+    hide()
     return uvloop.run(serve(service, settings, listener, watch))

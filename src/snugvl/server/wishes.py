@@ -170,7 +170,7 @@ GENERATION: Final[Wishes] = {
     "dry_multiplier": refused("there is no such penalty here; use repetition_penalty", *NEUTRAL),
     "samplers": refused("the order of samplers is fixed; leave it out"),
     "repeat_penalty": read("repetition_penalty", *ONE),
-    "no_repeat_ngram_size": refused("there is no such penalty here; use repetition_penalty", 0),
+    "no_repeat_ngram_size": refused(CHAT_ALONE, 0),
     "n_predict": read("max_tokens", -1),
     **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "max_output_tokens"), read("max_tokens")),
     "random_seed": read("seed"),

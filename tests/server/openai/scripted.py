@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from tests.server.fake import FakeService
 
-OURS = {"image_tokens", "store", "reasoning_content"}  # fields that we add to OpenAI's
+OURS = {"image_tokens", "store", "reasoning_content", "reasoning"}  # fields that we add to OpenAI's
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -32,15 +32,38 @@ def test_mineru_and_olmocr(http: httpx.Client, scripted: Scripted, data_urls: li
     answer = http.post("/chat/completions", json=page(data_urls[0], **sent))
     assert answer.status_code == 200, answer.text
     assert scripted.last.sampling.special
+    assert scripted.last.sampling.no_repeat_ngram_size == 100
     assert picture(scripted).max_pixels == 1024
     warnings = set(answer.headers["snugvl-warning"].split("; "))
     assert warnings == {
         "lowered max_tokens from 8,000 to what the context leaves",
-        "ignored vllm_xargs",
         "ignored mm_processor_kwargs.min_pixels",
         "ignored mm_processor_kwargs.use_fast",
         "ignored mm_processor_kwargs.other",
     }
+
+
+@pytest.mark.parametrize(
+    ("sent", "size", "window"),
+    [
+        ({"no_repeat_ngram_size": 3}, 3, 0),
+        ({"vllm_xargs": {"no_repeat_ngram_size": 35}}, 35, 0),
+        ({"vllm_xargs": {"ngram_size": 30, "window_size": 90, "whitelist_token_ids": None}}, 30, 90),
+        ({"no_repeat_ngram_size": 0, "vllm_xargs": {"ngram_size": 30}}, 0, 0),
+        ({"no_repeat_ngram_size": None, "vllm_xargs": None}, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+def test_the_window_of_repetition(
+    http: httpx.Client, scripted: Scripted, path: str, sent: dict[str, Any], size: int, window: int
+) -> None:
+    body = {"messages": HI} if path.startswith("/chat") else {"prompt": "hi"}
+    answer = http.post(path, json=body | sent)
+    assert answer.status_code == 200, answer.text
+    sampling = scripted.last.sampling
+    assert (sampling.no_repeat_ngram_size, sampling.no_repeat_window) == (size, window)
+    refused = http.post(path, json=body | {"vllm_xargs": {"ngram_size": 257}})
+    assert refused.json()["error"]["param"] == "vllm_xargs.ngram_size"
 
 
 @pytest.mark.parametrize("kwargs", [None, {}, {"min_pixels": None}])

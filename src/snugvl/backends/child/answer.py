@@ -63,6 +63,7 @@ class Chunks:
             if reasoning is not None
         }
         self._generated = dict.fromkeys(choices, 0)  # tokens by choice
+        self._thought = dict.fromkeys(choices, 0)  # tokens of reasoning by choice
         self._cached = 0
         self._last: Delta | None = None
 
@@ -99,7 +100,9 @@ class Chunks:
         if self._last is None:
             return []
         ends = self._copied(self._last)
-        return [*ends[:-1], replace(ends[-1], usage=self.usage, cached_tokens=self._cached)]
+        thought = sum(self._thought.values()) * self._copies
+        last = replace(ends[-1], usage=self.usage, cached_tokens=self._cached, reasoning_tokens=thought)
+        return [*ends[:-1], last]
 
     def _read(self, chunk: Mapping[str, Any], answer: int) -> Iterator[Delta]:
         raise NotImplementedError
@@ -109,7 +112,10 @@ class Chunks:
         splitter = self._splitters.get(choice)
         if splitter is None:
             return text, ""
+        begun = splitter.thinking
         reasoning, said = splitter.push(text)
+        if begun or splitter.thinking or reasoning:
+            self._thought[choice] = self._generated[choice]
         thought, rest = splitter.flush() if last else ("", "")
         return said + rest, reasoning + thought
 

@@ -72,6 +72,7 @@ def _merged(first: Delta, second: Delta) -> Delta:
         first.prompt_logprobs + second.prompt_logprobs,
         second.cached_tokens,
         second.drafts,
+        second.reasoning_tokens,
     )
 
 

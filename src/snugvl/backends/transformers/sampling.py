@@ -140,7 +140,9 @@ class SamplingProcessor(LogitsProcessor):
         sampling = self.request.sampling
         uniform = 0.0 if sampling.greedy else self._random.random()
         self._masks.begin()
-        asked = Choice(0, sampling, self._vocabulary, self._counts, uniform, self._mask)
+        ids = self.request.prompt.prompt.prompt_ids
+        said = (*ids, *self.tokens) if sampling.no_repeat_ngram_size else ()
+        asked = Choice(0, sampling, self._vocabulary, self._counts, uniform, self._mask, said)
         (result,) = sample(scores, [asked])
         if result.token_id is None:
             self.request.fail(self._no_token())

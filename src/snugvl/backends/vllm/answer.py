@@ -119,6 +119,7 @@ class VllmChunks(Chunks):
         told = delta.get("reasoning") or delta.get("reasoning_content") or ""
         if told:
             self._splitters.pop(index, None)
+            self._thought[index] = self._generated[index]
         text, reasoning = self._parts(delta.get("content") or "", index, last=last)
         return text, told + reasoning
 

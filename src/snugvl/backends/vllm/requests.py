@@ -241,6 +241,8 @@ def _message(message: Message, index: int, facts: Facts) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
+    if message.reasoning:  # as newer and as older versions call it
+        fields |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     return fields

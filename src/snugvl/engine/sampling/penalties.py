@@ -1,7 +1,8 @@
-"""What moves scores by what was said before: bias, then repetition, frequency and presence penalties.
+"""What moves scores by what was said before: bias, penalties, then runs of tokens that may not come again.
 
-How often each token was generated is kept on the device, a row of counts for each choice that asks. So the
-next step's penalties know a token that the host has not read yet.
+How often each token was generated is kept on the device, a row of counts for each choice that asks, and all
+tokens in order where runs are looked for. So the next step's penalties know a token that the host has not
+read yet.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,11 +25,14 @@ class Speaker(Protocol):
     def prompt(self) -> Collection[int]: ...
     @property
     def counts(self) -> Mapping[int, int] | None: ...
+    @property
+    def said(self) -> Sequence[int]: ...
 
 
 def penalizes(params: SamplingParams) -> bool:
     """Whether what was said before changes the scores."""
-    return bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
+    counted = params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    return bool(counted or params.no_repeat_ngram_size)
 
 
 class Penalties:
@@ -41,6 +45,11 @@ class Penalties:
             rows, columns, values = zip(*biases, strict=True)
             where = (upload(rows, torch.int64, device), upload(columns, torch.int64, device))
             self._bias = where, upload(values, torch.float32, device)
+        self._runs = [
+            _Runs(index, choice, device)
+            for index, choice in enumerate(choices)
+            if choice.params.no_repeat_ngram_size
+        ]
         self._asking = [index for index, choice in enumerate(choices) if penalizes(choice.params)]
         if not self._asking:
             return
@@ -68,6 +77,8 @@ class Penalties:
             scores[where] += values
         if self._asking:
             scores.index_copy_(0, self._rows, self._penalized(scores.index_select(0, self._rows)))
+        for runs in self._runs:
+            runs.forbid(scores)
         return scores
 
     def _penalized(self, scores: torch.Tensor) -> torch.Tensor:
@@ -85,6 +96,45 @@ class Penalties:
         if self._asking:
             own = tokens.index_select(0, self._rows)[:, None]
             self._counts.scatter_add_(1, own.clamp(min=0), (own >= 0).int())
+        for runs in self._runs:
+            runs.note(tokens)
+
+
+class _Runs:
+    """Tokens of one choice, none of whose runs of `no_repeat_ngram_size` may come twice.
+
+    What would end one is forbidden by a score lower than any other, yet finite: a grammar may leave nothing
+    else.
+    """
+
+    def __init__(self, row: int, choice: Speaker, device: torch.device) -> None:
+        self._row, self._length = row, choice.params.no_repeat_ngram_size
+        window = choice.params.no_repeat_window
+        # So long a beginning decides, whichever the window is.
+        self._most = max(window, self._length - 1) if window else None
+        self._said = upload(
+            choice.said if self._most is None else _last(choice.said, self._most), torch.int64, device
+        )
+
+    def forbid(self, scores: torch.Tensor) -> None:
+        """Lower what would end a run that was there, in `scores` `[n, vocab]`."""
+        if len(self._said) < self._length:
+            return
+        runs = self._said.unfold(0, self._length, 1)  # [tokens - length + 1, length]
+        begun = self._said[len(self._said) - self._length + 1 :]
+        ends, vocab = runs[:, -1], scores.shape[-1]
+        again = (runs[:, :-1] == begun).all(-1) & (ends >= 0) & (ends < vocab)
+        lowest = torch.where(again, -_HIGHEST, torch.inf).to(scores.dtype)
+        scores[self._row].scatter_reduce_(0, ends.clamp(0, vocab - 1), lowest, "amin")
+
+    def note(self, tokens: torch.Tensor) -> None:
+        """One token more, of the row's in `tokens` `[n]`."""
+        said = torch.cat([self._said, tokens[self._row : self._row + 1]])
+        self._said = said if self._most is None else said[-self._most :] if self._most else said[:0]
+
+
+def _last(said: Sequence[int], most: int) -> Sequence[int]:
+    return said[max(0, len(said) - most) :]
 
 
 def _put(table: torch.Tensor, entries: Iterable[tuple[int, int, int]]) -> None:

@@ -40,6 +40,7 @@ class Choice:
         counts: how often each id was generated.
         uniform: from [0, 1), what decides the draw; unused when greedy.
         grammar: what says which tokens are allowed; all are without one.
+        said: the tokens of prompt and answer in order, where no run of them may come again.
     """
 
     row: int
@@ -48,6 +49,7 @@ class Choice:
     counts: Mapping[int, int] | None = None
     uniform: float = 0.0
     grammar: Mask | Foreseen | None = None
+    said: Sequence[int] = ()
 
     @property
     def plain(self) -> bool:

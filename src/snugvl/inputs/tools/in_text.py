@@ -93,7 +93,7 @@ def with_calls(messages: Sequence[Message]) -> list[Message]:
             calls = [_written(call, index, i) for i, call in enumerate(message.tool_calls)]
             text, others = _apart(message.content)
             said = "\n".join([text, *calls] if text else calls)
-            found.append(Message("assistant", (*others, Text(said))))
+            found.append(replace(message, content=(*others, Text(said)), tool_calls=()))
         else:
             found.append(message)
     if answers:

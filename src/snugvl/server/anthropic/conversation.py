@@ -126,6 +126,7 @@ def _merged(turns: list[Message]) -> Iterator[Message]:
                 role,
                 tuple(part for turn in several for part in turn.content),
                 tuple(call for turn in several for call in turn.tool_calls),
+                reasoning="\n".join(turn.reasoning for turn in several if turn.reasoning),
             )
 
 
@@ -183,10 +184,13 @@ def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[M
     turns: list[Message] = []
     parts: list[Part] = []
     calls: list[ToolCall] = []
+    thoughts: list[str] = []
     for index, block in enumerate(message.content):
         content = _content(block, f"{field}[{index}]", found)
         if isinstance(block, ToolUseBlock):
             calls.append(ToolCall(block.id, block.name, json.dumps(block.input)))
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
         elif isinstance(block, ToolResultBlock):
             turns += _turn(parts)
             parts = []
@@ -195,7 +199,7 @@ def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[M
             parts += content
     if message.role == "user":
         return turns + _turn(parts)
-    return [Message(message.role, tuple(parts), tuple(calls))]
+    return [Message(message.role, tuple(parts), tuple(calls), reasoning="\n".join(filter(None, thoughts)))]
 
 
 def _turn(parts: list[Part]) -> list[Message]:

@@ -1,7 +1,7 @@
 """Anthropic's routes, POST /v1/messages and /v1/messages/count_tokens, and their answers."""
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -10,12 +10,20 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from snugvl.core.messages import Usage
-from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.generation import Reader, arguments_of, counting, read_answer, tokens_of
+from snugvl.server.generation import (
+    AnswerEvent,
+    Reader,
+    ReasoningPiece,
+    arguments_of,
+    counting,
+    read_answer,
+    tokens_of,
+)
 from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 
@@ -29,6 +37,14 @@ class TextOut(BaseModel):
     text: str
 
 
+class ThinkingOut(BaseModel):
+    """What the model thought. The signature says nothing: clients send the block back as it is."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str = ""
+
+
 class ToolUseOut(BaseModel):
     """A call that the model made."""
 
@@ -36,6 +52,9 @@ class ToolUseOut(BaseModel):
     id: str
     name: str
     input: dict[str, Any]
+
+
+Block = TextOut | ThinkingOut | ToolUseOut
 
 
 class MessageUsage(BaseModel):
@@ -54,7 +73,7 @@ class MessageOut(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[Annotated[TextOut | ToolUseOut, Field(discriminator="type")]]
+    content: list[Annotated[Block, Field(discriminator="type")]]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -72,27 +91,24 @@ class MessageAnswer:
 
     Attributes:
         max_tokens: what the request asked for, which may be more than it got.
+        thinking: whether what the model thinks is shown: who asked for it expects blocks before the text.
     """
 
     model: str
     reader: Reader
     max_tokens: int
+    thinking: bool
 
     async def whole(self) -> MessageOut:
         """The message, complete."""
-        blocks: list[tuple[CallStarted | None, list[str]]] = []
+        blocks: list[tuple[AnswerEvent, list[str]]] = []
         async with self.reader.generation:
             async for begins, event in self._events():
                 if begins:
-                    blocks.append((event if isinstance(event, CallStarted) else None, []))
+                    blocks.append((event, []))
                 if not isinstance(event, CallStarted):
                     blocks[-1][1].append(_text_of(event))
-        content = [
-            TextOut(text="".join(pieces))
-            if call is None
-            else ToolUseOut(id=call.id, name=call.name, input=arguments_of("".join(pieces)))
-            for call, pieces in blocks
-        ]
+        content = [_block(first, "".join(pieces)) for first, pieces in blocks]
         usage = self.reader.generation.usage
         return self._message(
             content,
@@ -120,27 +136,30 @@ class MessageAnswer:
 
     async def _blocks(self) -> AsyncIterator[Event]:
         """Each content block: its start, what it is made of, its end."""
-        index = -1
+        index, block = -1, ""
         async for begins, event in self._events():
             if begins:
-                if index >= 0:
-                    yield _event("content_block_stop", index=index)
-                index += 1
-                yield _event("content_block_start", index=index, content_block=_empty_block(event))
+                for end in _block_end(index, block):
+                    yield end
+                empty = _block(event, "").model_dump()
+                index, block = index + 1, empty["type"]
+                yield _event("content_block_start", index=index, content_block=empty)
             if not isinstance(event, CallStarted):
                 yield _event("content_block_delta", index=index, delta=_delta(event))
-        if index >= 0:
-            yield _event("content_block_stop", index=index)
+        for end in _block_end(index, block):
+            yield end
 
-    async def _events(self) -> AsyncIterator[tuple[bool, ToolEvent]]:
+    async def _events(self) -> AsyncIterator[tuple[bool, AnswerEvent]]:
         """What comes, and whether a content block begins: text after text is one block, every call is one."""
-        in_text = False
+        last: type[AnswerEvent] | None = None
         async for event in self.reader:
-            is_text = isinstance(event, TextPiece)
-            yield isinstance(event, CallStarted) or (is_text and not in_text), event
-            in_text = is_text
+            if isinstance(event, ReasoningPiece) and not self.thinking:
+                continue
+            words = isinstance(event, TextPiece | ReasoningPiece)
+            yield isinstance(event, CallStarted) or (words and type(event) is not last), event
+            last = type(event)
 
-    def _message(self, content: Sequence[TextOut | ToolUseOut], **fields: Any) -> MessageOut:
+    def _message(self, content: Sequence[Block], **fields: Any) -> MessageOut:
         return MessageOut(
             id=f"msg_{secrets.token_hex(12)}", model=self.model, content=list(content), **fields
         )
@@ -164,21 +183,33 @@ def _usage(usage: Usage) -> MessageUsage:
     )
 
 
-def _empty_block(event: ToolEvent) -> dict[str, Any]:
-    """The block that begins with `event`, empty."""
-    if isinstance(event, CallStarted):
-        return ToolUseOut(id=event.id, name=event.name, input={}).model_dump()
-    return TextOut(text="").model_dump()
+def _block(first: AnswerEvent, text: str) -> Block:
+    """The block that begins with an event, with its text."""
+    if isinstance(first, CallStarted):
+        return ToolUseOut(id=first.id, name=first.name, input=arguments_of(text) if text else {})
+    return ThinkingOut(thinking=text) if isinstance(first, ReasoningPiece) else TextOut(text=text)
 
 
-def _delta(event: TextPiece | CallArguments) -> dict[str, str]:
-    if isinstance(event, CallArguments):
-        return {"type": "input_json_delta", "partial_json": event.fragment}
-    return {"type": "text_delta", "text": event.text}
+def _block_end(index: int, block: str) -> Iterator[Event]:
+    """The events that end a block of that type, if there is one."""
+    if block == "thinking":
+        yield _event("content_block_delta", index=index, delta={"type": "signature_delta", "signature": ""})
+    if block:
+        yield _event("content_block_stop", index=index)
 
 
-def _text_of(event: TextPiece | CallArguments) -> str:
-    return event.text if isinstance(event, TextPiece) else event.fragment
+def _delta(event: TextPiece | ReasoningPiece | CallArguments) -> dict[str, str]:
+    match event:
+        case CallArguments(fragment=fragment):
+            return {"type": "input_json_delta", "partial_json": fragment}
+        case ReasoningPiece(text=text):
+            return {"type": "thinking_delta", "thinking": text}
+        case TextPiece(text=text):
+            return {"type": "text_delta", "text": text}
+
+
+def _text_of(event: TextPiece | ReasoningPiece | CallArguments) -> str:
+    return event.fragment if isinstance(event, CallArguments) else event.text
 
 
 def _event(kind: str, **fields: Any) -> Event:
@@ -199,7 +230,8 @@ async def post_messages(http: Request, body: MessagesRequest) -> Any:
     context = context_of(http)
     name = context.check_model(body.model)
     request = await request_of(context, body)
-    answer = MessageAnswer(name, await read_answer(context, request), body.max_tokens)
+    thinking = body.thinking is not None and body.thinking.type != "disabled"
+    answer = MessageAnswer(name, await read_answer(context, request), body.max_tokens, thinking)
     return event_stream(http, context, answer.events()) if body.stream else await answer.whole()
 
 

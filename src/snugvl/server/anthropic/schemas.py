@@ -79,9 +79,10 @@ class ToolUseBlock(Part):
 
 
 class ThinkingBlock(Part):
-    """What the model thought before it answered; taken, and not shown to it again."""
+    """What the model thought before it answered; the chat template shows it to the model or doesn't."""
 
     type: Literal["thinking"]
+    thinking: str = ""
 
 
 class RedactedThinkingBlock(Part):
@@ -238,7 +239,7 @@ class NoChoice(Part):
 
 
 class Thinking(Part):
-    """Whether a model that can think does so, where its chat template can be told; thoughts aren't shown."""
+    """Whether a model that can think does so, where its chat template can be told, and shows its thoughts."""
 
     type: Literal["disabled", "adaptive", "enabled"]
 

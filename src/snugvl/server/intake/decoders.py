@@ -119,9 +119,14 @@ class Decoders:
         )
         return [frame.image for frame in frames], times
 
-    async def warm(self) -> None:
-        """Start one process now, so that the first picture doesn't wait for it."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._process)
+    async def warm(self) -> tuple[str, ...]:
+        """Start one process now, so that the first picture doesn't wait for it.
+
+        Returns:
+            What it could do to others, were it taken over (`confine.py`); nothing where it is confined.
+        """
+        process = await asyncio.get_running_loop().run_in_executor(self._threads, self._process)
+        return process.left
 
     def close(self) -> None:
         """End all processes; jobs they were working on fail."""
@@ -226,6 +231,7 @@ class _DecoderProcess:
     def __init__(self, kind: Kind, memory_bytes: int) -> None:
         self._region = Region.made(_REGION_BYTES)
         self._popen = _spawn(kind, memory_bytes, self._region)
+        self.left: tuple[str, ...] = ()
         for stream in (self._popen.stdin, self._popen.stdout):
             _widen(stream)
 
@@ -240,7 +246,8 @@ class _DecoderProcess:
             SnugvlError: it did not start, which is no picture's fault.
         """
         try:
-            self._exchange(None, b"", 0, _START_S)
+            header, _ = self._exchange(None, b"", 0, _START_S)
+            self.left = tuple(map(str, header["left"]))
         except _Gone:
             self.kill()
             raise _start_error() from None

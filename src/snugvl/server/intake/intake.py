@@ -93,9 +93,13 @@ class Intake:
             )
         )
 
-    async def warm(self) -> None:
-        """Start a decoder now, so that the first picture doesn't wait for it. Optional."""
-        await self._pictures.warm()
+    async def warm(self) -> tuple[str, ...]:
+        """Start a decoder now, so that the first picture doesn't wait for it. Optional.
+
+        Returns:
+            What a decoder that was taken over could do to others, if anything.
+        """
+        return await self._pictures.warm()
 
     async def picture(self, url: str, *, detail: str | None = "auto", field: str) -> Picture:
         """The picture behind a data URL or a public http(s) URL. Of an animation it is the first frame, which

@@ -2,8 +2,10 @@
 
 Started by `decoders.py` with pipes for stdin and stdout, and with memory for pixels that both share.
 Everything it needs is imported first; then it gives up what it can: memory beyond a limit, new files and
-sockets, core dumps. A decoder that crashes, hangs or is taken over has no network, no files, no secrets in
-its environment, and can only answer with pixels.
+sockets, core dumps (`shut_doors`), and what it could do to other processes (`confine.py`). A decoder that
+crashes, hangs or is taken over has no network, no files and no secrets in its environment; on Linux it can't
+read, signal or limit another process nor run a program. All that it can do is to answer: with pixels, true or
+not, in memory whose size is sealed (`core/region.py`).
 """
 
 import contextlib
@@ -25,6 +27,7 @@ from snugvl.inputs.frames import preload as preload_video_reader
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image
 from snugvl.inputs.iso_media import hide
 from snugvl.server.intake import pipe
+from snugvl.server.intake.confine import confine
 
 # Imported by Pillow, or by our own code, only when a rare picture needs it: by then no file can be opened.
 _LATER = (
@@ -50,8 +53,7 @@ def main(kind: str, memory_bytes: int, region: Region | None) -> None:
     preload()
     if kind == "videos":
         preload_video_reader()
-    shut_doors(memory_bytes)
-    pipe.send(outgoing, {"ready": True})
+    pipe.send(outgoing, {"ready": True, "left": shut_doors(memory_bytes)})
     with contextlib.suppress(pipe.BrokenMessage):
         while True:
             _serve_one(incoming, outgoing, region)
@@ -134,20 +136,26 @@ def _video(job: dict[str, Any], data: bytes) -> Frames:
     return decode_video(data, VideoLimits(**job["limits"]), job["fps"], job["name"])
 
 
-def shut_doors(memory_bytes: int) -> None:
-    """Limit this process from here on; what a system doesn't have (Windows) stays as it is."""
+def shut_doors(memory_bytes: int) -> tuple[str, ...]:
+    """Limit this process from here on; what a system doesn't have (Windows) stays as it is.
+
+    Returns:
+        What `confine` says is left to do to others; it comes last but for the limits, which need no file.
+    """
     try:
         import resource
     except ImportError:
-        return
+        return confine()
     limits = [(resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)]
     if sys.platform == "linux":  # elsewhere the address space isn't what is used
         limits.append((resource.RLIMIT_AS, _address_space() + memory_bytes))
+    left = confine()
     for kind, limit in limits:
         hard = resource.getrlimit(kind)[1]
         value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (value, value))
+    return left
 
 
 def limit_cpu(seconds: float) -> None:

@@ -142,7 +142,8 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
         for each in calls:
             waiting.add(each)
         answers = waiting.answered_by(message) if message.role == "tool" else None
-        conversation.append(Message(message.role, content, calls, answers))
+        thought = (message.thinking or "") if message.role == "assistant" else ""
+        conversation.append(Message(message.role, content, calls, answers, thought))
     return (*conversation, *([Message("user", tuple(images))] if images else ()))
 
 

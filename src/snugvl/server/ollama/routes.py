@@ -63,6 +63,7 @@ class AnswerMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    thinking: str | None = None
     tool_calls: list[MadeCall] | None = None
 
 
@@ -94,6 +95,7 @@ class GenerateLine(AnswerLine):
     """An answer of /api/generate."""
 
     response: str
+    thinking: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class AnswerPiece:
     """A part of an answer."""
 
     text: str = ""
+    thinking: str = ""
     calls: tuple[MadeCall, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
 
@@ -110,13 +113,15 @@ Shape = Callable[..., AnswerLine]  # (piece, **fields of AnswerLine) → a line 
 
 def chat_line(piece: AnswerPiece, **fields: Any) -> ChatLine:
     """A line of /api/chat."""
-    message = AnswerMessage(content=piece.text, tool_calls=list(piece.calls) or None)
+    message = AnswerMessage(
+        content=piece.text, thinking=piece.thinking or None, tool_calls=list(piece.calls) or None
+    )
     return ChatLine(message=message, **fields)
 
 
 def generate_line(piece: AnswerPiece, **fields: Any) -> GenerateLine:
     """A line of /api/generate."""
-    return GenerateLine(response=piece.text, **fields)
+    return GenerateLine(response=piece.text, thinking=piece.thinking or None, **fields)
 
 
 @dataclass(slots=True)
@@ -135,6 +140,7 @@ class LineAnswer:
             pieces = [piece async for piece in self._pieces()]
         piece = AnswerPiece(
             "".join(piece.text for piece in pieces),
+            "".join(piece.thinking for piece in pieces),
             tuple(call for piece in pieces for call in piece.calls),
             tuple(each for piece in pieces for each in piece.logprobs),
         )
@@ -182,12 +188,14 @@ class LineAnswer:
                 started = event
             elif isinstance(event, TextPiece):
                 yield self._piece(text=event.text)
+            else:
+                yield self._piece(thinking=event.text)
         last = self._piece(calls=() if started is None else (_call_of(started, arguments),))
         if last.calls or last.logprobs:
             yield last
 
-    def _piece(self, *, text: str = "", calls: tuple[MadeCall, ...] = ()) -> AnswerPiece:
-        return AnswerPiece(text, calls, tuple(self.reader.take_logprobs()))
+    def _piece(self, *, text: str = "", thinking: str = "", calls: tuple[MadeCall, ...] = ()) -> AnswerPiece:
+        return AnswerPiece(text, thinking, calls, tuple(self.reader.take_logprobs()))
 
 
 def now() -> str:

@@ -107,6 +107,7 @@ class ChatMessage(Part):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     images: Base64Images = None
+    thinking: str | None = Field(default=None, description="what the assistant thought before it")
     tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None

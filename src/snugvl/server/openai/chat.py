@@ -211,7 +211,7 @@ def _choice(form: AnswerFormat, index: int, choice: Finished) -> dict[str, Any]:
         "refusal": None,
     }
     if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
+        message |= reasoning_of(choice.reasoning)
     if calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -220,6 +220,11 @@ def _choice(form: AnswerFormat, index: int, choice: Finished) -> dict[str, Any]:
     logprobs = {"content": token_logprobs(choice.logprobs), "refusal": None} if form.logprobs else None
     finish = "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+
+def reasoning_of(text: str) -> dict[str, str]:
+    """What the model thought, under the names that DeepSeek gave it and that vLLM and OpenRouter do."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 class ChunkedChoice:
@@ -243,7 +248,7 @@ class ChunkedChoice:
         """What a delta adds: at most one entry of content, and the finish."""
         self._logprobs += delta.logprobs
         finish = delta.finish_reason
-        reasoning = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        reasoning = reasoning_of(delta.reasoning) if delta.reasoning else {}
         added = reasoning | self._content_of(delta.text, last=finish is not None)
         found = []
         if added or (self._logprobs and finish is not None):

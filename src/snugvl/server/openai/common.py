@@ -60,9 +60,11 @@ def effort_of(effort: Effort | None) -> dict[str, Any]:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Tokens of the present request; `image_tokens` is our addition. Guesses stand there if there are any."""
+    """Tokens of the present request; `image_tokens` is our addition. What the answer's are stands there if
+    some were thought or guessed."""
     record = current()
-    guesses = {
+    details = {
+        "reasoning_tokens": record.reasoning_tokens,
         "accepted_prediction_tokens": record.accepted_tokens,
         "rejected_prediction_tokens": record.rejected_tokens,
     }
@@ -74,7 +76,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
             "image_tokens": usage.image_tokens,
             "cached_tokens": record.cached_tokens,
         },
-        **({"completion_tokens_details": guesses} if any(guesses.values()) else {}),
+        **({"completion_tokens_details": details} if any(details.values()) else {}),
     }
 
 

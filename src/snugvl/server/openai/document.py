@@ -86,6 +86,7 @@ class ChatAnswer(_Closed):
     content: str | None
     refusal: None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ChatCall] = []
 
 
@@ -221,10 +222,28 @@ class IncompleteDetails(_Closed):
 
 
 class Reasoning(_Closed):
-    """What was asked of the reasoning, which responses leave out."""
+    """What was asked of the reasoning; there are no summaries, as items have all of it."""
 
     effort: Effort | None
     summary: None
+
+
+class ReasoningText(_Closed):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ResponseReasoning(_Closed):
+    """What the model thought before it answered."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[ReasoningText]
+    encrypted_content: None
+    status: Status
 
 
 class ResponseAnswer(_Closed):
@@ -242,7 +261,7 @@ class ResponseAnswer(_Closed):
     max_output_tokens: int | None
     metadata: Metadata
     model: str
-    output: list[ResponseMessage | ResponseCall | ResponseCustomCall]
+    output: list[ResponseReasoning | ResponseMessage | ResponseCall | ResponseCustomCall]
     parallel_tool_calls: bool
     previous_response_id: None
     prompt_cache_key: str | None

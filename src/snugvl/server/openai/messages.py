@@ -152,7 +152,14 @@ class AssistantMessage(RequestPart):
     role: Literal["assistant"]
     content: TextContent | None = None
     tool_calls: Annotated[list[AssistantCall], Field(max_length=MAX_CALLS)] | None = None
+    reasoning_content: Any = Field(None, description="what it thought before; text, as answers have it")
+    reasoning: Any = Field(None, description="another name of reasoning_content")
     name: Name = None
+
+    @property
+    def thought(self) -> str:
+        """What the model thought before it answered so, if that is here as text."""
+        return next((text for text in (self.reasoning_content, self.reasoning) if isinstance(text, str)), "")
 
 
 class ToolMessage(RequestPart):
@@ -209,9 +216,9 @@ def _assistant(message: AssistantMessage, field: str) -> Message:
         for index, call in enumerate(message.tool_calls or ())
         for place in [f"{field}.tool_calls[{index}].function.arguments"]
     )
-    if message.content is None and not calls:
+    if message.content is None and not calls and not message.thought:
         raise RequestError(
             f"{field}: an assistant message has content, tool_calls or both; this one has neither",
             field=f"{field}.content",
         )
-    return Message("assistant", texts_of(message.content), calls)
+    return Message("assistant", texts_of(message.content), calls, reasoning=message.thought)

@@ -11,11 +11,19 @@ from starlette.responses import Response
 from snugvl.core.messages import Logprob, Request, ToolCall, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import QueueFull, RequestError
-from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
+from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.forms import either
-from snugvl.server.generation import Finished, Reader, complete, generate, split_calls
+from snugvl.server.generation import (
+    AnswerEvent,
+    Finished,
+    Reader,
+    ReasoningPiece,
+    complete,
+    generate,
+    split_calls,
+)
 from snugvl.server.openai.common import EVENTS_DOCUMENT, effort_of, json_answer, new_id, now, token_logprobs
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
@@ -145,7 +153,7 @@ def finish_response(
                 "image_tokens": usage.image_tokens,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": current().reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         },
     }
@@ -154,12 +162,25 @@ def finish_response(
 def output_of(
     choice: Finished, parser: CallParser | None, names: Mapping[str, Called]
 ) -> list[dict[str, Any]]:
-    """The items of a complete answer; one message at least, be it empty."""
+    """The items of a complete answer; one at least, be it an empty message."""
     text, calls = split_calls(choice.text, parser)
-    items = [call_item(call, names) for call in calls]
-    if text or not items:
-        items.insert(0, message_item(new_id("msg_"), text, choice.logprobs))
-    return items
+    items = [reasoning_item(new_id("rs_"), choice.reasoning)] if choice.reasoning else []
+    if text or not (items or calls):
+        shown = choice.logprobs[current().reasoning_tokens :]
+        items.append(message_item(new_id("msg_"), text, shown))
+    return items + [call_item(call, names) for call in calls]
+
+
+def reasoning_item(item_id: str, text: str) -> dict[str, Any]:
+    """What the model thought, complete."""
+    return {
+        "id": item_id,
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "encrypted_content": None,
+        "status": "completed",
+    }
 
 
 def message_item(item_id: str, text: str, logprobs: Sequence[Logprob]) -> dict[str, Any]:
@@ -195,6 +216,8 @@ class ResponseEvents:
     """The named events of one response: counts them, and opens and closes items as text and calls come.
 
     response.created, response.in_progress
+    for reasoning:     output_item.added, content_part.added, reasoning_text.delta …, reasoning_text.done,
+                       content_part.done, output_item.done
     for each message:  output_item.added, content_part.added, output_text.delta …, output_text.done,
                        content_part.done, output_item.done
     for each call:     output_item.added, function_call_arguments.delta …, function_call_arguments.done,
@@ -213,6 +236,7 @@ class ResponseEvents:
         self._output: list[dict[str, Any]] = []  # items that are complete
         self._item_id = ""  # of the open item, which is a text or a call
         self._text: str | None = None
+        self._thought: str | None = None
         self._call: ToolCall | None = None
         self._logprobs: list[Logprob] = []  # of the open text
 
@@ -228,7 +252,7 @@ class ResponseEvents:
             async for piece in self._reader:
                 for event in self._events(piece):
                     yield event
-        if not self._output and self._text is None and self._call is None:
+        if not (self._output or self._item_id):
             for event in self._open_text():  # an empty answer is an empty message
                 yield event
         length = self._reader.length
@@ -253,14 +277,28 @@ class ResponseEvents:
         """An event of the open item."""
         return self._event(f"response.{kind}", output_index=len(self._output), **fields)
 
-    def _events(self, piece: ToolEvent) -> Iterator[Event]:
+    def _events(self, piece: AnswerEvent) -> Iterator[Event]:
         match piece:
+            case ReasoningPiece(text=text):
+                yield from self._extend_thought(text)
             case TextPiece(text=text):
                 yield from self._extend_text(text)
             case CallStarted(id=call_id, name=name):
                 yield from self._open_call(ToolCall(call_id, name, ""))
             case CallArguments(fragment=fragment):
                 yield from self._extend_call(fragment)
+
+    def _extend_thought(self, text: str) -> Iterator[Event]:
+        if self._thought is None:
+            yield from self._close("completed")
+            self._item_id, self._thought = new_id("rs_"), ""
+            item = {**reasoning_item(self._item_id, ""), "status": "in_progress", "content": []}
+            yield self._item_event("output_item.added", item=item)
+            where = {"item_id": self._item_id, "content_index": 0}
+            yield self._item_event("content_part.added", **where, part={"type": "reasoning_text", "text": ""})
+        self._reader.take_logprobs()  # those of reasoning are not sent
+        self._thought = (self._thought or "") + text
+        yield self._item_event("reasoning_text.delta", item_id=self._item_id, content_index=0, delta=text)
 
     def _extend_text(self, text: str) -> Iterator[Event]:
         if self._text is None:
@@ -305,10 +343,14 @@ class ResponseEvents:
     def _close(self, status: str) -> Iterator[Event]:
         """End the open item, if there is one."""
         item_id, text, call = self._item_id, self._text, self._call
-        if text is not None:
+        where = {"item_id": item_id, "content_index": 0}
+        if (thought := self._thought) is not None:
+            item = {**reasoning_item(item_id, thought), "status": status}
+            yield self._item_event("reasoning_text.done", **where, text=thought)
+            yield self._item_event("content_part.done", **where, part=item["content"][0])
+        elif text is not None:
             part = text_part(text, self._logprobs)
             item = {**message_item(item_id, text, self._logprobs), "status": status}
-            where = {"item_id": item_id, "content_index": 0}
             yield self._item_event("output_text.done", **where, text=text, logprobs=part["logprobs"])
             yield self._item_event("content_part.done", **where, part=part)
         elif call is not None:
@@ -327,4 +369,4 @@ class ResponseEvents:
             return
         yield self._item_event("output_item.done", item=item)
         self._output.append(item)
-        self._text = self._call = None
+        self._text = self._thought = self._call = None

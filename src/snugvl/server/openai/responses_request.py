@@ -7,7 +7,7 @@ follow one another become one message again.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -97,9 +97,21 @@ class WrittenMessage(RequestPart):
 
 
 class ReasoningItem(RequestPart):
-    """What the model thought before it answered; taken, and not shown to it again."""
+    """What the model thought before it answered; the chat template shows it to the model or doesn't."""
 
     type: Literal["reasoning"]
+    content: Any = None
+    summary: Any = None
+
+    @property
+    def text(self) -> str:
+        """All of it, or a summary, where it isn't encrypted by another server."""
+        found = [
+            [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            for parts in (self.content, self.summary)
+            if isinstance(parts, list)
+        ]
+        return "\n".join(next(filter(None, found), []))
 
 
 class VendorItem(RequestPart):
@@ -190,13 +202,18 @@ async def conversation_of(
         return (*messages, Message("user", (Text(input_items),)))
     found = await fetch_all(_pictures(input_items), lambda part, path: _fetch(part, path, media))
     calls: list[ToolCall] = []  # of the last message, which several items may make
+    thought = ""  # before the assistant's next item
     for index, item in enumerate(input_items):
         if isinstance(item, VendorItem):
             current().warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
+        if isinstance(item, ReasoningItem):
+            thought = "\n".join(filter(None, (thought, item.text)))
         if isinstance(item, ReasoningItem | VendorItem):
             continue
         message = _message(item, found, f"input[{index}]")
-        if message.tool_calls and messages and messages[-1].role == "assistant":
+        if message.role == "assistant":
+            message, thought = replace(message, reasoning=thought), ""
+        if message.tool_calls and not message.reasoning and messages and messages[-1].role == "assistant":
             calls += message.tool_calls
             continue
         if calls:

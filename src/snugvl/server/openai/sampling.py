@@ -52,6 +52,26 @@ class StreamOptions(Part):
     )
 
 
+NgramSize = Annotated[
+    int,
+    Field(ge=0, le=256, description="so many tokens in a row come once, of the prompt's, too; 0 is off"),
+    WHOLE,
+]
+
+
+class ProcessorArguments(Part):
+    """Arguments of vLLM's logits processors: those of document models' windows of repetition."""
+
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "vllm_xargs."
+
+    no_repeat_ngram_size: NgramSize | None = None
+    ngram_size: NgramSize | None = Field(None, description="another name of no_repeat_ngram_size")
+    window_size: Annotated[int, Field(ge=0, le=MAX_TOKENS), WHOLE] | None = Field(
+        None, description="of how many tokens before; 0: of all"
+    )
+
+
 class SamplingFields(Body):
     """OpenAI's sampling fields, and vLLM's additions from `top_k` on."""
 
@@ -67,6 +87,8 @@ class SamplingFields(Body):
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="0 and -1 are off"), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    no_repeat_ngram_size: NgramSize | None = None
+    vllm_xargs: ProcessorArguments | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = Field(
@@ -85,7 +107,12 @@ def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int
         "min_p": fields.min_p,
         "repetition_penalty": fields.repetition_penalty,
         "ignore_eos": fields.ignore_eos,
+        "no_repeat_ngram_size": fields.no_repeat_ngram_size,
     }
+    if (extra := fields.vllm_xargs) is not None:
+        sizes = (given["no_repeat_ngram_size"], extra.no_repeat_ngram_size, extra.ngram_size)
+        given["no_repeat_ngram_size"] = next((size for size in sizes if size is not None), None)
+        given["no_repeat_window"] = extra.window_size
     return SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
