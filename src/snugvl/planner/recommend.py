@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 from snugvl.checkpoint.catalogue import Entry, catalogue_facts, entries, find
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
@@ -88,7 +88,8 @@ def _cure(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> 
         value = getattr(wishes, field.name)
         if value == field.default or field.name in KEPT:
             continue
-        fewer = replace(wishes, **{field.name: field.default})
+        left_out: dict[str, Any] = {field.name: field.default}
+        fewer = replace(wishes, **left_out)
         choice = solve(candidates, machine, fewer).choice
         if choice is not None and not choice.option.offload:
             typed = exact_size(value) if field.name == "memory_bytes" else value
