@@ -102,7 +102,7 @@ def refusals(page: Page) -> None:
         Image.new("1", (20_000, 12_000)).save(folder / "map.png")
         (folder / "torn.png").write_bytes(SAMPLES[0].read_bytes()[:8000])
         (folder / "clip.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(64))
-        (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(64))
+        (folder / "page.pdf").write_bytes(b"%PDF-1.7\n")
         page.set_input_files("#file", sorted(folder.iterdir()))
         expect(page.locator("#picture-error")).to_contain_text("torn.png")
 

@@ -33,7 +33,7 @@ def restored(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
-# What snugvl keeps from it. Of six pictures and more it says pieces of JSON, or colours that none of them has.
+# Beyond these it talks nonsense: of six pictures it says pieces of JSON, or colours that none of them has.
 LIMITS: Final = {"drawings": True, "videos": False, "min_images": 1, "max_images": 5}
 
 
