@@ -89,13 +89,8 @@ class Decoders:
         Raises:
             ImageError, ImageTooLarge: it can't be.
         """
-        job = {
-            "kind": "picture",
-            "name": name,
-            "limits": asdict(limits),
-            "decode_s": decode_s,
-            "video": video,
-        }
+        job: dict[str, Any] = {"kind": "picture", "name": name, "decode_s": decode_s}
+        job |= {"limits": asdict(limits), "video": video}
         most = limits.max_pixels if max_pixels is None else max_pixels
         pictures, _ = await self._run(self._decode, job, data, most, 1)
         return pictures[0]
