@@ -75,7 +75,7 @@ class House:
     def engine_comparisons(self) -> list[str]:
         """Comparisons (`==`, `!=`, `in`, `is`, a `match` case) with an engine's name, outside the folders of
         the engines, in any module of src."""
-        found = []
+        found: list[str] = []
         for path, tree in self.trees.items():
             name = self.name(path)
             if re.match(rf"backends/({'|'.join(ENGINES)}|child|process)/", name):

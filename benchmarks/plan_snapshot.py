@@ -27,7 +27,7 @@ from snugvl.planner.report.document import document
 def kept(case: Case) -> Any:
     """The document of a case's plan, or the error's text, as JSON would give it back."""
     outcome = planned(case)
-    if outcome.plan is None:
+    if outcome.plan is None or outcome.machine is None:
         return {"code": outcome.code, "error": outcome.said}
     return json.loads(json.dumps(document(outcome.plan, outcome.machine)))
 

@@ -380,8 +380,8 @@ def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]
         if found := STREAMED.search(note):
             model = outcome.choice.option.model.name if outcome.choice else None
             after = planned(replace(case, model=case.model or model).wishing(["--tower", "streamed"])).choice
-            had = after and (after.settings.weights_name, f"{after.settings.context:,}", f"{after.tokens:,}")
-            if had is None or had[:2] != (found["weights"], found["context"]):
+            had = (after.settings.weights_name, f"{after.settings.context:,}") if after else None
+            if had != (found["weights"], found["context"]):
                 yield "remedy", f"{note}: {had}"
         if (
             note.startswith("--embedding cpu")

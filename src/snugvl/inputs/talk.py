@@ -25,7 +25,8 @@ LOW_DETAIL_PIXELS: Final = 512 * 512  # of a picture whose `detail` is "low", as
 _ROLES: Final[Mapping[str, Role]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
-_TURN: Final = frozenset({"role", "content", "tool_calls", "tool_call_id"})
+_REASONING: Final = ("reasoning_content", "reasoning")  # as vLLM and others write it, the first that is there
+_TURN: Final = frozenset({"role", "content", "tool_calls", "tool_call_id", *_REASONING})
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 _URLS: Final = ("http://", "https://", "data:")
 _LONGEST_NAME: Final = 4096
@@ -71,6 +72,7 @@ class Turn:
     parts: tuple[Part | Unseen, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str = ""
 
     def message(self, read: Callable[[Unseen], Picture | Video]) -> Message:
         """With its pictures read.
@@ -79,7 +81,7 @@ class Turn:
             ImageError: one of them can't be.
         """
         parts = tuple(read(part) if isinstance(part, Unseen) else part for part in self.parts)
-        return Message(self.role, parts, self.tool_calls, self.tool_call_id)
+        return Message(self.role, parts, self.tool_calls, self.tool_call_id, self.reasoning)
 
 
 def user(*parts: Shown) -> Message:
@@ -149,7 +151,7 @@ def _turn(said: Any, what: str) -> Turn:
     if isinstance(said, Turn):
         return said
     if isinstance(said, Message):
-        return Turn(said.role, said.content, said.tool_calls, said.tool_call_id)
+        return Turn(said.role, said.content, said.tool_calls, said.tool_call_id, said.reasoning)
     if isinstance(said, str):
         return of_user([said])
     if isinstance(said, Mapping):
@@ -230,7 +232,8 @@ def _of_dict(said: Mapping[str, Any], what: str) -> Turn:
     calls = tuple(
         _call(call, f"{what}.tool_calls[{n}]") for n, call in enumerate(said.get("tool_calls") or ())
     )
-    return Turn(role, parts, calls, said.get("tool_call_id"))
+    reasoning = next((text for key in _REASONING if isinstance(text := said.get(key), str)), "")
+    return Turn(role, parts, calls, said.get("tool_call_id"), reasoning)
 
 
 def _part_of(part: Any, what: str) -> Part | Unseen:

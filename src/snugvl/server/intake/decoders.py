@@ -87,12 +87,7 @@ class Decoders:
         Raises:
             ImageError, ImageTooLarge: it can't be.
         """
-        job = {
-            "kind": "picture",
-            "name": name,
-            "limits": asdict(limits),
-            "decode_s": decode_s,
-        }
+        job = {"kind": "picture", "name": name, "limits": asdict(limits), "decode_s": decode_s}
         most = limits.max_pixels if max_pixels is None else max_pixels
         pictures, _, notes = await self._run(self._decode, job, data, most, 1)
         for text in notes:
