@@ -313,3 +313,26 @@ def test_text_parts_are_joined(engine: ScriptedEngine, scripted: str) -> None:
     with Client(scripted) as client:
         client.chat((Message("system", (Text("a"), Text("b"))), user("x")))
     assert "".join(part.text for part in engine.backend.requests[0].messages[0].content) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, snugvl.Unauthorized),
+        (403, snugvl.Unauthorized),
+        (413, errors.BodyTooLarge),
+        (429, errors.RateLimited),
+        (502, snugvl.EngineUnavailable),
+        (503, snugvl.EngineUnavailable),
+        (504, errors.DeadlineExceeded),
+        (500, errors.EngineError),
+        (400, snugvl.RequestError),
+    ],
+)
+def test_a_proxys_answer_is_told_by_its_status(
+    raw: RawServer, status: int, kind: type[snugvl.SnugvlError]
+) -> None:
+    raw.says(status, b"<html>whatever</html>")
+    with Client(raw.url, max_retries=0) as client, pytest.raises(snugvl.SnugvlError) as caught:
+        client.caption(PICTURE)
+    assert type(caught.value) is kind

@@ -216,3 +216,9 @@ def test_json_that_is_fine() -> None:
         "ä": [1, -2500.0, "😀", None, True]
     }
     assert parse_json(b"[" * 100 + b"]" * 100) is not None
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2"), (59.01, "60")])
+def test_retry_after_is_never_too_soon(seconds: float, told: str) -> None:
+    answer = errors.error_response(ours.RateLimited("slower", retry_after_s=seconds), "/v1/models")
+    assert answer.headers["retry-after"] == told
