@@ -389,7 +389,8 @@ def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]
         ):
             yield "remedy", f"{note}: no plan then"
         if found := SMALLER.search(note):
-            after = planned(case.wishing(found["words"].split())).choice
+            model = outcome.choice.option.model.name if outcome.choice else None
+            after = planned(replace(case, model=case.model or model).wishing(found["words"].split())).choice
             wait = after.speed.first_token_s if after else None
             if wait is None or abs(wait - float(found["wait"])) > 1:
                 yield "remedy", f"{note}: {wait}"
