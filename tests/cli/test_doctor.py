@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.cli import doctor_view
 from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware import calibration, context_cost, probe
 from snugvl.hardware.context_cost import Stages
@@ -68,9 +67,7 @@ def test_most_bytes_come_first(snugvl: Run) -> None:
 def test_a_terminal_gets_colour_and_wrapped_lines(
     snugvl: Run, terminal: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        doctor_view.shutil, "get_terminal_size", lambda: __import__("os").terminal_size((60, 30))
-    )
+    monkeypatch.setenv("COLUMNS", "60")
     out = snugvl("doctor", "--gpu", "rtx-5060", "--os", "wsl2", "--held", "951MiB").out
     assert "\x1b[" in out
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)

@@ -342,8 +342,8 @@ def test_attach_needs_no_plan_and_no_model(served: Served, capsys: pytest.Captur
     assert "secret-key" not in out
     assert serve("my-model", "--attach", "http://127.0.0.1:8001") == 0
     assert served.settings[1].names == ("my-model",)
-    assert serve("--attach", "ftp://127.0.0.1") == 3
-    assert "--attach takes a vLLM server's URL" in capsys.readouterr().err
+    assert serve("--attach", "ftp://127.0.0.1") == 2
+    assert "'--attach': 'ftp://127.0.0.1' is not the address of a server" in capsys.readouterr().err
 
 
 def test_attach_to_garbage_is_one_line_and_exit_code_1(

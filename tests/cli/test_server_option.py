@@ -16,7 +16,6 @@ from PIL import Image
 from snugvl import errors
 from snugvl.cli import batch, session
 from snugvl.server.settings import ServerSettings
-from tests.cli.conftest import NOTE
 from tests.client.conftest import ScriptedEngine, engine, pocket, scripted, unused_url, url  # noqa: F401
 from tests.command import Ran
 from tests.patience import PATIENCE_S
@@ -95,7 +94,7 @@ def test_standard_input_and_several_images_together(
 ) -> None:
     piped((pictures / "a.png").read_bytes())
     ran = snugvl("ask", "-", pictures / "b.jpg", "Size?", "--together", "--server", scripted)
-    assert ran == Ran(0, "Size? 10x50 and 20x50!\n", NOTE)
+    assert ran == Ran(0, "Size? 10x50 and 20x50!\n", "")
 
 
 def test_a_batch_asks_several_at_once_and_keeps_the_order(

@@ -39,7 +39,8 @@ def test_the_next_commands_are_the_plans_own(capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     following = re.search(r"^Next\n(.*?)\n\n", printed, re.DOTALL | re.MULTILINE)
     assert following is not None
-    assert [line.strip() for line in following[1].splitlines()] == block("next").splitlines()
+    commands = [line.strip() for line in following[1].splitlines() if line.strip().startswith("snugvl ")]
+    assert commands == block("next").splitlines()
 
 
 def test_links_go_somewhere_from_any_page() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -103,7 +104,8 @@ def test_what_was_written_can_be_checked(quantize: Run, tmp_path: Path, tiny_who
     out = tmp_path / "the new one"
     ran = quantize(out, "--weights", "int4", "--group", "32", model=source)
     assert ran.code == 0, ran.err
-    check = ran.out.splitlines()[-1].split(": ", 1)[1]
+    *_, check, serve = (line.partition(" with: ")[2] for line in ran.out.splitlines())
+    assert shlex.split(serve) == ["snugvl", "serve", str(out)]
     assert subprocess.run(check, shell=True, check=False).returncode == 0
     listed = {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()}
     assert listed == {path.name for path in out.iterdir()} - {"SHA256SUMS"}

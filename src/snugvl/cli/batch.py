@@ -6,13 +6,14 @@ fails ends alone. A single image on a terminal is streamed instead.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import typer
 
@@ -38,6 +39,7 @@ IN_FLIGHT = 8
 WAKE_S = 0.5
 SOME_FAILED = 7
 INTERRUPTED = 130
+_SENT: Final = re.compile(r"the image(?: at images\[(\d+)\])? ")
 
 
 def do(
@@ -100,8 +102,14 @@ def _named(jobs: Sequence[Job]) -> Iterator[None]:
             name in str(error) for name in (title, *jobs[0].names) if name != STDIN
         ):
             said = str(error)
-            rest = said.removeprefix("the image ")  # as a server calls what it was sent
-            error.args = (f"{title} {rest}" if rest != said else f"{title}: {said}", *error.args[1:])
+            sent = _SENT.match(said)  # as a server calls what it was sent
+            names = jobs[0].names
+            at = int(sent[1] or 0) if sent else 0
+            if sent and at < len(names):
+                named = f"{'standard input' if names[at] == STDIN else names[at]} {said[sent.end() :]}"
+            else:
+                named = f"{title}: {said}"
+            error.args = (named, *error.args[1:])
         raise
 
 

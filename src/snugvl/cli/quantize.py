@@ -163,7 +163,7 @@ def _lines(out: Path, made: Made) -> list[str]:
     return [
         f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
         f"{made.stored_bits:.2f} in its files",
-        f"of {made.matrices} matrices {found}{wide}",
+        f"{made.matrices} matrices: {found}{wide}",
         f"check it later with: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
         f"serve it with: snugvl serve {shlex.quote(str(out))}",
     ]

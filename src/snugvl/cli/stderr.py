@@ -15,6 +15,8 @@ from snugvl.errors import SnugvlWarning
 HANG: Final = 2  # of what a narrow terminal needs further lines for
 _PLAIN = (
     (re.compile(r"^Invalid value: "), ""),
+    (re.compile(r"^Invalid value for '(--[\w-]+)': \1 "), r"\1 "),
+    (re.compile(r"^Invalid value for '--([\w-]+)': \1 "), r"--\1 "),
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
     (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
     (re.compile(r" is not in the range ([\d.]+) to ([\d.]+)"), r" is not between \1 and \2"),

@@ -12,11 +12,13 @@ def address(value: str | None) -> str | None:
     """A server's address as it was typed, with http:// where that was left out.
 
     Raises:
-        InputError: it is no address.
+        typer.BadParameter: it is no address.
     """
     found = None if value is None else http_address(value)
     if found is not None and not found.startswith(("http://", "https://")):
-        raise InputError(f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000")
+        raise typer.BadParameter(
+            f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000"
+        )
     return found
 
 
@@ -24,13 +26,13 @@ def device(value: str | None) -> str | None:
     """A device as it was typed.
 
     Raises:
-        InputError: it is none.
+        typer.BadParameter: it is none.
     """
     if value is not None:
         try:
             LoadOptions(device=value)
         except RequestError as error:
-            raise InputError(str(error)) from None
+            raise typer.BadParameter(str(error)) from None
     return value
 
 
@@ -38,12 +40,16 @@ def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
     """A size as it was typed.
 
     Raises:
-        InputError: it is none, or nothing where there must be something.
+        typer.BadParameter: it is none, or nothing where there must be something.
     """
     if value is not None:
         option = parameter.opts[0]
-        if not parse_size(value, option) and option != "--held":
-            raise InputError(f"{option} {value!r} is nothing; write it like 951MiB, 7.2GiB or 8GB")
+        try:
+            nbytes = parse_size(value, option)
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from None
+        if not nbytes and option != "--held":
+            raise typer.BadParameter(f"{option} {value!r} is nothing; write it like 951MiB, 7.2GiB or 8GB")
     return value
 
 

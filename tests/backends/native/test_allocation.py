@@ -100,7 +100,7 @@ def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
     text = plain(report(plan, here))
     assert f"{chosen.context:,} tokens for prompt" in text
     assert chosen.weights_name.split(",")[0] in text
-    assert chosen.kv_tokens == chosen.context or f"the cache holds {chosen.kv_tokens:,}" in text
+    assert chosen.kv_tokens == chosen.context or f"the whole cache has {chosen.kv_tokens:,} tokens" in text
 
 
 @settings(max_examples=40, deadline=None)
