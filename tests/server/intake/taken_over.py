@@ -23,6 +23,7 @@ from snugvl.server.intake import worker
 ATTACK = b"ATTACK"
 Tries = dict[str, Callable[[], Any]]
 
+_NICE = os.getpriority(os.PRIO_PROCESS, os.getppid())  # the parent's, which stays as it is where this is open
 _libc = ctypes.CDLL(None, use_errno=True)
 NUMBERS = {  # of calls that the C library has no function for: on x86_64, on aarch64
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250, 219),
@@ -79,7 +80,7 @@ def _signals(parent: int, sibling: int) -> Tries:
         "limits of the parent": lambda: _call(
             "prlimit64", parent, 7, 0, ctypes.byref((ctypes.c_ulong * 2)())
         ),
-        "priority of the parent": lambda: _call("setpriority", 0, parent, os.nice(0)),
+        "priority of the parent": lambda: _call("setpriority", 0, parent, _NICE),
         "processors of the parent": lambda: os.sched_setaffinity(parent, os.sched_getaffinity(parent)),
     }
 
