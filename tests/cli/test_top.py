@@ -189,7 +189,7 @@ def test_errors_are_one_line(snugvl: Run, unused_url: str) -> None:
         assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
         assert f"no server answers at {unused_url}" in ran.err
     ran = snugvl("top", "--server", "nonsense", "--once")
-    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
 
 
 def test_the_key_comes_from_the_option_or_the_environment(

@@ -54,9 +54,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("seed", [11, 12])
 def test_what_is_printed_is_followed(seed: int, files: tuple[str, ...], tmp_path: Path) -> None:
-    counts, found = random_plans.run(60, seed, files, tmp_path)
+    counts, found = random_plans.run(30, seed, files, tmp_path)
     assert not found, "\n".join(line for lines in found.values() for line in lines)
-    assert counts["cases"] == 60
+    assert counts["cases"] == 30
 
 
 def test_a_mixture_by_bitsandbytes_is_no_way_out() -> None:
