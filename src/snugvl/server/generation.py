@@ -249,9 +249,14 @@ async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
 
 
 async def complete(context: Context, request: Request) -> tuple[list[Finished], Usage]:
-    """Every choice of a request, complete, and its tokens."""
+    """Every choice of a request, complete, and its tokens.
+
+    Whoever holds the request meanwhile holds room for its pictures, which nobody needs once it has begun.
+    """
     choices = [Finished() for _ in range(request.sampling.n)]
-    async with await generate(context, request) as generation:
+    begun = await generate(context, request)
+    del request
+    async with begun as generation:
         async for delta in generation:
             choice = choices[delta.choice]
             choice.text += delta.text

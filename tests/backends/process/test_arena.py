@@ -33,12 +33,21 @@ def test_pieces_lie_side_by_side_and_gaps_are_filled_from_below(region: Region) 
     assert arena.put(6, bytes(60)) == 0
 
 
+def test_one_large_piece_has_room_and_many_of_one_owner_leave_half_to_others(region: Region) -> None:
+    arena = Arena(region)
+    assert arena.put(1, bytes(80)) == 0
+    assert arena.put(1, bytes(1)) is None
+    arena.free(1)
+    assert [arena.put(2, bytes(25)) for _ in range(3)] == [0, 25, None]
+    assert arena.put(3, bytes(50)) == 50
+
+
 def test_all_of_an_owner_is_freed_and_nothing_else(region: Region) -> None:
     arena = Arena(region)
-    for owner in (1, 2, 1):
-        arena.put(owner, bytes(33))
+    for owner, count in ((1, 25), (2, 41), (1, 25)):
+        arena.put(owner, bytes(count))
     arena.free(1)
     arena.free(1)
     arena.free(9)
-    assert arena.put(3, bytes(34)) == 66
-    assert arena.put(3, bytes(33)) == 0
+    assert arena.put(3, bytes(26)) == 66
+    assert arena.put(3, bytes(24)) == 0

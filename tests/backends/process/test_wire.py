@@ -37,7 +37,7 @@ def arrived(message: wire.ToEngine) -> wire.ToEngine:
     """A message after it went through a real socket, in pieces."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender = threading.Thread(target=ours.sendall, args=(wire.encode(message),))
+        sender = threading.Thread(target=ours.sendall, args=(b"".join(wire.pieces(message)),))
         sender.start()
         received = wire.Channel(theirs).receive()
         sender.join()

@@ -23,8 +23,14 @@ class Arena:
         self._lock = Lock()
 
     def put(self, owner: int, piece: bytes | memoryview) -> int | None:
-        """Write a piece where there is room for it, and return where; None where there is none."""
+        """Write a piece where there is room for it, and return where; None where there is none.
+
+        Whoever has a piece already gets no more than half of all: others come meanwhile.
+        """
         with self._lock:
+            own = sum(end - start for start, end, its in self._used if its == owner)
+            if own and own + len(piece) > len(self._view) // 2:
+                return None
             start = self._gap(len(piece))
             if start is None:
                 return None

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import subprocess
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import count
 from typing import Any
 
@@ -21,6 +21,7 @@ from snugvl.errors import SnugvlError
 logger = logging.getLogger("snugvl.engine")
 
 STOP_S = 2.0  # for each of goodbye, SIGTERM and SIGKILL
+_BIT_BYTES = 1 << 20  # of pixels that are given to the socket at once
 BURY_S = 0.5  # until the system says how a process ended whose connection is gone
 
 Notice = wire.Loading | wire.Ready | wire.Failed | wire.Pong | Snapshot
@@ -40,6 +41,8 @@ class EngineProcess:
         self._ids = count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._inboxes: dict[int, Inbox] = {}
+        self._one_with_pixels = asyncio.Lock()
+        self._behind: list[bytes] | None = None  # messages that wait until the pixels of one are sent
         self._killed_because: str | None = None
 
     @classmethod
@@ -186,16 +189,35 @@ class EngineProcess:
     async def _ask(self, message: wire.Submit | wire.Tokenize | wire.Detokenize, *, heavy: bool) -> None:
         try:
             data = (
-                await asyncio.to_thread(wire.encode, message, self._arena) if heavy else wire.encode(message)
+                await asyncio.to_thread(wire.pieces, message, self._arena) if heavy else wire.pieces(message)
             )
         except BaseException:
             self._free(message.id)  # of some of its pictures, perhaps
             raise
         if message.id in self._calls and not self._calls[message.id].done():  # the process may have died
-            self._send(data)
-            await self._drain()
+            await self._send_all(data)
         else:
             self._free(message.id)
+
+    async def _send_all(self, pieces: "list[bytes | memoryview]") -> None:
+        """A message, and the pixels that follow it bit by bit, so that no copy of them waits to be sent."""
+        head, *pixels = pieces
+        assert isinstance(head, bytes)
+        async with self._one_with_pixels if pixels else nullcontext():
+            self._send(head)
+            await self._drain()
+            if not pixels:
+                return
+            self._behind = []
+            try:
+                for piece in map(memoryview, pixels):
+                    for start in range(0, len(piece), _BIT_BYTES):
+                        self._write(piece[start : start + _BIT_BYTES])
+                        await self._drain()
+            finally:
+                behind, self._behind = self._behind, None
+                for data in behind:
+                    self._send(data)
 
     def _free(self, message_id: int) -> None:
         if self._arena is not None:
@@ -214,6 +236,12 @@ class EngineProcess:
             await self._writer.drain()
 
     def _send(self, data: bytes) -> None:
+        if self._behind is not None:
+            self._behind.append(data)
+        else:
+            self._write(data)
+
+    def _write(self, data: bytes | memoryview) -> None:
         if not self._writer.is_closing():
             self._writer.write(data)
 

@@ -6,6 +6,7 @@
 The engine's events go out as one list a step. Pixels go beside the socket where they can (`arena.py`); every
 Submit and Tokenize has a Reply, after which the engine has read them. Both ends are this package in the same
 version, started by one another over a socket pair that nobody else can open; that is why pickle will do.
+Pixels that have no room there follow their message over the socket, in the order in which it names them.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from functools import partial
 from io import BytesIO
 from operator import attrgetter
 from struct import Struct
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from PIL import Image
 
@@ -191,12 +192,15 @@ _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
 
 
 class _Pickler(pickle.Pickler):
+    """Attributes: behind: pixels that follow the message."""
+
     def __init__(
         self, buffer: BytesIO, put: Callable[[bytes | memoryview], int | None], *, pixels: bool = True
     ) -> None:
         super().__init__(buffer, protocol=5)
         self._put = put
         self._pixels = pixels
+        self.behind: list[bytes | memoryview] = []
 
     def reducer_override(self, value: object) -> Any:
         values = _FAST.get(type(value))
@@ -219,11 +223,13 @@ class _Pickler(pickle.Pickler):
         """What makes an image of pixels on the other side, and its arguments."""
         start = self._put(pixels)
         if start is None:
-            return Image.frombytes, (mode, size, bytes(pixels))
+            self.behind.append(pixels)
+            return _followed, (mode, size, len(pixels))
         return _shared, (mode, size, start, start + len(pixels))
 
 
 _region: Region | None = None  # of this process, if it is an engine's
+_followers: BinaryIO | None = None  # what follows the message that is being read
 
 
 def share(region: Region) -> None:
@@ -237,14 +243,29 @@ def _shared(mode: str, size: tuple[int, int], start: int, end: int) -> Image.Ima
     return Image.frombytes(mode, size, _region.view[start:end])
 
 
+def _followed(mode: str, size: tuple[int, int], count: int) -> Image.Image:
+    assert _followers is not None, "only a server sends pixels"
+    pixels = _followers.read(count)
+    if len(pixels) < count:
+        raise EOFError
+    return Image.frombytes(mode, size, pixels)
+
+
 def _picture(
     make: Callable[..., Image.Image], arguments: tuple[Any, ...], max_pixels: int | None, file: bytes | None
 ) -> Picture:
     return Picture(make(*arguments), max_pixels, file)
 
 
-def encode(message: ToEngine | list[Event], arena: Arena | None = None) -> bytes:
-    """A message as it goes over the socket; its pictures in `arena`, if there is room."""
+def encode(message: ToEngine | list[Event]) -> bytes:
+    """A message without pictures as it goes over the socket."""
+    (data,) = pieces(message)
+    assert isinstance(data, bytes)
+    return data
+
+
+def pieces(message: ToEngine | list[Event], arena: Arena | None = None) -> list[bytes | memoryview]:
+    """A message as it goes over the socket; its pictures in `arena`, or behind it, uncopied, without room."""
     buffer = BytesIO()
     buffer.write(bytes(_LENGTH.size))
     if arena is None or not isinstance(message, Submit | Tokenize):
@@ -252,12 +273,13 @@ def encode(message: ToEngine | list[Event], arena: Arena | None = None) -> bytes
     else:
         put = partial(arena.put, message.id)
     pixels = not isinstance(message, Tokenize) or message.pixels
-    _Pickler(buffer, put, pixels=pixels).dump(message)
+    pickler = _Pickler(buffer, put, pixels=pixels)
+    pickler.dump(message)
     length = buffer.tell() - _LENGTH.size
     view = buffer.getbuffer()
     _LENGTH.pack_into(view, 0, length)
     view.release()
-    return buffer.getvalue()
+    return [buffer.getvalue(), *pickler.behind]
 
 
 def _no_room(_: bytes | memoryview) -> int | None:
@@ -282,7 +304,14 @@ class Channel:
             return None
         length = _LENGTH.unpack(header)[0]
         body = self._file.read(length)
-        return pickle.loads(body) if len(body) == length else None  # noqa: S301 (ours)
+        if len(body) < length:
+            return None
+        global _followers
+        _followers = self._file
+        try:
+            return pickle.loads(body)  # type: ignore[no-any-return]  # noqa: S301 (ours)
+        except EOFError:  # the server is gone while pixels came
+            return None
 
 
 async def receive(reader: asyncio.StreamReader) -> list[Event] | None:

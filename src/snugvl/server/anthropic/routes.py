@@ -229,9 +229,9 @@ async def post_messages(http: Request, body: MessagesRequest) -> Any:
     """Continue a conversation, with pictures, tools and structured outputs."""
     context = context_of(http)
     name = context.check_model(body.model)
-    request = await request_of(context, body)
     thinking = body.thinking is not None and body.thinking.type != "disabled"
-    answer = MessageAnswer(name, await read_answer(context, request), body.max_tokens, thinking)
+    reader = await read_answer(context, await request_of(context, body))
+    answer = MessageAnswer(name, reader, body.max_tokens, thinking)
     return event_stream(http, context, answer.events()) if body.stream else await answer.whole()
 
 

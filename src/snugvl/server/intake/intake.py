@@ -71,7 +71,7 @@ class Intake:
         )
         self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
         self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
-        self._live = PixelRoom(settings.max_live_bytes, settings.wait_s)
+        self._live = PixelRoom(settings.max_live_bytes, settings.wait_s, settings.shared_bytes)
         # While it is decoded a picture takes several times what it takes then: few large ones at once.
         self._at_work = PixelRoom(settings.image.max_pixels, None)
         self._one_video = asyncio.Lock()

@@ -1,7 +1,9 @@
-"""Room for decoded pictures: taken before one is decoded, until nobody holds it.
+"""Room for decoded pictures: taken before one is decoded, until it is let go.
 
-Who finds none waits, first come, first served, for so long; and whoever holds pictures while it waits for
-more is refused at the end of that, so two requests never wait for each other for ever.
+Requests take turns: one begins where all its pictures fit into what requests share, or where nobody holds any;
+then all of them may come. Until then it holds nothing, so no two hold half each and wait for each other. Who
+finds no room waits, first come, first served, for so long. Whoever has begun and needs more than was known (a
+video, pictures one by one) takes it beyond what is shared, up to the limit, or is refused after that time.
 
 Pictures that one request fetches at once are announced first. None takes room before the sizes of all of them
 are known, so that those that don't fit together are refused before the first is decoded. Whoever waits for
@@ -13,6 +15,8 @@ import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
 
 from PIL import Image
 
@@ -25,16 +29,25 @@ PIXEL_BYTES = 3
 class PixelRoom:
     """So many bytes, or whatever is counted. Used from one thread; pictures may be let go from any."""
 
-    def __init__(self, limit: int, wait_s: float | None) -> None:
-        """`wait_s`: that somebody waits at most; None: as long as it takes, for what always ends, and
-        whoever asks for more than there is gets it piece by piece.
+    def __init__(self, limit: int, wait_s: float | None, shared: int | None = None) -> None:
+        """`limit`: of one request; `shared`: of several together, `limit` if None.
+
+        Args:
+            wait_s: that somebody waits at most; None: as long as it takes, for what always ends, and
+                whoever asks for more than there is gets it piece by piece.
         """
         self._limit = limit
+        self._shared = limit if shared is None else min(shared, limit)
         self._wait_s = wait_s
         self._used = 0
-        self._demand: Counter[str] = Counter()  # by requests: what they have and what they wait for
+        self._alone = count()
+        # By requests: what they hold and wait for; what they hold; the largest of their files.
+        self._demand: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+        self._files: dict[str, int] = {}
         self._siblings: dict[str, _Siblings] = {}  # by requests of which pictures are coming
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting: dict[str, list[_Turn]] = {}  # by requests that hold nothing, in their order
+        self._more: deque[_Turn] = deque()  # of requests that hold something
         self._holders: dict[int, tuple[weakref.ref[Image.Image], str, int]] = {}
         self._released: deque[int] = deque()
 
@@ -79,17 +92,17 @@ class PixelRoom:
             QueueFull: others held it all for too long.
             ImageTooLarge: the pictures of this request alone don't fit.
         """
-        share = PixelShare(self, count, self._owner())
+        share = PixelShare(self, count, self._owner() or f"alone {next(self._alone)}")
         self._want(share, file)
         try:
             if coming is not None:
                 coming.arrived()
                 await self._all_known(coming.siblings)
-            await self._take(count + file)
+            await self._take(count + file, share.owner)
             try:
                 yield share
             finally:
-                self._give(share.count + file)
+                self._give(share.count + file, share.owner)
         finally:
             self._forget(share.count, share.owner)
 
@@ -105,11 +118,12 @@ class PixelRoom:
         # Files go when their pictures are decoded: there must be room for the largest beside all pictures.
         siblings.file = max(siblings.file, file)
         demand = self._demand[owner]
-        if owner and demand and demand + share.count + siblings.file > self._limit:
+        if demand and demand + share.count + siblings.file > self._limit:
             siblings.refuse()
         if siblings.refused:
             raise self._too_large()
         self._demand[owner] += share.count
+        self._files[owner] = max(self._files.get(owner, 0), file)
 
     async def _all_known(self, siblings: "_Siblings") -> None:
         while siblings.unknown and not siblings.refused:
@@ -123,50 +137,81 @@ class PixelRoom:
             f"({PIXEL_BYTES} for each pixel); send fewer, or scale them down"
         )
 
-    async def _take(self, count: int) -> None:
+    async def _take(self, count: int, owner: str) -> None:
         self._settle()
-        if not self._waiting and self._fits(count):
-            self._used += count
+        begun = self._held[owner] > 0
+        if self._fits(count) if begun else not self._waiting and self._may_begin(owner):
+            self._let_in(count, owner)
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, count))
+        turn = _Turn(asyncio.get_running_loop().create_future(), count, owner)
+        (self._more if begun else self._waiting.setdefault(owner, [])).append(turn)
         try:
             async with asyncio.timeout(self._wait_s):
-                await turn
+                await turn.come
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
-                self._used -= count  # it came in the same moment
+            if turn.come.done() and not turn.come.cancelled():
+                self._give(count, owner)  # it came in the same moment
             else:
-                self._waiting.remove((turn, count))
-            self._admit()
+                self._leave(turn)
             if not isinstance(error, TimeoutError):
                 raise
             raise QueueFull(
-                f"pictures of running requests hold {self._used:,} of {self._limit:,} bytes; "
+                f"pictures of running requests hold {self._used:,} of {self._shared:,} bytes; "
                 "try again shortly"
             ) from None
 
     def _fits(self, count: int) -> bool:
         return not self._used or self._used + count <= self._limit
 
-    def _give(self, count: int) -> None:
+    def _may_begin(self, owner: str) -> bool:
+        """Whether all that a request wants fits beside what those want who have begun."""
+        if not self._used:
+            return True
+        begun = sum(self._demand[each] for each in self._held)
+        return begun + self._demand[owner] + self._files[owner] <= self._shared
+
+    def _let_in(self, count: int, owner: str) -> None:
+        self._used += count
+        self._held[owner] += count
+
+    def _give(self, count: int, owner: str) -> None:
         self._used -= count
+        self._held[owner] -= count
+        if not self._held[owner]:
+            del self._held[owner]
         self._admit()
 
     def _forget(self, count: int, owner: str) -> None:
         self._demand[owner] -= count
         if not self._demand[owner]:
             del self._demand[owner]
+            self._files.pop(owner, None)
+        self._admit()
+
+    def _leave(self, turn: "_Turn") -> None:
+        if turn in self._more:
+            self._more.remove(turn)
+        elif turn in (turns := self._waiting.get(turn.owner, [])):
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[turn.owner]
+        self._admit()
 
     def _admit(self) -> None:
-        """Let in whoever fits, in their order."""
-        while self._waiting:
-            turn, count = self._waiting[0]
-            if turn.done() or not self._fits(count):  # done: cancelled; whoever waited for it takes it out
-                break
-            self._waiting.popleft()
-            self._used += count
-            turn.set_result(None)
+        """Let in whoever fits: those who have begun first, or nobody might ever be done."""
+        while self._more and not self._more[0].come.done() and self._fits(self._more[0].count):
+            self._come(self._more.popleft())
+        while self._waiting and self._may_begin(owner := next(iter(self._waiting))):
+            for turn in self._waiting.pop(owner):
+                if self._fits(turn.count) and not self._more:
+                    self._come(turn)
+                else:  # its file: it has room when those of others are decoded
+                    self._more.append(turn)
+
+    def _come(self, turn: "_Turn") -> None:
+        if not turn.come.done():  # done: cancelled, and about to leave
+            self._let_in(turn.count, turn.owner)
+            turn.come.set_result(None)
 
     def _keep(self, image: Image.Image, count: int, owner: str) -> None:
         loop = asyncio.get_running_loop()
@@ -182,9 +227,19 @@ class PixelRoom:
     def _settle(self) -> None:
         """Give back what pictures took that are gone."""
         while self._released:
-            _, owner, count = self._holders.pop(self._released.popleft())
-            self._forget(count, owner)
-            self._give(count)
+            _, owner, count = self._holders.pop(self._released.popleft(), (None, "", 0))
+            if owner:  # else it was let go before
+                self._forget(count, owner)
+                self._give(count, owner)
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """Somebody who waits until there is room for so much; then `come` has a result."""
+
+    come: "asyncio.Future[None]"
+    count: int
+    owner: str
 
 
 class _Siblings:

@@ -48,8 +48,10 @@ class IntakeSettings:
         domains: hosts, with all below them, that http(s) URLs may name; None for any.
         workers: pictures decoded at once, each in a process of its own; processes start when first needed.
         decode_s: seconds one picture may take to decode.
-        max_live_bytes: of all decoded pictures and videos that requests still hold, 3 for each pixel;
-            reserved before one is decoded. It is 14 photos of 12 megapixels.
+        max_live_bytes: of all decoded pictures and videos of one request, 3 for each pixel; reserved before
+            one is decoded, until the engine has them. It is 14 photos of 12 megapixels.
+        shared_bytes: the same of several requests: those that don't fit together take turns. A request that
+            needs more has its turn alone. The largest picture that there is fits.
         wait_s: seconds that a picture waits for others to leave room, before `QueueFull`.
     """
 
@@ -62,4 +64,5 @@ class IntakeSettings:
     workers: int = field(default_factory=workers_for)
     decode_s: float = 15.0
     max_live_bytes: int = 512 * MIB
-    wait_s: float = 10.0
+    shared_bytes: int = 192 * MIB
+    wait_s: float = 20.0

@@ -242,8 +242,8 @@ async def post_chat(http: Request, body: ChatRequest) -> Any:
     name, capabilities = models.served_name(context, body.model), context.capabilities
     if not body.messages:
         return _load_answer(body, name, chat_line)
-    request = await chat_request(context, capabilities, body)
-    answer = LineAnswer(name, await read_answer(context, request), chat_line, started_ns)
+    reader = await read_answer(context, await chat_request(context, capabilities, body))
+    answer = LineAnswer(name, reader, chat_line, started_ns)
     return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
@@ -259,8 +259,8 @@ async def post_generate(http: Request, body: GenerateRequest) -> Any:
     name, capabilities = models.served_name(context, body.model), context.capabilities
     if not body.prompt and not body.images:
         return _load_answer(body, name, generate_line)
-    request = await generate_request(context, capabilities, body)
-    answer = LineAnswer(name, await read_answer(context, request), generate_line, started_ns)
+    reader = await read_answer(context, await generate_request(context, capabilities, body))
+    answer = LineAnswer(name, reader, generate_line, started_ns)
     return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 

@@ -132,7 +132,9 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
         if body.stream:
             generation = await generate(context, request)
             return event_stream(http, context, stream(generation, form, options))
-        choices, tokens = await complete(context, request)
+        completing = complete(context, request)
+        del request
+        choices, tokens = await completing
     return json_answer(completion(form, choices, tokens))
 
 

@@ -56,13 +56,15 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     media = MediaSource(context.intake, attachments_of(http))
     with rename_fields(NAMES):
         request = await _request(body, media)
+        parser = context.call_parser(request.tools)
         response, names = new_response(body, model), called_names(body.tools or ())
         if body.stream:
-            reader = Reader(await generate(context, request), context.call_parser(request.tools))
-            events = ResponseEvents(response, reader, names)
+            events = ResponseEvents(response, Reader(await generate(context, request), parser), names)
             return event_stream(http, context, events.run(), on_error=events.failure_event)
-        choices, usage = await complete(context, request)
-    output = output_of(choices[0], context.call_parser(request.tools), names)
+        completing = complete(context, request)
+        del request
+        choices, usage = await completing
+    output = output_of(choices[0], parser, names)
     complete_answer = choices[0].finish_reason != "length"
     return json_answer(finish_response(response, output, usage, complete=complete_answer))
 

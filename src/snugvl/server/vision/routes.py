@@ -66,9 +66,8 @@ async def post_caption(http: HttpRequest) -> Any:
     """Describe a picture, in one sentence or in detail."""
     task = await CAPTION.read(http)
     options, name, capabilities = task.options, task.model, task.capabilities
-    shown = await task.one()
     request = caption.request(
-        shown,
+        await task.one(),
         capabilities,
         detail=options.detail,
         sampling=options.sampling(),
@@ -78,9 +77,9 @@ async def post_caption(http: HttpRequest) -> Any:
     def finish(reply: Reply) -> CaptionResponse:
         return CaptionResponse(model=name, **dict(caption.result(reply)))
 
-    if options.stream:
-        return await _stream(http, request, options, finish)
-    return await _answer(task, request, finish)
+    answer = _stream(http, request, options, finish) if options.stream else _answer(task, request, finish)
+    del request
+    return await answer
 
 
 @router.post(
@@ -101,9 +100,9 @@ async def post_ask(http: HttpRequest) -> Any:
     def finish(reply: Reply) -> AnswerResponse:
         return AnswerResponse(model=name, **dict(ask.result(reply)))
 
-    if options.stream:
-        return await _stream(http, request, options, finish)
-    return await _answer(task, request, finish)
+    answer = _stream(http, request, options, finish) if options.stream else _answer(task, request, finish)
+    del request
+    return await answer
 
 
 @router.post("/scene", response_model=SceneResponse, openapi_extra=SCENE.openapi())
@@ -112,9 +111,14 @@ async def post_scene(http: HttpRequest) -> Any:
     task = await SCENE.read(http)
     options, name, capabilities = task.options, task.model, task.capabilities
     scene.check(capabilities)
-    shown = await task.one()
-    request = scene.request(shown, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
-    return await _answer(task, request, lambda reply: SceneResponse(model=name, **dict(scene.result(reply))))
+    answer = _answer(
+        task,
+        scene.request(
+            await task.one(), capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
+        ),
+        lambda reply: SceneResponse(model=name, **dict(scene.result(reply))),
+    )
+    return await answer
 
 
 @router.post(
@@ -130,16 +134,19 @@ async def post_detect(http: HttpRequest) -> Any:
     options, name, capabilities = task.options, task.model, task.capabilities
     detect.check(names, capabilities)
     picture = await task.picture()
+    size, drawn = picture.image.size, picture.image if options.format == "png" else None
     request = detect.request(
         picture, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
     )
 
     def finish(reply: Reply) -> Detections:
-        return detect.result(reply, picture.image.size, names, capabilities, max_pixels=options.max_pixels)
+        return detect.result(reply, size, names, capabilities, max_pixels=options.max_pixels)
 
-    found = await _answer(task, request, finish)
-    if options.format == "png":
-        return Response(await asyncio.to_thread(_png, picture.image, found), media_type="image/png")
+    answer = _answer(task, request, finish)
+    del picture, request
+    found = await answer
+    if drawn is not None:
+        return Response(await asyncio.to_thread(_png, drawn, found), media_type="image/png")
     if options.format == "coco":
         data_set = await asyncio.to_thread(export.coco, [(_file_name(task.sources[0]), found)], names)
         return Response(data_set, media_type="application/json")
@@ -153,7 +160,9 @@ async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply
         OutputError: the model's answer isn't what the task asked for; the message shows it.
         RequestError: it isn't because `max_tokens` cut it.
     """
-    (choice,), usage = await complete(task.context, request)
+    completing = complete(task.context, request)
+    del request
+    (choice,), usage = await completing
     reply = Reply(text=choice.text, finish_reason=choice.finish_reason, usage=usage)
     return _result(reply, task.options, finish)
 
