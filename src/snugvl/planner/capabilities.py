@@ -264,8 +264,12 @@ def _transformers(model: Inventory, device: Device, wishes: Wishes) -> list[Opti
     stored = _stored(model)
     if stored in ("int8", "int4"):
         return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
-    wide = prefers_fp32(model, device) if device.cpu and wishes.float32 is None else bool(wishes.float32)
-    plain = Option(model, "transformers", "fp32" if wide else "bf16", stored, float32=wide)
+    wide = Option(model, "transformers", "fp32", stored, float32=True)
+    plain = Option(model, "transformers", "bf16", stored)
+    if device.cpu and wishes.float32 is None and prefers_fp32(model, device):
+        return [wide, plain]
+    if wishes.float32:
+        plain = wide
     if device.cpu or stored != "bf16" or model.mixed:  # bitsandbytes leaves experts as they are
         return [plain]
     low: tuple[WeightFormat, ...] = ("int8", "int4")
