@@ -281,7 +281,7 @@ def test_more_ram_never_takes_a_plan_away_under_a_limit() -> None:
 
 
 def test_copies_on_several_gpus_count_with_all_their_requests() -> None:
-    """Once 32,768 tokens on four GPUs, and 12,288 on five: five copies with 13 requests each counted as 16."""
+    """Once 32,768 tokens on four GPUs and 12,288 on five, of which each copy has 13 of 64 requests."""
     wishes, at_least = {"concurrency": 64}, (0, 0)
     for count in (4, 5, 8):
         choice = chosen("Qwen/Qwen3-VL-8B-Instruct-FP8", "rtx-6000-ada", wishes, vram="80GiB", count=count)
@@ -294,17 +294,16 @@ def test_copies_on_several_gpus_count_with_all_their_requests() -> None:
 
 
 def test_requests_in_flight_of_vllm_are_what_its_gpus_have_room_for() -> None:
-    """Once bf16 at 185 tokens/s on eight cards of 6 GiB, and int4 at 79 on one of 10, which had a larger pool."""
+    """Once bf16 at 185 tokens/s on eight cards of 6 GiB, and int4 at 79 on one of 10, for its larger pool."""
     for vram in ("6GiB", "8GiB", "10GiB", "12GiB"):
         wishes = {"images": 0, "purpose": "batch"}
         choice = chosen("mistralai/Mistral-7B-Instruct-v0.3", "rtx-2060", wishes, vram=vram, held=0, count=8)
         assert choice.settings.weights == "bf16", vram
 
 
-@pytest.mark.parametrize("context", [16384, 32768])
-def test_float32_on_a_processor_is_a_choice_of_transformers_too(context: int) -> None:
-    """Once float32 alone as soon as half of the memory had room for the weights, whatever the context took."""
-    wishes = {"context": context, "purpose": "documents"}
+def test_float32_on_a_processor_is_a_choice_of_transformers_too() -> None:
+    """Once nothing else as soon as half of the memory had room for the weights, whatever a context took."""
+    wishes = {"context": 32768, "purpose": "documents"}
     kinds = []
     for ram in ("16GiB", "17GiB", "18GiB", "20GiB", "24GiB"):
         plan = planned("OpenGVLab/InternVL3-2B-hf", "none", wishes, ram=ram)
@@ -312,6 +311,9 @@ def test_float32_on_a_processor_is_a_choice_of_transformers_too(context: int) ->
         kinds.append(plan.choice.settings.weights)
     assert kinds == sorted(kinds)
     assert kinds[-1] == "fp32"
+    low = {"context": 98304, "weights": "int8", "backend": "native"}
+    for ram in ("18.5GiB", "19GiB", "20GiB", "24GiB"):
+        assert planned("Qwen/Qwen3-VL-2B-Instruct", "none", low, ram=ram).choice is not None, ram
 
 
 @pytest.mark.parametrize(
@@ -326,7 +328,7 @@ def test_an_embedding_in_main_memory_is_promised_where_it_fits(
     model: str, gpu: str, machine: dict[str, Any], wishes: dict[str, Any], ram: str, promised: bool
 ) -> None:
     """Once for 2 GiB of RAM too, of which the process alone leaves nothing."""
-    machine = {**machine, "system": "wsl2", "held": 300 * MIB, "ram": ram}
+    machine = {**machine, "os": "wsl2", "held": 300 * MIB, "ram": ram}
     on = describe(gpu, **machine)
     notes = report(planned(model, gpu, wishes, **machine), on).notes
     assert any(note.startswith("--embedding cpu would free") for note in notes) == promised
@@ -335,14 +337,10 @@ def test_an_embedding_in_main_memory_is_promised_where_it_fits(
 
 
 def test_a_smaller_model_is_no_loss_where_everything_else_is_better() -> None:
-    """Of the check itself: with 64 at once a V100 of 16 GiB has an 8B with 1,536 tokens, one of 34 GiB a 3B in
-    comfort. A smaller model with no more of both is a loss still."""
-    from snugvl.planner.recommend import catalogue_candidates
-
-    small, large = (
-        require(solve(catalogue_candidates(), describe("v100", vram=vram), Wishes(concurrency=64)))
-        for vram in ("16GiB", "34GiB")
-    )
+    """Of the check itself: with 64 at once a V100 of 16 GiB has an 8B with 1,536 tokens each, one of 34 GiB a
+    3B with 12,288. A smaller model with no more of both is a loss still."""
+    small = chosen("Qwen/Qwen3-VL-8B-Instruct-FP8", "rtx-4090", {"concurrency": 64})
+    large = chosen("Qwen/Qwen2.5-VL-3B-Instruct", "rtx-4090", {"concurrency": 64}, vram="48GiB")
     assert random_plans.rank(large) < random_plans.rank(small)
     assert random_plans._better_in_all(small, large)
     for worse in (

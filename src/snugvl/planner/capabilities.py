@@ -234,8 +234,8 @@ def _as_stored(parts: Parts, model: Inventory) -> Parts:
 def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
     """Formats of our engine in main memory: as they are, then what makes room and costs time."""
     stored = _stored(model)
-    plenty = prefers_fp32(model, device)
-    wide = plenty if wishes.float32 is None else wishes.float32
+    wide = prefers_fp32(model, device) if wishes.float32 is None else wishes.float32
+    kinds = (True, False) if wide and wishes.float32 is None else (wide,)
     formats: list[WeightFormat] = ["fp32"] if wide else ["bf16"]
     if wide and wishes.float32 is None:
         formats.append("bf16")
@@ -248,9 +248,10 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
             "native",
             weights,
             stored if weights in ("fp32", "bf16") else weights,
-            float32=weights == "fp32" or (wide and weights != "bf16"),
+            float32=weights == "fp32" or (plenty and weights != "bf16"),
         )
         for weights in formats
+        for plenty in kinds[: 1 if weights in ("fp32", "bf16") else None]
     ]
 
 

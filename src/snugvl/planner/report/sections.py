@@ -374,7 +374,7 @@ def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
         return []
     # What the solver would try then; the same parts with less on the GPU fit.
     tried = parts_of(model, choice.budget.device, wishes.tower, "cpu")
-    if replace(choice.option.parts, embedding="cpu") not in tried:
+    if isinstance(tried, str) or replace(choice.option.parts, embedding="cpu") not in tried:
         return []
     return [
         f"--embedding cpu would free {format_size(embedding_bytes(model, settings))} more: the GPU then "
