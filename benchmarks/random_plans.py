@@ -11,7 +11,8 @@ Each case is a command line of `snugvl plan`, run through the real parser in thi
     more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits
                  *and* less speed, never less speed for nothing, and never smaller images or a shorter context
                  in the same format (but where layers come back from main memory, which was a last resort),
-                 nor a model of lower rank, unless several times as fast
+                 nor a model of lower rank, unless several times as fast, or with larger images in a longer
+                 context and no slower: those are what the issue names, ranks aren't
     text         no figure that nobody can act on, no line twice; commands stand alone on their lines
 
 The words here are this file's own: the solver's score isn't asked. Prints counts, and the first violations
@@ -516,7 +517,9 @@ def check_more(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[Vi
         elif after.option.model.name == before.option.model.name or case.model is not None:
             if worse := _worse(before, after):
                 yield "more", f"{what}: {worse} ({shlex.join(bigger.words)})"
-        elif rank(after) < rank(before) and not _far_quicker(before, after):
+        elif rank(after) < rank(before) and not (
+            _far_quicker(before, after) or _better_in_all(before, after)
+        ):
             yield "more", f"{what}: {after.option.model.name} instead of {before.option.model.name}"
 
 
@@ -535,6 +538,15 @@ FAR: Final = 3.0  # times as fast: what a card gives that a processor doesn't
 def _far_quicker(before: Choice, after: Choice) -> bool:
     was, now = (each.speed.decode_tokens_per_s for each in (before, after))
     return was is not None and now is not None and now >= FAR * was
+
+
+def _better_in_all(before: Choice, after: Choice) -> bool:
+    """Whether a smaller model has larger images and a longer context for each request, and is no slower: with
+    64 at once the larger one had 1,536 tokens and thumbnails where the smaller one has full HD."""
+    was, now = (each.speed.decode_tokens_per_s for each in (before, after))
+    slower = was is not None and now is not None and now < SLOWER * was
+    wider = after.tokens > before.tokens and after.settings.context > before.settings.context
+    return wider and not slower
 
 
 def _worse(before: Choice, after: Choice) -> str:

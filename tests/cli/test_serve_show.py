@@ -51,3 +51,23 @@ def test_the_engine_is_sent_what_the_plan_chose() -> None:
     engine = engine_for(found, LoadOptions("pocket"), ChildOptions())
     assert isinstance(engine, SupervisedEngine)
     assert engine._start.choice.planned == allocation_of(found.choice)
+
+
+@pytest.mark.parametrize(("context", "dtype"), [(4096, "float32"), (32768, "bfloat16")])
+def test_transformers_on_a_processor_is_told_the_planned_type(context: int, dtype: str) -> None:
+    """It would take float32 wherever half of the memory has room for weights, whatever a context takes."""
+    place, model = describe("none", ram="18GiB"), "OpenGVLab/InternVL3-2B-hf"
+    wishes = Wishes(context=context, purpose="documents")
+    candidate = Candidate(facts_of(model, offline=True))
+    plan = solve([candidate], place, wishes)
+    choice = require(plan)
+    assert (choice.option.engine, choice.settings.context) == ("transformers", context)
+    found = Planned(model, choice, plan, place, (candidate,), wishes)
+    engine = engine_for(found, LoadOptions(model, device="cpu"), ChildOptions())
+    assert isinstance(engine, SupervisedEngine)
+    said = engine._start.choice
+    assert (said.engine, said.model, said.device) == ("transformers", model, "cpu")
+    assert (said.context, said.dtype, said.weights) == (context, dtype, "auto")
+    asked = engine_for(found, LoadOptions(model, dtype="float16"), ChildOptions())
+    assert isinstance(asked, SupervisedEngine)
+    assert asked._start.choice.dtype == "float16"

@@ -454,3 +454,58 @@ def test_no_note_replaces_the_pytorch_that_is_there() -> None:
             assert not re.search(
                 r"pip install (?:-U |--upgrade )?(?:torch|torchvision|xformers)\b(?!=)", note
             ), note
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("0.22.1", "CUDA graphs are part of what was set aside in the profiling run"),
+        ("0.20.1", "CUDA graphs come on top of the ceiling.\n"),
+        (None, "CUDA graphs come on top of the ceiling; since vLLM 0.21 they are estimated inside it."),
+    ],
+)
+def test_where_graphs_are_counted_is_said_for_the_version(version: str | None, said: str) -> None:
+    """Once both were said of every version: since 0.21 nobody has to leave room for graphs above the ceiling."""
+    lines = (LOGS[0].parent / "healthy_vllm022_q4bfp8_3090.log").read_text().splitlines(keepends=True)
+    kept = lines if version else [line for line in lines if "0.22.1" not in line]
+    text = to_text(explain("".join(kept).replace("0.22.1", version or "")))
+    assert said in text
+    assert text.count("CUDA graphs come on top") + text.count("CUDA graphs are part of") == 1
+
+
+def test_variables_are_not_called_flags() -> None:
+    for path in LOGS:
+        found = explain_file(path)
+        flagged = [change.flag.startswith("-") for change in found.changes]
+        text = to_text(found)
+        assert ("\nEnvironment variables to set\n" in text) == (
+            bool(flagged) and not any(flagged) and not found.command
+        ), path
+        assert ("\nFlags to change\n" in text) == (any(flagged) and not found.command), path
+        for change in found.changes:
+            assert f"{change.flag} {change.new}" not in text or change.flag.startswith("-"), path
+
+
+def test_what_is_not_accounted_for_is_shown_only_where_it_shows() -> None:
+    """Once "remains 0.00", which is nothing that anybody has to look for."""
+    shown = 0
+    for path in LOGS:
+        found = explain_file(path)
+        rest, text = found.budget.remainder_bytes, to_text(found)
+        assert "\n  remains" not in text, path
+        rows = re.findall(r"^  (?:not accounted for|more than there was) +(\d+\.\d\d)  computed$", text, re.M)
+        assert all(row != "0.00" for row in rows), path
+        assert bool(rows) == (rest is not None and abs(rest) / GIB >= 0.005), path
+        shown += bool(rows)
+    assert shown >= 5
+
+
+def test_what_pytorch_does_not_tell_apart_has_a_row() -> None:
+    """Of 15.98 GiB 0.20 were in no row, as AMD's message says nothing of this process."""
+    found = explain_file(LOGS[0].parent / "thread_hip_full_6950xt.log")
+    parts = {part.name: part for part in found.budget.uses}
+    both = parts["context, libraries and other processes"]
+    assert (round(both.nbytes / GIB, 2), both.origin) == (0.2, "computed")
+    frame = {part.name: part.nbytes for part in found.budget.frame}
+    assert sum(part.nbytes for part in parts.values()) == frame["total"] - frame["free at the failure"]
+    assert re.search(r"context, libraries and other processes +0\.20  computed", to_text(found))

@@ -138,7 +138,7 @@ def test_what_runs_whole_stands_before_a_token_in_ten_seconds() -> None:
     assert plan.choice.option.offload
     assert plan.instead is not None
     name = plan.instead.option.model.name
-    assert "only with layers in main memory, at about 0.1 tokens/s\n" in text
+    assert f"only with layers in main memory, at about 0.1 tokens/s; {name} fits whole\n" in text
     assert found.steps[0].remark.startswith(f"{name} in ")
     assert "fits whole and runs at up to" in found.steps[0].remark
     assert found.commands[:2] == (f"snugvl pull {name}", found.commands[1])

@@ -4,6 +4,7 @@
 of them are followed here. The tests below it are single cases, each with what once was said.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,74 @@ def test_more_ram_never_takes_a_plan_away_under_a_limit() -> None:
     wishes = {"memory_bytes": 3_543_348_019, "images": 0, "language_only": True}
     for ram in ("8GiB", "16GiB", "48GiB", "256GiB"):
         assert planned("Qwen/Qwen2.5-VL-3B-Instruct", "none", wishes, ram=ram).choice is not None, ram
+
+
+def test_copies_on_several_gpus_count_with_all_their_requests() -> None:
+    """Once 32,768 tokens on four GPUs and 12,288 on five, of which each copy has 13 of 64 requests."""
+    wishes, at_least = {"concurrency": 64}, (0, 0)
+    for count in (4, 5, 8):
+        choice = chosen("Qwen/Qwen3-VL-8B-Instruct-FP8", "rtx-6000-ada", wishes, vram="80GiB", count=count)
+        reached = choice.settings.context, choice.tokens
+        assert min(a - b for a, b in zip(reached, at_least, strict=True)) >= 0, (count, reached, at_least)
+        at_least = reached
+    assert choice.settings.data_parallel == 8
+    two = chosen("microsoft/Phi-4-mini-instruct", "a100", wishes, held=4000 * MIB, count=2)
+    assert (two.settings.data_parallel, two.settings.context) == (2, 16384), "4,096 once, 8,192 on one"
+
+
+def test_requests_in_flight_of_vllm_are_what_its_gpus_have_room_for() -> None:
+    """Once bf16 at 185 tokens/s on eight cards of 6 GiB, and int4 at 79 on one of 10, for its larger pool."""
+    for vram in ("6GiB", "8GiB", "10GiB", "12GiB"):
+        wishes = {"images": 0, "purpose": "batch"}
+        choice = chosen("mistralai/Mistral-7B-Instruct-v0.3", "rtx-2060", wishes, vram=vram, held=0, count=8)
+        assert choice.settings.weights == "bf16", vram
+
+
+def test_float32_on_a_processor_is_a_choice_of_transformers_too() -> None:
+    """Once nothing else as soon as half of the memory had room for the weights, whatever a context took."""
+    wishes = {"context": 32768, "purpose": "documents"}
+    kinds = []
+    for ram in ("16GiB", "17GiB", "18GiB", "20GiB", "24GiB"):
+        plan = planned("OpenGVLab/InternVL3-2B-hf", "none", wishes, ram=ram)
+        assert plan.choice is not None, ram
+        kinds.append(plan.choice.settings.weights)
+    assert kinds == sorted(kinds)
+    assert kinds[-1] == "fp32"
+    low = {"context": 98304, "weights": "int8", "backend": "native"}
+    for ram in ("18.5GiB", "19GiB", "20GiB", "24GiB"):
+        assert planned("Qwen/Qwen3-VL-2B-Instruct", "none", low, ram=ram).choice is not None, ram
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "machine", "wishes"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "rtx-4060", {}, {}),
+        ("Qwen/Qwen3-8B", "l40s", {"count": 3}, {"images": 0, "context": 4096, "memory_bytes": 7200 * MIB}),
+    ],
+)
+@pytest.mark.parametrize(("ram", "promised"), [("2GiB", False), ("24GiB", True)])
+def test_an_embedding_in_main_memory_is_promised_where_it_fits(
+    model: str, gpu: str, machine: dict[str, Any], wishes: dict[str, Any], ram: str, promised: bool
+) -> None:
+    """Once for 2 GiB of RAM too, of which the process alone leaves nothing."""
+    machine = {**machine, "os": "wsl2", "held": 300 * MIB, "ram": ram}
+    on = describe(gpu, **machine)
+    notes = report(planned(model, gpu, wishes, **machine), on).notes
+    assert any(note.startswith("--embedding cpu would free") for note in notes) == promised
+    then = planned(model, gpu, {**wishes, "embedding": "cpu"}, **machine)
+    assert (then.choice is not None) == promised
+
+
+def test_a_smaller_model_is_no_loss_where_everything_else_is_better() -> None:
+    """Of the check itself: with 64 at once a V100 of 16 GiB has an 8B with 1,536 tokens each, one of 34 GiB a
+    3B with 12,288. A smaller model with no more of both is a loss still."""
+    small = chosen("Qwen/Qwen3-VL-8B-Instruct-FP8", "rtx-4090", {"concurrency": 64})
+    large = chosen("Qwen/Qwen2.5-VL-3B-Instruct", "rtx-4090", {"concurrency": 64}, vram="48GiB")
+    assert random_plans.rank(large) < random_plans.rank(small)
+    assert random_plans._better_in_all(small, large)
+    for worse in (
+        replace(large, tokens=small.tokens),
+        replace(large, settings=replace(large.settings, context=small.settings.context)),
+        replace(large, speed=replace(large.speed, decode_tokens_per_s=1.0)),
+    ):
+        assert not random_plans._better_in_all(small, worse)

@@ -77,7 +77,7 @@ def engine_for(
     """What will run a plan; on our own engine or transformers in the process that was `launched`."""
     from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
     from snugvl.cli.serve_plan import Planned
-    from snugvl.planner.placement import placement
+    from snugvl.planner.placement import placement, said_of
     from snugvl.planner.plan import allocation_of
 
     if planned.engine == "vllm":
@@ -110,11 +110,8 @@ def engine_for(
             made = replace(made, machine=planned.machine)
         return SupervisedEngine(made, launched=launched)
     # Its process doesn't plan by itself: it is told what was planned.
-    settings = choice.settings
-    said |= {"context": settings.context, "max_pixels": settings.max_pixels}
-    if choice.option.made:
-        said["weights"] = settings.weights
-    made = EngineChoice(**said, engine="transformers", placement=placement(choice))
+    told = {**said_of(choice, load).said(), "model": planned.name, "device": said.get("device", "auto")}
+    made = EngineChoice(**told, engine="transformers", placement=placement(choice))
     return SupervisedEngine(made, launched=launched)
 
 

@@ -234,8 +234,8 @@ def _as_stored(parts: Parts, model: Inventory) -> Parts:
 def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
     """Formats of our engine in main memory: as they are, then what makes room and costs time."""
     stored = _stored(model)
-    plenty = prefers_fp32(model, device)
-    wide = plenty if wishes.float32 is None else wishes.float32
+    wide = prefers_fp32(model, device) if wishes.float32 is None else wishes.float32
+    kinds = (True, False) if wide and wishes.float32 is None else (wide,)
     formats: list[WeightFormat] = ["fp32"] if wide else ["bf16"]
     if wide and wishes.float32 is None:
         formats.append("bf16")
@@ -248,9 +248,10 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
             "native",
             weights,
             stored if weights in ("fp32", "bf16") else weights,
-            float32=weights == "fp32" or (wide and weights != "bf16"),
+            float32=weights == "fp32" or (plenty and weights != "bf16"),
         )
         for weights in formats
+        for plenty in kinds[: 1 if weights in ("fp32", "bf16") else None]
     ]
 
 
@@ -264,8 +265,12 @@ def _transformers(model: Inventory, device: Device, wishes: Wishes) -> list[Opti
     stored = _stored(model)
     if stored in ("int8", "int4"):
         return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
-    wide = prefers_fp32(model, device) if device.cpu and wishes.float32 is None else bool(wishes.float32)
-    plain = Option(model, "transformers", "fp32" if wide else "bf16", stored, float32=wide)
+    wide = Option(model, "transformers", "fp32", stored, float32=True)
+    plain = Option(model, "transformers", "bf16", stored)
+    if device.cpu and wishes.float32 is None and prefers_fp32(model, device):
+        return [wide, plain]
+    if wishes.float32:
+        plain = wide
     if device.cpu or stored != "bf16" or model.mixed:  # bitsandbytes leaves experts as they are
         return [plain]
     low: tuple[WeightFormat, ...] = ("int8", "int4")

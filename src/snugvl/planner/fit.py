@@ -114,14 +114,23 @@ class Fitter:
             if goal.tokens <= fitted.tokens
             and goal.context <= fitted.settings.context
             and goal.pool <= fitted.settings.kv_tokens
-            and goal.sequences <= fitted.settings.sequences
+            and goal.sequences <= fitted.settings.sequences * fitted.settings.data_parallel
         ]
         return within[-1] if within else self.goals[0]
 
     def comfort(self, fitted: Fitted) -> Step:
         """How far towards comfort it is."""
         fixed = not scales(self.option.model)
-        return comfort(self.goal(fitted), self.wishes.good_for, fixed_tokens=fixed)
+        reached = comfort(self.goal(fitted), self.wishes.good_for, fixed_tokens=fixed)
+        most = COMFORT[self.wishes.good_for]
+        if fitted.settings.gpus > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
+            return *reached[:2], most[2], reached[3]
+        return reached
+
+    def _could_hold(self, settings: Settings, tokens: int) -> bool:
+        """Whether so many tokens could be in flight: vLLM's cache is all that the rest leaves."""
+        at_once = -(-tokens // settings.context)
+        return self.fits(self._leanest(replace(settings, concurrency=max(settings.concurrency, at_once))))
 
     @cached_property
     def least(self) -> Fitted:

@@ -5,13 +5,27 @@ Names are those of transformers' classes (`model.language_model.layers.3`, `mode
 where the embedding is, and so does the module of the rotary embedding, which has buffers alone.
 """
 
+from dataclasses import replace
+from typing import cast
+
 from snugvl.checkpoint.facts import TensorFact
+from snugvl.core.options import LoadOptions, WeightsName
 from snugvl.planner.footprint.offload import LAYER
 from snugvl.planner.plan import Choice
 
 HOST = "cpu"
 HEAD = "lm_head"
 ROTARY = "rotary_emb"
+
+
+def said_of(choice: Choice, options: LoadOptions) -> LoadOptions:
+    """Options of a process that loads with transformers and doesn't plan by itself: the plan's own values."""
+    settings = choice.settings
+    weights = cast(WeightsName, settings.weights if choice.option.made else "auto")
+    said = replace(options, context=settings.context, max_pixels=settings.max_pixels, weights=weights)
+    if choice.budget.device.cpu and options.dtype == "auto":
+        said = replace(said, dtype="float32" if settings.float32 else "bfloat16")
+    return said
 
 
 def placement(choice: Choice) -> tuple[tuple[str, str], ...]:

@@ -24,7 +24,7 @@ from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.hardware.machine import Machine
 from snugvl.inputs.reasoning import Thinking
-from snugvl.planner.placement import placement
+from snugvl.planner.placement import placement, said_of
 
 BY_BITS = ("int8", "int4")  # made by bitsandbytes
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
@@ -73,13 +73,7 @@ def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> L
         return load_engine(options, progress=progress)
     place = place_on(device_of(options.device), options.memory_bytes, kernels=False)
     choice = choose(facts, options, place, "transformers")
-    settings = choice.settings
-    planned = replace(
-        options,
-        context=settings.context,
-        max_pixels=settings.max_pixels,
-        weights=settings.weights if choice.option.made else "auto",  # type: ignore[arg-type]
-    )
+    planned = said_of(choice, options)
     return load_engine(planned, placement=placement(choice), machine=place.seen, progress=progress)
 
 

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
+from snugvl.planner.capabilities import parts_of
 from snugvl.planner.commands import plain_command
 from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
@@ -123,6 +124,8 @@ def headline(plan: Plan, machine: Machine) -> str:
     rate = plan.choice.speed.decode_tokens_per_s
     slow = f", at about {rate:,.1f} tokens/s" if rate is not None else ""
     only = f", only with layers in main memory{slow}" if plan.choice.option.offload else ""
+    if only and plan.instead is not None:
+        only += f"; {plan.instead.option.model.name} fits whole"
     return f"{name} fits {where}, with {engine}{only}"
 
 
@@ -313,7 +316,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
             "pictures are refused."
         )
     if choice.budget.device.pinned_bytes is not None and plan.wishes.embedding == "auto":
-        notes += _could_leave(choice)
+        notes += _could_leave(choice, plan.wishes)
     notes += _long_wait(choice, plan.wishes)
     if plan.wishes.concurrency > settings.concurrency:
         notes.append(
@@ -364,10 +367,14 @@ def _long_wait(choice: Choice, wishes: Wishes) -> list[str]:
     ]
 
 
-def _could_leave(choice: Choice) -> list[str]:
+def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
     """Of an embedding that keeps the head in int8 where main memory would take it, for who asks."""
     settings, model = choice.settings, choice.option.model
     if settings.engine != "native" or settings.head == "bf16" or model.facts.tied:
+        return []
+    # What the solver would try then; the same parts with less on the GPU fit.
+    tried = parts_of(model, choice.budget.device, wishes.tower, "cpu")
+    if isinstance(tried, str) or replace(choice.option.parts, embedding="cpu") not in tried:
         return []
     return [
         f"--embedding cpu would free {format_size(embedding_bytes(model, settings))} more: the GPU then "
