@@ -46,10 +46,11 @@ import torch
 from PIL import Image
 
 import snugvl
-from snugvl.core.messages import Message, Picture, Request, Text, ToolCall
 from snugvl.client.calls import message_of
+from snugvl.core.messages import Message, Picture, Request, Text, ToolCall
 from snugvl.errors import ImageError, OutputError, RequestError, WrongType
 from snugvl.inputs.given import decode
+from snugvl.inputs.talk import turns
 from snugvl.model import Model
 from snugvl.tasks.surface import Tasks
 from tests.client.conftest import ScriptedEngine

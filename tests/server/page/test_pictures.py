@@ -17,7 +17,7 @@ from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.page import routes
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
-from tests.server.fake import CAPABILITIES, FakeService
+from tests.server.fake import CAPABILITIES, FakeService, Script
 from tests.server.live import live
 from tests.server.page.conftest import (
     OpenPage,
@@ -376,15 +376,10 @@ def sent(page: Page) -> list[bytes]:
 
 
 @pytest.mark.parametrize("video", [False, True], ids=["pictures", "videos"])
-def test_an_animation_goes_as_it_is(
-    serve: Serve, open_page: OpenPage, tmp_path: Path, video: bool
-) -> None:
+def test_an_animation_goes_as_it_is(serve: Serve, open_page: OpenPage, tmp_path: Path, video: bool) -> None:
     """Where the model takes no video, the server looks at its first frame, and says so."""
     scene = '{"summary": "Red.", "setting": "", "objects": [], "text": [], "relations": []}'
-    service = FakeService(
-        lambda request: Script((scene if request.sampling.grammar else "Red.",)),
-        capabilities=replace(CAPABILITIES, video=video),
-    )
+    service = FakeService(Script((scene,)), capabilities=replace(CAPABILITIES, video=video))
     page = open_page(serve(service))
     expect(page.locator("#model-facts")).to_contain_text("512 tokens")
     page.evaluate(RECORD)
@@ -394,7 +389,7 @@ def test_an_animation_goes_as_it_is(
     ask(page, "What is it?")
     expect(answers(page)).to_have_count(1)
     assert sent(page)[-1] == animation()
-    expect(page.locator("#turns")).to_contain_text("Red." if video else note)
+    expect(page.locator("#transcript")).to_contain_text("Red." if video else note)
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
     expect(page.locator("#caption-result")).to_contain_text("Red.")
