@@ -15,7 +15,12 @@ import numpy as np
 import pillow_heif
 from PIL import Image
 
-from snugvl.inputs import image as _image  # noqa: F401 - it makes Pillow write HEIC, too
+from snugvl.inputs import image as _image  # noqa: F401 - pi_heif is what reads HEIC
+
+# pillow_heif makes Pillow write HEIC; what reads it stays what users have.
+_READER = Image.OPEN["HEIF"]
+pillow_heif.register_heif_opener()
+Image.OPEN["HEIF"] = _READER
 
 SIZE = (64, 48)
 QUARTERS = ((230, 20, 20), (20, 200, 20), (20, 20, 220), (230, 220, 20))  # in the order in which one reads

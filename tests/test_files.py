@@ -280,6 +280,30 @@ def test_the_command_line_shows_all_of_an_animation(door: Door, house: House, wr
     assert (len(outcome.seen.frames), outcome.notes) == (4, "")
 
 
+@pytest.mark.parametrize("door", ["command", "command on a server"], indirect=True)
+@pytest.mark.parametrize("words", [["caption"], ["detect"], ["ask", "--together", "What?"]])
+def test_the_command_line_names_the_files(
+    words: list[str],
+    door: Door,
+    house: House,
+    written: Written,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server knows none of their names; two with the same fault are two lines."""
+    first, second = (written(name, SEVERAL["moves.gif"]) for name in ("first.gif", "second.gif"))
+    pages = written("pages.tif", REFUSED["pages.tif"][0])
+    place = ["--server", house.url] if door is DOORS["command on a server"] else []
+    common = ["-m", "eyes", "--quiet", *place]
+    task, *rest = words
+    assert run([task, str(first), str(second), *rest, *common]) == 0
+    told = capsys.readouterr().err.splitlines()
+    note = "is animated (4 frames): its first was looked at, all are in a video"
+    assert sorted(told) == [f"snugvl: {path} {note}" for path in (first, second)]
+    code = run([task, str(first), str(pages), *rest, *common])
+    assert code == (3 if "--together" in words else 7)
+    assert f"snugvl: {pages} has 2 pages; extract one page as PNG first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("door", ["command"], indirect=True)
 def test_a_question_may_follow_an_animation(door: Door, house: House, written: Written) -> None:
     path = written("moves.gif", SEVERAL["moves.gif"])

@@ -46,9 +46,11 @@ import torch
 from PIL import Image
 
 import snugvl
+from snugvl.client.calls import message_of
 from snugvl.core.messages import Message, Picture, Request, Text, ToolCall
 from snugvl.errors import ImageError, OutputError, RequestError, WrongType
 from snugvl.inputs.given import decode
+from snugvl.inputs.talk import turns
 from snugvl.model import Model
 from snugvl.tasks.surface import Tasks
 from tests.client.conftest import ScriptedEngine
@@ -508,3 +510,25 @@ def test_a_closed_model_still_prints() -> None:
     model.backend.described = replace(model.backend.described, images=False)  # type: ignore[attr-defined]
     model.close()
     assert "text alone" in repr(model)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_what_a_model_thought_is_kept_in_a_conversation(
+    key: str, model: Tasks, last: Callable[[], Request]
+) -> None:
+    """As vLLM and others write it; null is nothing, and no reason for a warning."""
+    model.chat([
+        "What?",
+        {"role": "assistant", "content": "A cat.", key: "It has whiskers."},
+        "Sure?",
+        {"role": "assistant", "content": "Yes.", key: None},
+        "Why?",
+    ])  # fmt: skip
+    assert [message.reasoning for message in last().messages] == ["", "It has whiskers.", "", "", ""]
+
+
+def test_a_client_sends_what_a_model_thought() -> None:
+    said = [{"role": "assistant", "content": "A cat.", "reasoning": "It has whiskers."}, "Sure?"]
+    first, second = (message_of(turn) for turn in turns(said))
+    assert first == {"role": "assistant", "content": "A cat.", "reasoning_content": "It has whiskers."}
+    assert "reasoning_content" not in second

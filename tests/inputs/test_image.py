@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pi_heif
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from PIL import Image, ImageOps
 from snugvl.errors import ImageError, ImageTooLarge, SnugvlWarning, warn
 from snugvl.inputs import image as image_module
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image, to_rgb
+from tests import phone_files  # noqa: F401 - it makes Pillow write HEIC
 
 
 def picture(width: int = 40, height: int = 30, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -226,6 +228,33 @@ def test_the_first_picture_of_a_phone_photo() -> None:
 def test_no_other_decoder_of_pillows_is_tried() -> None:
     always = {"JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF"}
     assert always <= set(FORMATS) <= {*always, "AVIF"}
+
+
+@pytest.mark.parametrize("first", ["snugvl.inputs.image", "pillow_heif"])
+def test_a_program_may_have_pillow_heif_too(first: str) -> None:
+    """Whichever opener comes last: the program goes on writing HEIC, and both read it."""
+    code = f"""
+import io
+from PIL import Image
+import pillow_heif
+if {first == "pillow_heif"}:
+    pillow_heif.register_heif_opener()
+from snugvl.inputs.image import open_image
+if {first != "pillow_heif"}:
+    pillow_heif.register_heif_opener()
+file = io.BytesIO()
+Image.new("RGB", (40, 30), "red").save(file, "HEIF")
+for image in (open_image(file.getvalue()), Image.open(file)):
+    assert image.size == (40, 30), image
+    assert image.convert("RGB").getpixel((20, 15))[0] > 200, image
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_what_reads_heic_has_no_encoder() -> None:
+    """x265, which pillow-heif's wheels hold, is GPL; this is what users install."""
+    assert Image.OPEN["HEIF"][0].__module__.partition(".")[0] == "pi_heif"
+    assert set(pi_heif.libheif_info()["encoders"]) <= {"mask"}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

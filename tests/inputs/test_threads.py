@@ -3,7 +3,7 @@ keeps global state fails at random there, or ends the process.
 
     library         what it promises                             where threads call it
     Pillow          one image in one thread; plugins have none   a batch's readers, preparers, `detect --draw`
-    pillow-heif     libheif: contexts are independent            the same
+    pi-heif         libheif: contexts are independent            the same
     PyAV (FFmpeg)   contexts are independent; its log isn't,     the same
                     and is switched off (`frames.preload`)
     tokenizers      Rust; settings are shared, and never set     preparers

@@ -6,14 +6,13 @@ fails ends alone. A single image on a terminal is streamed instead.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
@@ -21,7 +20,7 @@ from snugvl.cli import records, session
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.sinks import JsonLines, Opener, Readable
 from snugvl.cli.sources import STDIN
-from snugvl.cli.stderr import HANG, line, printable, say, several, trace
+from snugvl.cli.stderr import HANG, about, line, named, printable, say, several, trace
 from snugvl.cli.stdout import flow, write
 from snugvl.cli.task import Job, Outcome, Task
 from snugvl.core.wrapping import wrapped
@@ -39,7 +38,6 @@ IN_FLIGHT = 8
 WAKE_S = 0.5
 SOME_FAILED = 7
 INTERRUPTED = 130
-_SENT: Final = re.compile(r"the image(?: at images\[(\d+)\])? ")
 
 
 def do(
@@ -83,7 +81,8 @@ def _load_and_do(
     with session.load_model(choice) as model, _named(left):
         for_a_terminal = sys.stdout.isatty() and not output.json and output.path is None
         if images is not None and task.stream and for_a_terminal:
-            _streamed(task, model, images, output)
+            with about(jobs[0].called):
+                _streamed(task, model, images, output)
         elif images is not None:
             ready = images
             _single(_attempt(task, model, jobs[0], lambda _: ready), opener, output)
@@ -97,19 +96,10 @@ def _named(jobs: Sequence[Job]) -> Iterator[None]:
     try:
         yield
     except ImageError as error:
-        title = "standard input" if jobs[0].names == (STDIN,) else jobs[0].title
-        if len(jobs) == 1 and not any(
-            name in str(error) for name in (title, *jobs[0].names) if name != STDIN
-        ):
-            said = str(error)
-            sent = _SENT.match(said)  # as a server calls what it was sent
-            names = jobs[0].names
-            at = int(sent[1] or 0) if sent else 0
-            if sent and at < len(names):
-                named = f"{'standard input' if names[at] == STDIN else names[at]} {said[sent.end() :]}"
-            else:
-                named = f"{title}: {said}"
-            error.args = (named, *error.args[1:])
+        said, (job, *others) = str(error), jobs
+        if not others and not any(name in said for name in job.called):
+            text = named(said, job.called)
+            error.args = (text if text != said else f"{', '.join(job.called)}: {said}", *error.args[1:])
         raise
 
 
@@ -216,7 +206,7 @@ def _report(outcome: Outcome, bar: _Bar) -> None:
     message = str(outcome.error)
     if not isinstance(outcome.error, SnugvlError):
         message = f"unexpected {type(outcome.error).__name__}: {message}"
-    if outcome.job.names[0] not in message:
+    if not any(name in message for name in outcome.job.called):
         message = f"{outcome.job.title}: {message}"
     bar.say(message)
     trace(outcome.error)
@@ -252,8 +242,11 @@ def _taken(work: Future[Outcome]) -> Outcome:
 def _attempt(task: Task, model: Model | Client, job: Job, read: Reader) -> Outcome:
     start = time.perf_counter()
     try:
-        result = task.run(model, job, read(job))
+        with about(job.called):
+            result = task.run(model, job, read(job))
     except Exception as error:
+        if isinstance(error, ImageError):
+            error.args = (named(str(error), job.called), *error.args[1:])
         return Outcome(job, None, error, time.perf_counter() - start)
     return Outcome(job, result, None, time.perf_counter() - start)
 

@@ -5,8 +5,9 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, TextIO
 
 from snugvl.core.wrapping import columns, wrapped
@@ -22,6 +23,8 @@ _PLAIN = (
     (re.compile(r" is not in the range ([\d.]+) to ([\d.]+)"), r" is not between \1 and \2"),
     (re.compile(r" is not in the range at least ([\d.]+)"), r" is less than \1"),
 )
+_SENT = re.compile(r"^the (?:image|video)(?: at images\[(\d+)\])?(?= )")  # as a server calls what it was sent
+_shown: ContextVar[Sequence[str]] = ContextVar("_shown", default=())  # names of files, in this thread
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -41,6 +44,27 @@ def say(message: str) -> None:
     sys.stderr.flush()
 
 
+def named(message: str, names: Sequence[str]) -> str:
+    """What a server says of a picture or video, with the name of the file: it knows none.
+
+    Args:
+        names: of the files that were sent, in their order.
+    """
+    sent = _SENT.match(message)
+    at = int(sent[1] or 0) if sent else len(names)
+    return f"{names[at]}{message[sent.end() :]}" if sent and at < len(names) else message
+
+
+@contextmanager
+def about(names: Sequence[str]) -> Iterator[None]:
+    """What is warned of in this thread meanwhile is about these files."""
+    before = _shown.set(names)
+    try:
+        yield
+    finally:
+        _shown.reset(before)
+
+
 @contextmanager
 def warnings_said() -> Iterator[None]:
     """Warnings of ours are lines, each said once; those of libraries stay as Python shows them."""
@@ -54,7 +78,7 @@ def warnings_said() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        said_now = str(message)
+        said_now = named(str(message), _shown.get())
         if not issubclass(category, SnugvlWarning):
             plain(message, category, filename, lineno, file, line)
         elif said_now not in said:

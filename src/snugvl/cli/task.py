@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from snugvl.cli.sources import STDIN
+
 if TYPE_CHECKING:  # they import Pillow and pydantic
     from snugvl.client import Client
     from snugvl.core.messages import Delta
@@ -33,6 +35,11 @@ class Job:
     def title(self) -> str:
         """How people read it."""
         return ", ".join(self.names)
+
+    @property
+    def called(self) -> list[str]:
+        """How messages call each of its images."""
+        return ["standard input" if name == STDIN else name for name in self.names]
 
 
 def each(names: Sequence[str]) -> list[Job]:

@@ -20,7 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-import pillow_heif
+import pi_heif
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -51,9 +51,9 @@ _PLUGINS = (
 )
 _NAMES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 # What else a HEIC file holds is not looked at: it costs time, and is a stranger's.
-pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=2)
+pi_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=2)
 # A plugin whose C library is missing registers nothing. Pillow's JPEG plugin also opens MPO. AVIF before
-# HEIF: both read "mif1", and pillow-heif's wheels have no decoder for AVIF.
+# HEIF: both read "mif1", and pi-heif's wheels have no decoder for AVIF.
 _OPENED = [name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN]
 FORMATS = (*_OPENED, "HEIF")
 
@@ -251,7 +251,7 @@ def _too_many_bytes(name: str, size: str, limits: ImageLimits) -> ImageTooLarge:
 def _quiet() -> Iterator[None]:
     """No warning of Pillow's leaks: what matters is an error of ours, the rest isn't the user's to mend."""
     with _HEADER_LOCK, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif")  # not what other threads warn of
+        warnings.filterwarnings("ignore", module=r"PIL\.|pi_heif")  # not what other threads warn of
         yield
 
 

@@ -17,7 +17,7 @@ from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.page import routes
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
-from tests.server.fake import CAPABILITIES, FakeService
+from tests.server.fake import CAPABILITIES, FakeService, Script
 from tests.server.live import live
 from tests.server.page.conftest import (
     OpenPage,
@@ -314,7 +314,7 @@ def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Pat
     for message in (first, second):
         (video,) = [part for part in message.content if isinstance(part, Video)]
         assert len(video.frames) >= 3
-    expect(page.locator("#motion")).to_contain_text("questions send its frames, Caption, Scene and Detect")
+    expect(page.locator("#motion")).to_contain_text("questions, Caption and Scene send its frames")
 
 
 def test_tasks_need_a_still_picture(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
@@ -375,36 +375,38 @@ def sent(page: Page) -> list[bytes]:
     return [bytes(each) for each in page.evaluate("() => window.sent")]
 
 
-def test_an_animation_goes_as_it_is(
-    serve: Serve, open_page: OpenPage, tmp_path: Path, problems: list[str]
-) -> None:
-    """As a picture where the model takes no video; the server looks at its first frame, and says so."""
-    page = open_page(serve(FakeService()))
+@pytest.mark.parametrize("video", [False, True], ids=["pictures", "videos"])
+def test_an_animation_goes_as_it_is(serve: Serve, open_page: OpenPage, tmp_path: Path, video: bool) -> None:
+    """Where the model takes no video, the server looks at its first frame, and says so."""
+    scene = '{"summary": "Red.", "setting": "", "objects": [], "text": [], "relations": []}'
+    service = FakeService(Script((scene,)), capabilities=replace(CAPABILITIES, video=video))
+    page = open_page(serve(service))
+    expect(page.locator("#model-facts")).to_contain_text("512 tokens")
     page.evaluate(RECORD)
-
-    def answer(route: Route) -> None:
-        warning = {"Snugvl-Warning": "moves.gif is animated (3 frames): its first was looked at"}
-        result = {"summary": "Red.", "setting": "", "objects": [], "text": [], "relations": [], "usage": None}
-        if route.request.url.endswith("/scene"):
-            route.fulfill(json=result | {"truncated": False}, headers=warning)
-        else:
-            route.fulfill(status=400, json={"error": {"message": "seen"}})
-
-    page.route(
-        "**/v1/**", lambda route: answer(route) if route.request.method == "POST" else route.continue_()
-    )
     (tmp_path / "moves.gif").write_bytes(animation())
     choose(page, tmp_path / "moves.gif")
+    note = "is animated (3 frames): its first was looked at"
     ask(page, "What is it?")
-    expect(page.locator("#ask-form .error")).to_have_text("seen")
-    provoked(problems, "400")
-    request, file = sent(page)
-    assert b'"image_url"' in request
-    assert file == animation()
+    expect(answers(page)).to_have_count(1)
+    assert sent(page)[-1] == animation()
+    expect(page.locator("#transcript")).to_contain_text("Red." if video else note)
+    tab(page, "Caption")
+    page.get_by_role("button", name="Caption the picture").click()
+    expect(page.locator("#caption-result")).to_contain_text("Red.")
     tab(page, "Scene")
     page.get_by_role("button", name="Analyse").click()
-    expect(page.locator("#scene-form .job-status")).to_contain_text("its first was looked at")
+    expect(page.locator("#scene-result")).to_contain_text("Red.")
+    expect(page.locator("#scene-form .job-status")).to_contain_text("tokens read" if video else note)
     assert sent(page)[-1] == animation()
+    assert len(service.requests) == 3
+    for request in service.requests:
+        (shown,) = [p for p in request.messages[-1].content if isinstance(p, Picture | Video)]
+        if video:
+            assert isinstance(shown, Video), request
+            assert len(shown.frames) >= 3
+        else:
+            assert isinstance(shown, Picture), request
+            assert shown.image.getpixel((0, 0)) == (255, 0, 0)
 
 
 HEIC = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heic" + bytes(64)  # no browser here draws any

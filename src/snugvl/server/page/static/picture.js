@@ -157,7 +157,7 @@ function drawStage() {
 /** What is sent of an animation. */
 function ofMotion() {
   if (!takesVideo()) return "An animation: its first frame is sent, because this model takes no video.";
-  return "An animation: questions send its frames, Caption, Scene and Detect its first one.";
+  return "An animation: questions, Caption and Scene send its frames, Detect looks at its first one.";
 }
 
 /** What stands in place of an image that this page can't show. */

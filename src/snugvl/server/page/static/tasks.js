@@ -5,6 +5,7 @@ import { drawPaired, frameOf, listOf, summary } from "./boxes.js";
 import { byId, download, make, number, plural, say } from "./dom.js";
 import { cocoOf, pngOf } from "./export.js";
 import { explain, jobForm } from "./job.js";
+import { takesVideo } from "./offer.js";
 import { allTaken, imageElement, isDrawn, onPicture, onTray, requirePicture, shown, stills } from "./picture.js";
 
 const RESULTS = ["caption-result", "scene-result", "detect-result"];
@@ -102,6 +103,9 @@ function post(task, picture, fields, signal) {
   return call(`v1/vision/${task}`, { method: "POST", body: form, signal });
 }
 
+/** Caption and scene look at all of an animation where the model takes videos; without, at its first frame. */
+const motionOf = ({ moves }) => (moves && takesVideo() ? { video: "true" } : {});
+
 const cut = () => make("p", { class: "muted small", text: "(cut at its token limit)" });
 
 function caption(signal) {
@@ -109,7 +113,7 @@ function caption(signal) {
   target.hidden = true;
   const detail = byId("caption-form").elements.detail.value;
   return each(target, signal, async (picture, place) => {
-    const response = await post("caption", picture, { detail, stream: "true" }, signal);
+    const response = await post("caption", picture, { detail, stream: "true", ...motionOf(picture) }, signal);
     const text = place.appendChild(make("p", {}));
     for await (const event of events(response)) {
       target.hidden = false;
@@ -127,7 +131,7 @@ function scene(signal) {
   const target = byId("scene-result");
   target.hidden = true;
   return each(target, signal, async (picture, place) => {
-    const response = await post("scene", picture, {}, signal);
+    const response = await post("scene", picture, motionOf(picture), signal);
     const result = await response.json();
     place.append(...sceneParts(result));
     target.hidden = false;
