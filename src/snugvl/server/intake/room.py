@@ -1,7 +1,7 @@
 """Room for decoded pictures: taken before one is decoded, until it is let go.
 
-Requests take turns: one begins where all its pictures fit into what requests share, or where nobody holds any;
-then all of them may come. Until then it holds nothing, so no two hold half each and wait for each other. Who
+Requests take turns: one begins where all its pictures fit into what requests share, or where nobody holds
+any; then all of them may come. Until then it holds nothing, so no two hold half each and wait for each other. Who
 finds no room waits, first come, first served, for so long. Whoever has begun and needs more than was known (a
 video, pictures one by one) takes it beyond what is shared, up to the limit, or is refused after that time.
 
