@@ -256,7 +256,11 @@ def intake_rows() -> list[Limit]:
         Limit("frames of a second; of a video, taken evenly", f"{video.fps:g}; {video.max_frames}"),
         Limit("pixels of one frame in the file", f"{video.max_frame_pixels:,}"),
         Limit("pixels of all frames, scaled down to it", f"{video.max_total_pixels:,}"),
-        Limit("decoded pictures that all requests hold, 3 bytes a pixel", _mib(s.max_live_bytes)),
+        Limit("decoded pictures of one request, 3 bytes a pixel", _mib(s.max_live_bytes)),
+        Limit(
+            "the same of several requests; others wait for their turn, a larger one for its turn alone",
+            _mib(s.shared_bytes),
+        ),
         Limit("seconds that a picture waits for others to leave room, then 429", f"{s.wait_s:g}"),
     ]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 from PIL import ImageFilter
-from PIL.Image import Image, Resampling
+from PIL.Image import Image, Resampling, frombuffer
 
 from snugvl.core.messages import Message, Picture, Text, Video
 from snugvl.core.training import Training
@@ -61,11 +61,18 @@ def warnings(training: Training, messages: Sequence[Message]) -> tuple[str, ...]
     """
     seen = [part for message in messages for part in message.content if not isinstance(part, Text)]
     found = []
-    pictures = (part.image for part in seen if isinstance(part, Picture)) if training.drawings else ()
-    if any(looks_like_a_photograph(image) for image in pictures):
+    pictures = (part for part in seen if isinstance(part, Picture)) if training.drawings else ()
+    if any(looks_like_a_photograph(_apart(picture)) for picture in pictures):
         found.append(PHOTOGRAPH)
     if not training.videos and any(isinstance(part, Video) for part in seen):
         found.append(VIDEO)
     if messages and len(seen) < training.min_images:
         found.append(FEW.format(count=len(seen) or "none", least=training.min_images))
     return tuple(found)
+
+
+def _apart(picture: Picture) -> Image:
+    """An image of its own where that can be: one that is looked at keeps 4 bytes a pixel from then on."""
+    if picture.pixels is None:
+        return picture.image
+    return frombuffer("RGB", picture.image.size, picture.pixels, "raw", "RGB", 0, 1)

@@ -13,6 +13,7 @@ from PIL import Image
 from PIL.PpmImagePlugin import PpmImageFile
 
 from snugvl.backends.process import wire
+from snugvl.backends.process.arena import Arena
 from snugvl.backends.process.postmortem import LastWords, describe
 from snugvl.backends.process.remote import Inbox
 from snugvl.core.messages import (
@@ -29,6 +30,7 @@ from snugvl.core.messages import (
     Video,
     user,
 )
+from snugvl.core.region import Region
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, RequestError, SnugvlError
 
@@ -240,3 +242,32 @@ def test_a_picture_whose_pixels_are_at_hand_is_not_decoded_to_be_sent(
     assert isinstance(part, Picture)
     assert (part.max_pixels, part.file, part.pixels) == (4096, b"hash", None)
     assert (part.image.size, part.image.tobytes()) == ((20, 10), pixels)
+
+
+def test_pixels_without_room_follow_their_message_uncopied() -> None:
+    region = Region.made(2000)
+    assert region is not None
+    region.keep_to_ourselves()
+    arena = Arena(region)
+    data = [bytes([each]) * 300 for each in range(5)]
+    pictures = [Picture(Image.new("RGB", (10, 10)), pixels=memoryview(each)) for each in data]
+    message = wire.Submit(7, Request((user(*pictures),), SamplingParams()))
+    head, *behind = wire.pieces(message, arena)
+    assert [bytes(each) for each in behind] == data[3:]
+    assert all(isinstance(each, memoryview) and each.obj is data[3 + i] for i, each in enumerate(behind))
+    assert len(head) < 3000
+    wire.share(region)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"".join((head, *behind, wire.encode(wire.Ping()))))
+        channel = wire.Channel(theirs)
+        received = channel.receive()
+        assert isinstance(received, wire.Submit)
+        found = [
+            part.image.tobytes() for part in received.request.messages[0].content if isinstance(part, Picture)
+        ]
+        assert found == data
+        assert isinstance(channel.receive(), wire.Ping)
+        ours.sendall(b"".join((head, *behind))[:-1])
+        ours.close()
+        assert channel.receive() is None, "the server is gone in the middle of the pixels"

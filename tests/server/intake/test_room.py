@@ -18,6 +18,7 @@ from snugvl.server.record import REQUEST_RECORD, RequestRecord
 from snugvl.server.together import together
 from tests.server.intake.pictures import encoded, png
 from tests.server.intake.pool import LIMITS
+from tests.server.intake.web import turns
 
 SIDE = 100
 BYTES = 3 * SIDE * SIDE
@@ -145,6 +146,90 @@ def test_who_leaves_while_waiting_leaves_nothing() -> None:
             await asyncio.sleep(0.01)
 
     asyncio.run(work())
+
+
+def test_requests_that_do_not_fit_together_take_turns_and_none_is_refused() -> None:
+    """Four who want three quarters each: side by side each would hold some and wait for the others."""
+
+    async def work() -> None:
+        room, most, order = PixelRoom(1000, 30.0, 100), 0, list[str]()
+
+        async def picture(start: asyncio.Event) -> None:
+            nonlocal most
+            with room.announce() as coming:
+                async with room.reserve(25, 2, coming):
+                    most = max(most, room.used)
+                    await start.wait()
+                    await asyncio.sleep(0)
+
+        async def user(name: str, start: asyncio.Event) -> None:
+            REQUEST_RECORD.set(RequestRecord(name))
+            await together(picture(start) for _ in range(3))
+            order.append(name)
+
+        starts = [asyncio.Event() for _ in range(4)]
+        users = [asyncio.create_task(user(f"{i}", start)) for i, start in enumerate(starts)]
+        for start in reversed(starts):  # the last could end first, were it its turn
+            await turns()
+            start.set()
+        await asyncio.gather(*users)
+        assert order == ["0", "1", "2", "3"]
+        assert most == 3 * (25 + 2), "one request at a time"
+        assert room.used == 0
+        assert not any((room._demand, room._held, room._files, room._waiting, room._more))
+
+    asyncio.run(work())
+
+
+def test_a_request_that_needs_more_than_is_shared_has_its_turn_alone() -> None:
+    async def work() -> None:
+        room, seen = PixelRoom(1000, 30.0, 100), list[int]()
+
+        async def user(name: str, *counts: int) -> None:
+            REQUEST_RECORD.set(RequestRecord(name))
+
+            async def picture(count: int) -> None:
+                with room.announce() as coming:
+                    async with room.reserve(count, 0, coming):
+                        await turns()
+                        seen.append(room.used)
+
+            await together(map(picture, counts))
+
+        await asyncio.gather(user("small", 30), user("huge", 400, 500), user("other", 40))
+        assert seen == [30, 900, 500, 40]
+        assert room.used == 0
+
+    asyncio.run(work())
+
+
+def test_who_has_begun_is_not_behind_those_who_wait_for_it() -> None:
+    """A video, whose size nobody knew, of a request whose picture is there."""
+
+    async def work() -> None:
+        room = PixelRoom(200, 30.0, 100)
+        REQUEST_RECORD.set(RequestRecord("1"))
+        async with room.reserve(60):
+            waits = asyncio.create_task(other(room))
+            await turns()
+            assert not waits.done()
+            async with room.reserve(90):
+                assert room.used == 150
+            assert not waits.done()
+        await waits
+
+    async def other(room: PixelRoom) -> None:
+        REQUEST_RECORD.set(RequestRecord("2"))
+        async with room.reserve(50):
+            pass
+
+    asyncio.run(work())
+
+
+def test_defaults_hold_what_all_share_below_256_mib_and_the_largest_picture_fits() -> None:
+    settings = IntakeSettings()
+    assert 3 * settings.image.max_pixels <= settings.shared_bytes <= 192 << 20
+    assert settings.max_live_bytes >= 512 << 20
 
 
 def test_the_head_of_a_picture_tells_its_size(decoders: Decoders) -> None:

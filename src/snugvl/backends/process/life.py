@@ -210,9 +210,10 @@ class EngineProcess:
                 return
             self._behind = []
             try:
-                for piece in map(memoryview, pixels):
-                    for start in range(0, len(piece), _BIT_BYTES):
-                        self._write(piece[start : start + _BIT_BYTES])
+                for piece in pixels:
+                    view = memoryview(piece)
+                    for start in range(0, len(view), _BIT_BYTES):
+                        self._write(view[start : start + _BIT_BYTES])
                         await self._drain()
             finally:
                 behind, self._behind = self._behind, None

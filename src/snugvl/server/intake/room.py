@@ -1,9 +1,10 @@
 """Room for decoded pictures: taken before one is decoded, until it is let go.
 
-Requests take turns: one begins where all its pictures fit into what requests share, or where nobody holds any;
-then all of them may come. Until then it holds nothing, so no two hold half each and wait for each other. Who
-finds no room waits, first come, first served, for so long. Whoever has begun and needs more than was known (a
-video, pictures one by one) takes it beyond what is shared, up to the limit, or is refused after that time.
+Requests take turns: one begins where all its pictures fit into what requests share, or where nobody holds
+any; then all of them may come. Until then it holds nothing, so no two hold half each and wait for each
+other. Who finds no room waits, first come, first served, for so long. Whoever has begun and needs more than
+was known (a video, pictures one by one) takes it beyond what is shared, up to the limit, or is refused
+after that time.
 
 Pictures that one request fetches at once are announced first. None takes room before the sizes of all of them
 are known, so that those that don't fit together are refused before the first is decoded. Whoever waits for
