@@ -5,7 +5,7 @@ The command line refuses to show it such a picture; a server answers, as an API 
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from PIL import ImageFilter
@@ -75,4 +75,5 @@ def _apart(picture: Picture) -> Image:
     """An image of its own where that can be: one that is looked at keeps 4 bytes a pixel from then on."""
     if picture.pixels is None:
         return picture.image
-    return frombuffer("RGB", picture.image.size, picture.pixels, "raw", "RGB", 0, 1)
+    pixels: Any = picture.pixels  # Pillow's types know no memoryview
+    return frombuffer("RGB", picture.image.size, pixels, "raw", "RGB", 0, 1)

@@ -50,9 +50,8 @@ def stored(kind: Format, rows: int, columns: int, device: torch.device, group: i
 
 def close(ours: torch.Tensor, reference: torch.Tensor) -> None:
     error = (ours.double() - reference.double()).norm() / reference.double().norm()
-    assert error < (TOLERANCE if ours.device.type == "cpu" else 3e-3), (
-        error
-    )  # a GPU multiplies float32 in tf32
+    # On a GPU widened weights are multiplied in bf16, off by up to 0.0038 (an H200, 30 draws a format).
+    assert error < (TOLERANCE if ours.device.type == "cpu" else 5e-3), error
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])

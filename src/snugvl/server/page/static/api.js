@@ -108,9 +108,15 @@ function errorMessage(body) {
 /** What the server says of an answer beforehand: that the model never learned such pictures. */
 export const warningOf = (response) => response.headers.get("Snugvl-Warning") ?? "";
 
+/** The JSON of an answer. Throws as `call` does; Unreachable where the answer broke off or took too long. */
 export async function json(path, options = {}) {
   const response = await call(path, options);
-  return response.json();
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Unreachable("The server's answer broke off.");
+  }
 }
 
 /** The JSON of each server-sent event. Throws ServerError for an error event, Unreachable when the stream breaks. */
