@@ -328,7 +328,9 @@ def check_steps(plan: Plan, outcome: Outcome) -> Iterator[Violation]:
     """Everything that is printed under "Next" runs, also what is said beside the plan's own command."""
     assert outcome.machine is not None
     meant = [plan.choice, plan.instead, plan.beside, plan.cure.choice if plan.cure else None]
-    known = {each.option.model.name: each for each in reversed(meant) if each is not None}
+    known: dict[str, list[Settings]] = {}
+    for each in filter(None, meant):
+        known.setdefault(each.option.model.name, []).append(each.settings)
     for command in report(plan, outcome.machine, pull=True).commands:
         words = shlex.split(command)
         if words[:2] == ["snugvl", "pull"]:
@@ -340,7 +342,7 @@ def check_steps(plan: Plan, outcome: Outcome) -> Iterator[Violation]:
         except (ValueError, Exception) as error:
             yield "command", f"{command} fails: {error!r}"[:300]
             continue
-        if known[model].settings != settings:
+        if settings not in known[model]:
             yield "command", f"{command} plans otherwise than was said of {model}"
 
 

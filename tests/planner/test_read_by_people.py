@@ -247,6 +247,25 @@ def test_one_request_at_a_time_is_said_where_more_were_asked_for() -> None:
 
 
 # Every option of `plan` that is no machine's and no output's, from the command itself.
+def test_what_is_slow_still_fits_where_nothing_quicker_does() -> None:
+    """Nothing in FP8 is quick with such a context on a processor: once nothing fitted, not even in 4 TiB."""
+    for ram in (64, 4096):
+        plan, found, _ = read(None, "none", {"context": 131072, "weights": "fp8"}, os="wsl2", ram=f"{ram}GiB")
+        assert plan.choice is not None, found.headline
+        assert plan.choice.settings.context == 131072
+        assert plan.choice.settings.weights == "fp8"
+
+
+def test_the_same_model_in_another_format_is_fetched_once() -> None:
+    plan, found, _ = read("Qwen/Qwen3.5-4B", "rtx-4060", {"quality": "bf16", "memory_bytes": 4 * GIB})
+    assert plan.choice is not None
+    assert plan.choice.option.offload
+    assert plan.instead is not None
+    assert plan.instead.option.model.name == "Qwen/Qwen3.5-4B"
+    assert found.headline.endswith("; in int4 it fits whole")
+    assert [command.split()[1] for command in found.commands] == ["pull", "serve", "serve"]
+
+
 OUTPUT = {"model", "json", "svg", "save", "verbose", "offline", "help"}
 NUMBERS = {"images": "2", "concurrency": "2", "max_pixels": "262144", "min_image_tokens": "512"}
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]

@@ -123,6 +123,8 @@ def solve(
             slow.append(best)
         else:
             choices += made
+    if not choices:  # nobody waits for less: what is too slow to lead still fits
+        choices, slow = slow, []
     plan = _decide(fitters, choices, refusals, wishes, found)
     plan = replace(plan, slower=_slower(slow, plan.choice))
     if plan.choice is None and len(candidates) == 1 and machine.gpus:

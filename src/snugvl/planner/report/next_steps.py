@@ -39,7 +39,8 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
         rate = choice.speed.decode_tokens_per_s
         slow = f", at about {rate:,.1f} tokens/s" if rate else ""
         title = f"{choice.option.model.name}, as asked{slow}"
-        yield from _run(choice, plan.wishes, machine, title, pull=pull)
+        again = other.option.model.name == choice.option.model.name  # in another format: it is here by then
+        yield from _run(choice, plan.wishes, machine, title, pull=pull and not again)
         return
     if plan.instead is not None:
         yield _to_be_found(plan.instead)

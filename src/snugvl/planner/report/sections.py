@@ -125,7 +125,13 @@ def headline(plan: Plan, machine: Machine) -> str:
     slow = f", at about {rate:,.1f} tokens/s" if rate is not None else ""
     only = f", only with layers in main memory{slow}" if plan.choice.option.offload else ""
     if only and plan.instead is not None:
-        only += f"; {plan.instead.option.model.name} fits whole"
+        other = plan.instead
+        same = other.option.model.name == name
+        only += (
+            f"; in {other.settings.weights} it fits whole"
+            if same
+            else f"; {other.option.model.name} fits whole"
+        )
     return f"{name} fits {where}, with {engine}{only}"
 
 
