@@ -87,7 +87,7 @@ def test_the_constraints_hold_with_the_cuda_builds_of_torch(python: str) -> None
     assert pins(DEV_CONSTRAINTS).keys() == everything.keys() - users.keys() | {"triton"}
 
 
-@pytest.mark.parametrize("python", [PYTHONS[0], PYTHONS[-1]])  # resolving vLLM takes ten seconds
+@pytest.mark.parametrize("python", PYTHONS[-1:])  # resolving vLLM takes ten seconds
 def test_vllm_installs_without_the_constraints_and_not_with_them(python: str) -> None:
     """As docs/vllm.md says: it asks for a torch of its own."""
     free = resolved(python, VLLM)

@@ -177,7 +177,7 @@ def test_transformers_gives_back_its_model() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["native", "transformers"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("transformers", marks=pytest.mark.extended)])
 def test_rounds_leave_no_more_than_two_do(backend: str) -> None:
     """Main memory, threads and open files of a process that only loads, asks and closes."""
     command = [sys.executable, "-c", ROUNDS, str(PICTURE), backend]

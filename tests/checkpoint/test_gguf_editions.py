@@ -18,7 +18,9 @@ def nbytes(facts: ModelFacts, *roles: str) -> int:
     return sum(tensor.nbytes for tensor in facts.tensors if tensor.loaded and tensor.role in roles)
 
 
-@pytest.mark.parametrize("number", range(len(random_plans.GGUFS)))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(n, marks=pytest.mark.extended) for n in range(1, len(random_plans.GGUFS)))]
+)
 def test_an_edition_is_what_its_file_would_be(number: int, tmp_path: Path) -> None:
     file = random_plans.facts(random_plans.ggufs(tmp_path)[number])
     plain = catalogue_facts(random_plans.GGUFS[number])
