@@ -156,3 +156,19 @@ def test_a_stream_that_ends_too_early_says_so(url: str, open_page: OpenPage, sha
     ask(page, "Go on")
     expect(page.locator("#ask-form .error")).to_contain_text("broke off before the answer was complete")
     expect(page.locator(".turn.assistant")).to_contain_text("So far (broke off)")
+
+
+def test_an_answer_that_breaks_off_is_no_answer(open_page: OpenPage, serve: Serve) -> None:
+    """Once what was thrown while an answer's body was read ended the page's watch over the server for good."""
+    page = open_page(serve(FakeService()))
+    said = page.evaluate(
+        """async () => {
+            const { json, Unreachable } = await import("/page/api.js");
+            const real = window.fetch;
+            const late = () => new DOMException("signal timed out", "TimeoutError");
+            window.fetch = async () => new Response(new ReadableStream({ pull(to) { to.error(late()); } }));
+            try { await json("/health"); } catch (error) { return error instanceof Unreachable; }
+            finally { window.fetch = real; }
+        }"""
+    )
+    assert said is True
