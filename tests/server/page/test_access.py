@@ -159,7 +159,7 @@ def test_a_stream_that_ends_too_early_says_so(url: str, open_page: OpenPage, sha
 
 
 def test_an_answer_that_breaks_off_is_no_answer(open_page: OpenPage, serve: Serve) -> None:
-    """Once what was thrown while an answer's body was read ended the page's watch over the server for good."""
+    """Once what was thrown while a body was read ended the page's watch over the server for good."""
     page = open_page(serve(FakeService()))
     said = page.evaluate(
         """async () => {
