@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.locate import locate
-from snugvl.checkpoint.training import KEY, read_training, training_of
-from snugvl.core.training import Training
+from snugvl.checkpoint.training import KEY, training_of
+from snugvl.core.training import Training, read_training
 from snugvl.quantize.writing import write_rest
 
 POCKET = Training(drawings=True, videos=False, min_images=1, max_images=5)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from snugvl.checkpoint.training import training_of
 from snugvl.cli import options, records, session, sources, values
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.stderr import say
@@ -167,7 +166,7 @@ def _compare(
     max_tokens, reference_pixels, passes = numbers
     variants = variants_of(base, **axes)
     questions = [Question(task, text, check_names(objects), max_tokens or 0) for task, text, objects in asked]
-    choice = ModelChoice(base.model, pocket=training_of(base.model).drawings)
+    choice = ModelChoice(base.model, pocket=session.of_drawings(base.model))
     items, failed = _items(choice, names, questions)
     if not result.quiet:
         session.tell(choice)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snugvl.checkpoint.training import training_of
 from snugvl.cli import options, session, sources, values
 from snugvl.cli.options import ModelChoice
 from snugvl.cli.stderr import say, several
@@ -101,7 +100,7 @@ def quantize(
         raise typer.BadParameter(f"--group is 32, 64 or 128, not {group}")
     load = replace(load, model=model, max_pixels=load.max_pixels or MAX_PIXELS)
     if weights is None:
-        given = _given(ModelChoice(model, pocket=training_of(model).drawings), with_ or [])
+        given = _given(ModelChoice(model, pocket=session.of_drawings(model)), with_ or [])
         mean = DEFAULT_BITS if bits is None else bits
         job: Callable[..., Job | CopyJob] = partial(
             _rounding, load, out, given, bits=mean, group=group, form=form

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from snugvl.checkpoint.training import read_training, training_of
 from snugvl.cli import pdf, pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
 from snugvl.cli.sources import STDIN, as_video
 from snugvl.cli.stderr import say
 from snugvl.cli.task import Job
 from snugvl.core.options import LoadOptions
+from snugvl.core.training import read_training
 from snugvl.errors import EngineUnavailable, ImageError
 
 if TYPE_CHECKING:
@@ -38,8 +38,15 @@ def resolve(choice: ModelChoice, task: str | None) -> ModelChoice:
         choice = _first_of(choice)
     elif choice.model is None:
         choice = _running(choice, task)
-    here = choice.server is None and choice.model is not None and training_of(choice.model).drawings
+    here = choice.server is None and choice.model is not None and of_drawings(choice.model)
     return replace(choice, pocket=True) if here else choice
+
+
+def of_drawings(model: str) -> bool:
+    """Whether a model of this machine learned drawings alone, as pocket and its copies did."""
+    from snugvl.checkpoint.training import training_of  # with readers of files, which --help needs not
+
+    return training_of(model).drawings
 
 
 def tell(choice: ModelChoice) -> None:

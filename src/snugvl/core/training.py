@@ -1,6 +1,8 @@
-"""What a checkpoint says that it was trained on."""
+"""Limits of what a checkpoint was trained on, as itself or a server says them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +20,15 @@ class Training:
     videos: bool = True
     min_images: int = 0
     max_images: int | None = None
+
+
+def read_training(value: object) -> Training:
+    """Limits as a checkpoint, or a server's `/v1/models`, writes them; what is no limit counts as none."""
+    said: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    least, most = said.get("min_images"), said.get("max_images")
+    return Training(
+        drawings=said.get("drawings") is True,
+        videos=said.get("videos") is not False,
+        min_images=least if type(least) is int and least >= 0 else 0,
+        max_images=most if type(most) is int and most >= 1 else None,
+    )
