@@ -11,7 +11,7 @@ from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import DEFAULT_URL, Address, address_of, answered, sdk_options
 from snugvl.core.messages import Delta
-from snugvl.core.sampling import SamplingParams, chosen
+from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Health
 from snugvl.inputs.given import ImageSource, VisualSource
 from snugvl.inputs.talk import Spoken
@@ -23,7 +23,7 @@ from snugvl.tasks.surface import Tasks, documented_as, unknown
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(calls.Requester):
     """`snugvl.Client` for an event loop: the same methods as coroutines, the same arguments and exceptions.
 
         async with snugvl.AsyncClient() as client:
@@ -41,8 +41,7 @@ class AsyncClient:
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        self._address = address_of(base_url)
-        self._model = model
+        super().__init__(address_of(base_url), model)
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultAsyncHttpxClient(
             timeout=options["timeout"],
@@ -220,20 +219,6 @@ class AsyncClient:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(unknown(type(self).__name__, name))
-
-    def _options(
-        self,
-        sampling: SamplingParams | None,
-        max_tokens: int | None,
-        temperature: float | None,
-        max_pixels: int | None = None,
-        system: str | None = None,
-    ) -> calls.Options:
-        return calls.Options(self._model, chosen(sampling, max_tokens, temperature), max_pixels, system)
-
-    def __repr__(self) -> str:
-        model = f", {self._model}" if self._model else ""
-        return f"<snugvl.AsyncClient {self._address.root}{model}>"
 
     def _once(self) -> openai.AsyncOpenAI:
         return self.openai.with_options(max_retries=0)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from snugvl.client import answers
+from snugvl.client.connection import Address
 from snugvl.client.pictures import is_shown_as_video, url_of
 from snugvl.core.messages import Delta, Part, Picture, Text, Video
-from snugvl.core.sampling import SamplingParams
+from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.errors import RequestError
 from snugvl.inputs.given import ImageSource, VisualSource, several
 from snugvl.inputs.talk import Spoken, Turn, Unseen, turns
@@ -54,6 +55,28 @@ class Options:
             raise RequestError(f"a task gives one result: n must be 1, not {sampling.n}", field="n")
         named = {"model": self.model, "max_pixels": self.max_pixels}
         return {key: value for key, value in named.items() if value is not None} | _chosen(sampling)
+
+
+class Requester:
+    """The server that requests go to, and the model that they name: of both clients."""
+
+    def __init__(self, address: Address, model: str | None) -> None:
+        self._address = address
+        self._model = model
+
+    def _options(
+        self,
+        sampling: SamplingParams | None,
+        max_tokens: int | None,
+        temperature: float | None,
+        max_pixels: int | None = None,
+        system: str | None = None,
+    ) -> Options:
+        return Options(self._model, chosen(sampling, max_tokens, temperature), max_pixels, system)
+
+    def __repr__(self) -> str:
+        model = f", {self._model}" if self._model else ""
+        return f"<snugvl.{type(self).__name__} {self._address.root}{model}>"
 
 
 def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Caption]:

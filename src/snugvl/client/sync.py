@@ -16,7 +16,7 @@ from snugvl.client.connection import (
     sdk_options,
 )
 from snugvl.core.messages import Delta
-from snugvl.core.sampling import SamplingParams, chosen
+from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Health
 from snugvl.inputs.given import ImageSource, VisualSource
 from snugvl.inputs.talk import Spoken
@@ -28,7 +28,7 @@ from snugvl.tasks.surface import Tasks
 T = TypeVar("T")
 
 
-class Client(Tasks):
+class Client(calls.Requester, Tasks):
     """A server of snugvl, or of several behind one address.
 
     Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
@@ -63,8 +63,7 @@ class Client(Tasks):
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        self._address = address_of(base_url)
-        self._model = model
+        super().__init__(address_of(base_url), model)
         self._sockets = Sockets()
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultHttpxClient(
@@ -225,20 +224,6 @@ class Client(Tasks):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _options(
-        self,
-        sampling: SamplingParams | None,
-        max_tokens: int | None,
-        temperature: float | None,
-        max_pixels: int | None = None,
-        system: str | None = None,
-    ) -> calls.Options:
-        return calls.Options(self._model, chosen(sampling, max_tokens, temperature), max_pixels, system)
-
-    def __repr__(self) -> str:
-        model = f", {self._model}" if self._model else ""
-        return f"<snugvl.Client {self._address.root}{model}>"
 
     def _once(self) -> openai.OpenAI:
         return self.openai.with_options(max_retries=0)

@@ -126,13 +126,26 @@ class Conversation(_Remembers[M]):
         return ConversationStream(deltas, lambda answer: self._remember(mine, answer))
 
 
-class ConversationStream:
+class _Heard:
+    """The pieces of an answer, which becomes part of a conversation once, unless it ended in an error."""
+
+    def __init__(self, remember: Callable[[str], None]) -> None:
+        self._remember = remember
+        self._pieces: list[str] = []
+        self._open = True
+
+    def _end(self) -> None:
+        if self._open and self._pieces:
+            self._open = False
+            self._remember("".join(self._pieces))
+
+
+class ConversationStream(_Heard):
     """An answer as it comes; when it has ended, or is closed, it is part of the conversation."""
 
     def __init__(self, deltas: Deltas, remember: Callable[[str], None]) -> None:
-        self._deltas, self._remember = deltas, remember
-        self._pieces: list[str] = []
-        self._open = True
+        super().__init__(remember)
+        self._deltas = deltas
 
     def __iter__(self) -> Iterator[Delta]:
         try:
@@ -147,9 +160,7 @@ class ConversationStream:
     def close(self) -> None:
         """Stop. Safe to call twice."""
         self._deltas.close()
-        if self._open and self._pieces:
-            self._open = False
-            self._remember("".join(self._pieces))
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -207,13 +218,12 @@ class AsyncConversation(_Remembers[M]):
         return AsyncConversationStream(deltas, lambda answer: self._remember(mine, answer))
 
 
-class AsyncConversationStream:
+class AsyncConversationStream(_Heard):
     """An answer as it comes, in an event loop; see `ConversationStream`."""
 
     def __init__(self, deltas: AsyncDeltas, remember: Callable[[str], None]) -> None:
-        self._deltas, self._remember = deltas, remember
-        self._pieces: list[str] = []
-        self._open = True
+        super().__init__(remember)
+        self._deltas = deltas
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         try:
@@ -228,9 +238,7 @@ class AsyncConversationStream:
     async def close(self) -> None:
         """Stop. Safe to call twice."""
         await self._deltas.close()
-        if self._open and self._pieces:
-            self._open = False
-            self._remember("".join(self._pieces))
+        self._end()
 
     async def __aenter__(self) -> Self:
         return self
