@@ -6,7 +6,7 @@ from typing import Self, overload
 from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.errors import SnugvlError
-from snugvl.inputs.given import ImageSource, VisualSource, decode, see, several
+from snugvl.inputs.given import ImageSource, VisualSource, as_list, decode, see
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
 from snugvl.tasks import ask, caption, detect, scene
 from snugvl.tasks.conversation import Conversation
@@ -154,7 +154,7 @@ class Model(Tasks):
         check_question(images, question)
         said = chosen(sampling, max_tokens, temperature)
         request = ask.request(
-            [see(image) for image in several(images)],
+            [see(image) for image in as_list(images)],
             question,
             self.capabilities,
             sampling=said,

@@ -18,7 +18,7 @@ from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
-from snugvl.inputs.large_grammars import AT_ONCE_BYTES
+from snugvl.inputs.grammar import AT_ONCE_BYTES
 from snugvl.inputs.prompt import COUNTED_CONTEXTS
 from snugvl.inputs.trials import CPU_S, GRAMMAR_BYTES
 from snugvl.server import access, app, body, connection, errors, receiving, wishes

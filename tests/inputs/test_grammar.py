@@ -17,7 +17,7 @@ from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.engine.sampling.sampler import unpacked
 from snugvl.errors import QueueFull, RequestError
-from snugvl.inputs import grammar, large_grammars
+from snugvl.inputs import grammar
 from snugvl.inputs.constraints import grammar_text
 from snugvl.inputs.grammar import KEPT, SLICES, GrammarCompiler, _State
 from snugvl.inputs.tokenizer import Tokenizer
@@ -637,8 +637,8 @@ def test_a_large_grammar_is_shared_and_let_go_after_use(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back = threading.Event()
-    monkeypatch.setattr(large_grammars, "give_back_heap", given_back.set)
-    monkeypatch.setattr(large_grammars, "AT_ONCE_BYTES", 24 << 20)
+    monkeypatch.setattr(grammar, "give_back_heap", given_back.set)
+    monkeypatch.setattr(grammar, "AT_ONCE_BYTES", 24 << 20)
     monkeypatch.setattr(grammar, "AGAIN_S", 60.0)  # however long this machine takes, each may have its own
     monkeypatch.setattr(grammar, "GRAMMAR_BYTES", 24 << 20)
     compiler = compiler_of(backend)

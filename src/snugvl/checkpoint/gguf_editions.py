@@ -1,5 +1,5 @@
-"""What a GGUF of a model will be, before anybody has read its file: llama.cpp's Q4_K_M, in which nearly every
-model is published.
+"""Facts of a model's GGUF before its file is read: in llama.cpp's Q4_K_M, in which nearly every model is
+published.
 
 Its types follow from names and shapes alone: four bits, but six for the values and second products of every
 third layer and those at both ends, and for the head; norms in 32 bits, the vision tower in 16. The bytes are

@@ -28,7 +28,7 @@ def plain(name: str) -> str:
 
 
 def foreign(first: bytes) -> str | None:
-    """What a file is that should hold weights and begins so, as a clause with what to do; None for others."""
+    """Kind of a file that should hold weights and begins so, as a clause with what to do; None if unknown."""
     if not first:
         return "is empty; download it again"
     if first.startswith(b"version http"[: len(first)]):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options, values
+from snugvl.cli import options
 from snugvl.cli.stderr import printable, say
 from snugvl.cli.stdout import write
 from snugvl.core.options import LoadOptions, flag
@@ -44,13 +44,7 @@ ServeOptions = Annotated[
 ]
 Server = Annotated[
     str | None,
-    typer.Option(
-        "--server",
-        envvar="SNUGVL_SERVER",
-        metavar="URL",
-        callback=values.address,
-        help="Measure a running server of OpenAI's API instead of starting one.",
-    ),
+    options.server_option("Measure a running server of OpenAI's API instead of starting one."),
 ]
 Compare = Annotated[
     tuple[Path, Path] | None,

@@ -10,7 +10,7 @@ NUMBERS = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMB
 
 
 class _Read:
-    """What commands and groups of them share."""
+    """Summary of a command or a group, and its numbers in words."""
 
     help: str | None
     params: list[Any]

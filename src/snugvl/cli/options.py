@@ -61,16 +61,12 @@ Model = Annotated[
 ]
 
 
-Server = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        envvar="SNUGVL_SERVER",
-        metavar="URL",
-        callback=address,
-        help="Ask a running `snugvl serve` instead.",
-    ),
-]
+def server_option(text: str) -> Any:
+    """The option `--server`, whose help is `text`."""
+    return typer.Option("--server", envvar="SNUGVL_SERVER", metavar="URL", callback=address, help=text)
+
+
+Server = Annotated[str | None, server_option("Ask a running `snugvl serve` instead.")]
 ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),

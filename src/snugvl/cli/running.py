@@ -94,7 +94,7 @@ def running() -> list[Running]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answers to a small question: its status and JSON. No status: nothing came at once."""
+    """A server's answer to a small question: its status and JSON. No status: nothing came at once."""
 
     status: int | None = None
     body: Any = None
@@ -141,7 +141,7 @@ def ready(server: Running, task: str | None, api_key: str | None) -> tuple[dict[
 
 
 def explained(error: SnugvlError) -> str:
-    """What is wrong with a server, in words for who typed a command: with the option that mends it."""
+    """A server's error in words for who typed a command: with the option that mends it."""
     if isinstance(error, Unauthorized):
         return f"{error}; say it with {HOW}"
     there = running() if isinstance(error, EngineUnavailable) and "no server answers at" in str(error) else []

@@ -45,7 +45,7 @@ def say(message: str) -> None:
 
 
 def named(message: str, names: Sequence[str]) -> str:
-    """What a server says of a picture or video, with the name of the file: it knows none.
+    """A server's message about a picture or video, with the name of the file, which it doesn't know.
 
     Args:
         names: of the files that were sent, in their order.
@@ -57,7 +57,7 @@ def named(message: str, names: Sequence[str]) -> str:
 
 @contextmanager
 def about(names: Sequence[str]) -> Iterator[None]:
-    """What is warned of in this thread meanwhile is about these files."""
+    """Put the names of these files into warnings of this thread, inside the `with`."""
     before = _shown.set(names)
     try:
         yield

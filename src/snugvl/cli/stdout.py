@@ -25,5 +25,5 @@ def show(text: str, hang: int = 0) -> None:
 
 
 def flow() -> Wrap:
-    """What a text that comes in pieces goes through on its way to standard output."""
+    """A `Wrap` for a text that goes to standard output in pieces."""
     return Wrap(columns(sys.stdout))

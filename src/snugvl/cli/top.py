@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options, running, top_view, values
+from snugvl.cli import options, running, top_view
 from snugvl.cli.stdout import write
 from snugvl.cli.top_view import Pace, View
 from snugvl.errors import EngineError
@@ -29,12 +29,8 @@ SPEED_OVER_S = 3.0  # tokens/s is a mean over this long, or a number that nobody
 def top(
     server: Annotated[
         str | None,
-        typer.Option(
-            "--server",
-            envvar="SNUGVL_SERVER",
-            metavar="URL",
-            callback=values.address,
-            help=f"Which server. Without: the one of yours that runs here, else {DEFAULT_SERVER}.",
+        options.server_option(
+            f"Which server. Without: the one of yours that runs here, else {DEFAULT_SERVER}."
         ),
     ] = None,
     api_key: options.ApiKey = None,

@@ -65,7 +65,7 @@ def downloaded_models(incomplete: str) -> list[str]:
 
 
 def known_models(incomplete: str) -> list[str]:
-    """The same with those of the catalogue, which can be planned and downloaded."""
+    """Names of models on this machine and in the catalogue that begin so, for the shell."""
     from snugvl.checkpoint.catalogue import entries
 
     known = dict.fromkeys(form.repo for entry in entries() for form in entry.forms)

@@ -10,7 +10,7 @@ from snugvl.client.pictures import is_shown_as_video, url_of
 from snugvl.core.messages import Delta, Part, Picture, Text, Video
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.errors import RequestError
-from snugvl.inputs.given import ImageSource, VisualSource, several
+from snugvl.inputs.given import ImageSource, VisualSource, as_list
 from snugvl.inputs.talk import Spoken, Turn, Unseen, turns
 from snugvl.tasks.detect import check_names
 from snugvl.tasks.prompts import CAPTION, Detail
@@ -90,7 +90,7 @@ def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Capti
 def ask(images: VisualSource | Sequence[VisualSource], question: str, options: Options) -> Call[Answer]:
     """`/v1/vision/ask`."""
     check_question(images, question)
-    shown = several(images)
+    shown = as_list(images)
     urls = [url_of(image) for image in shown]
     if not urls:
         raise RequestError("a question needs at least one image; `chat` works without", field="images")

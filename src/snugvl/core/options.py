@@ -22,7 +22,7 @@ BackendName = Literal["auto", "native", "transformers", "vllm", "llamacpp"]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
 ThinkingName = Literal["auto", "on", "off"]
 
-DEVICE: Final = re.compile(r"auto|cpu|cuda(?::(?P<index>\d{1,4}))?", re.ASCII)
+DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,4})?", re.ASCII)
 
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""

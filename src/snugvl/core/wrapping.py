@@ -50,13 +50,13 @@ class Wrap:
         self._word = ""  # letters of a word that may go on
 
     def feed(self, text: str) -> str:
-        """What can be printed, now that `text` has come too; the last word waits for its end."""
+        """Take `text`, and return all that can be printed now; the last word waits for its end."""
         if self._width is None:
             return text
         return "".join(map(self._put, _PIECES.findall(text)))
 
     def end(self) -> str:
-        """What still waits."""
+        """Return the word that still waits."""
         return self._put_word()
 
     def _put(self, piece: str) -> str:

@@ -1,4 +1,4 @@
-"""What people give as a picture: a file in any form, a Pillow image, an array. All else is refused by name.
+"""Pictures as people give them: a file in any form, a Pillow image, an array. All else is refused by name.
 
 Arrays are told by what they have, not by their library: neither torch nor numpy is imported for a path.
 """
@@ -101,7 +101,7 @@ def see(source: VisualSource) -> Image.Image | Video:
 
 
 def look(source: VisualSource, what: str = "the image") -> Picture | Video:
-    """The same with the file that it was decoded from, where it was one."""
+    """The image as `see` gives it, with the file that it was decoded from, where it was one."""
     given = taken(source, what)
     if isinstance(given, Video):
         return given
@@ -146,7 +146,7 @@ def _upright(image: Image.Image) -> Image.Image:
         raise ImageError(f"the image can't be decoded ({error}); open it again, and leave it open") from None
 
 
-def several(images: VisualSource | list[T] | tuple[T, ...] | object) -> list[Any]:
+def as_list(images: VisualSource | list[T] | tuple[T, ...] | object) -> list[Any]:
     """One image or several, as a list."""
     return list(images) if isinstance(images, list | tuple) else [images]
 

@@ -10,26 +10,27 @@ recurses, and a stack that overflows takes the process along); then it is tried 
 
 import time
 import weakref
+from _thread import start_new_thread
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy as shallow
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from threading import Lock
-from typing import Final, Self
+from typing import Final, Generic, Self, TypeVar
 
 import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+from snugvl.core.heap import give_back_heap
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.engine.sampling.grammar import GrammarState, Openings, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
-from snugvl.errors import ENDINGS
+from snugvl.errors import ENDINGS, QueueFull
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.digits import MOST, Digits
-from snugvl.inputs.large_grammars import LargeGrammars
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
 from snugvl.inputs.trial import limits
@@ -47,6 +48,10 @@ _STRING: Final = r'[^"\\\x00-\x1F\x7F]'
 _LENGTHS: Final = (3, 6, 10, 15, 20, 30)
 SLICES: Final = [r"[\x20\x0A\x0D\x09]+", *(_STRING + f"{{1,{n}}}" for n in _LENGTHS), _STRING + "+"]
 Kept = tuple[str, str]  # kind and source
+AT_ONCE_BYTES: Final = 192 << 20  # of all grammars in use that are too large to be kept
+GONE_S: Final = 0.1  # from the end of one's last request until its memory is free for sure
+
+T = TypeVar("T")
 
 
 class GrammarCompiler:
@@ -387,3 +392,63 @@ class _State(GrammarState):
         if isinstance(error, ENDINGS):
             raise error
         self._panic = f"{type(error).__name__}: {one_line(str(error))}"
+
+
+class LargeGrammars(Generic[T]):
+    """Grammars that are too large to be kept: shared while they are in use, given back afterwards.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._found: weakref.WeakValueDictionary[tuple[str, str], T] = weakref.WeakValueDictionary()
+        self._bytes = 0
+        self._gone: deque[int] = deque()  # bytes; the garbage collector adds to it, in any thread, anywhere
+
+    @property
+    def bytes(self) -> int:
+        """Memory of those in use."""
+        with self._lock:
+            while self._gone:
+                self._bytes -= self._gone.popleft()
+            return self._bytes
+
+    def find(self, key: tuple[str, str]) -> T | None:
+        """The grammar of this kind and source, if it is in use."""
+        return self._found.get(key)
+
+    def made(self, key: tuple[str, str], size: int, make: Callable[[], T]) -> T:
+        """A new grammar of `size` bytes, which count until nobody has it any more.
+
+        Raises:
+            QueueFull: those in use leave no room for it.
+        """
+        used = self.bytes
+        with self._lock:
+            if used and self._bytes + size > AT_ONCE_BYTES:
+                raise QueueFull(
+                    f"grammars of running requests take {used >> 20} MiB, and this one {size >> 20}; "
+                    f"at most {AT_ONCE_BYTES >> 20} MiB are taken at once; try again shortly"
+                )
+            self._bytes += size
+        try:
+            compiled = make()
+        except BaseException:
+            self._gone.append(size)
+            raise
+        weakref.finalize(compiled, _let_go, self._gone, size).atexit = False
+        self._found[key] = compiled
+        return compiled
+
+
+def _let_go(gone: deque[int], size: int) -> None:
+    gone.append(size)
+    with suppress(RuntimeError):  # the interpreter ends
+        # Not a `threading.Thread`, which takes locks that the garbage collector may have come between.
+        start_new_thread(_give_back, ())
+
+
+def _give_back() -> None:
+    time.sleep(GONE_S)
+    give_back_heap()

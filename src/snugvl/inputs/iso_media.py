@@ -1,4 +1,4 @@
-"""What a file of ISO media (`ftyp`) is: MP4 and QuickTime films, HEIF and AVIF, still or moving.
+"""Kinds of ISO media files (`ftyp`): MP4 and QuickTime films, HEIF and AVIF, still or moving.
 
 They share a container. Brands say what a reader must know (ISO/IEC 23008-12, AVIF 1.1): the major one alone
 isn't enough, since encoders write "mif1" and "msf1" in its place. Whether there is a still picture in it is
@@ -20,7 +20,7 @@ _MOST_BOXES: Final = 256
 
 
 def kind_of(data: bytes) -> Kind | None:
-    """What the file is; None where it is no ISO media. A part of a file will do, for as far as it goes."""
+    """Kind of the file; None where it is no ISO media. A part of a file will do, for as far as it goes."""
     if data[4:8] != b"ftyp":
         return None
     end = min(int.from_bytes(data[:4]), 16 + 4 * _MOST_BRANDS)

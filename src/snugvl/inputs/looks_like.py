@@ -1,8 +1,7 @@
-"""What a file that is no readable picture looks like, and what to do about it, as the end of a sentence."""
+"""Kind of a file that is no readable picture, and what to do about it, as the end of a sentence."""
 
 from snugvl.inputs import iso_media
 
-# What a file that isn't a picture looks like, and what to do about it.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"%PDF", "a PDF; export the page as PNG first"),
     (b"%!PS", "a PostScript file; export it as PNG first"),
@@ -44,7 +43,7 @@ _ISO_MEDIA: dict[iso_media.Kind, str] = {
 
 
 def describe(data: bytes, *, quote: bool = True) -> str:
-    """What `data` looks like and what to do, as the end of a sentence: "a PDF; export …".
+    """Kind of `data` by its looks, and what to do, as the end of a sentence: "a PDF; export …".
 
     Without `quote`, not even the first bytes of unknown data are shown.
     """
@@ -75,7 +74,7 @@ def _container(data: bytes) -> str | None:
 
 
 def _text(data: bytes) -> str | None:
-    """What kind of text this is, or None when it isn't text."""
+    """Kind of text, and what to do; None when it isn't text."""
     head = data[:4096]
     # The last character may be cut in half: only that is forgiven.
     text = head.decode("utf-8", "ignore")

@@ -1,4 +1,4 @@
-"""What people say in a conversation, in the forms that they guess: words, pictures, replies, OpenAI's dicts.
+"""Turns of a conversation in the forms that people guess: words, pictures, replies, OpenAI's dicts.
 
     str, Path, image, array, dict of OpenAI's or transformers', Reply ─► Turn ─► Message   for a model here
                                                                               └► JSON      for a server
@@ -34,7 +34,7 @@ _LONGEST_NAME: Final = 4096
 
 @runtime_checkable
 class Said(Protocol):
-    """What a model has said: a `Reply`, `Caption` or `Answer`."""
+    """Something that a model has said: a `Reply`, `Caption` or `Answer`."""
 
     @property
     def text(self) -> str: ...
@@ -47,7 +47,7 @@ Spoken = Message | Said | str | Mapping[str, Any]
 """One turn of a conversation: a message, words of the user, an answer of the model, or OpenAI's dict."""
 
 Shown = Part | VisualSource
-"""What a message may hold: words, and pictures in every form that tasks take."""
+"""Content of a message: words, and pictures in every form that tasks take."""
 
 
 @dataclass(frozen=True, slots=True)

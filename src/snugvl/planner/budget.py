@@ -60,7 +60,7 @@ def host_margin_bytes(free_bytes: int) -> int:
 
 
 def programs_bytes(budget: Budget) -> int:
-    """What other programs hold of it and could give back: neither the driver's part nor the system's own."""
+    """Bytes that other programs hold and could give back: neither the driver's part nor the system's own."""
     gpu = budget.gpu
     if gpu is None:
         return max(0, budget.held_bytes - SYSTEM_BYTES)
@@ -133,7 +133,7 @@ def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
 
 
 def beside_bytes(machine: Machine) -> int:
-    """What weights beside a GPU may take of main memory."""
+    """Bytes of main memory that weights beside a GPU may take."""
     return max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
 
 

@@ -73,7 +73,7 @@ def _words(said: dict[str, Any]) -> list[str]:
 
 
 def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
-    """What to load the choice with, so that the same plan is made again: for a command, and for a saved plan.
+    """Options with which the choice is planned again as it is: for a command, and for a saved plan.
 
     What only `plan` can be asked for (a floor of quality, the least tokens of an image) becomes what the plan
     made of it.

@@ -9,7 +9,7 @@ from snugvl.planner.footprint.total import Device
 from snugvl.planner.settings import Engine
 
 Capability = tuple[int, int]
-"""Of a GPU, as CUDA counts them."""
+"""Compute capability of a GPU: major and minor number."""
 
 PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
 NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)

@@ -118,7 +118,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """What runs once one wish is left out.
+    """A choice that runs once one wish is left out.
 
     Attributes:
         without: the option that is left out, as it was typed.

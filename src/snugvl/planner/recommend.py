@@ -43,7 +43,7 @@ def _facts(repo: str) -> ModelFacts:
 
 
 def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
-    """What `snugvl plan` says: the solver's plan with what else would do.
+    """The plan that `snugvl plan` prints: the solver's, with what else would do.
 
     On a GPU that llama.cpp alone uses it is the plan of a GGUF, where one fits: of the model that was named,
     or the best of those that are known.
@@ -131,7 +131,7 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
 
 
 def awq(facts: ModelFacts) -> ModelFacts:
-    """The same model with its decoder in 4 bits: codes, scales and zero points of 128 inputs each."""
+    """Facts of a model's 4-bit edition: codes, scales and zero points of the decoder, of 128 inputs each."""
     tensors: list[TensorFact] = []
     for tensor in facts.tensors:
         if tensor.role not in ("linear", "expert") or not tensor.loaded or len(tensor.shape) < 2:

@@ -145,7 +145,7 @@ def why_not_fitting(fitter: Fitter) -> Rejection:
 
 
 def _remedy(fitter: Fitter, least: Fitted) -> str | None:
-    """What would fit, by one change that was tried: options, or memory that other programs hold."""
+    """Way to make it fit by one change that was tried: options, or memory that other programs hold."""
     lent, limit = programs_bytes(least.budget), fitter.wishes.memory_bytes
     for text, wishes in _changes(fitter, least):
         found = fitter.budgets

@@ -153,7 +153,7 @@ class RequestBody:
         self._whole = whole[:1]  # something, so that there is a body; its value is all that anybody asks for
 
     async def _unpacked(self, packed: bytes) -> bytes:
-        """What was sent with `Content-Encoding: gzip`. Every piece counts as if it had come so.
+        """A piece of a body with `Content-Encoding: gzip`, unpacked. It counts as if it had come so.
 
         Raises:
             HTTPException: it isn't gzip, or breaks off.

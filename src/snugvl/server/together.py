@@ -29,7 +29,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def fetch_all(
     wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]
 ) -> dict[str, M]:
-    """What all parts of one request refer to, fetched at once.
+    """Fetch everything that parts of one request refer to, at once.
 
     Args:
         wanted: parts by their path in the request.

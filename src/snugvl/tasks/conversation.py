@@ -26,7 +26,7 @@ class Deltas(Protocol):
 
 
 class AsyncDeltas(Protocol):
-    """The same for an event loop."""
+    """A stream of an answer's pieces, in an event loop; closing it stops the work."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 

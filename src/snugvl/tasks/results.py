@@ -24,7 +24,7 @@ class _Frozen(BaseModel):
 
 
 class _Said(_Frozen):
-    """What is text above all: printing it prints that."""
+    """A result that is text above all: printing it prints that."""
 
     text: str
 
@@ -51,7 +51,7 @@ class Reply(_Said):
 
 
 class Result(_Frozen):
-    """What every task's result has.
+    """A task's result.
 
     Attributes:
         truncated: whether the answer was cut at its token limit, or broke off; what was complete is here.
@@ -82,7 +82,7 @@ class SceneObject(_Frozen):
 
 
 class Scene(Result):
-    """What is in an image and how it hangs together.
+    """An analysis of an image: the things in it, and how they hang together.
 
     Attributes:
         summary: one sentence; `print(scene)` prints it.

@@ -274,7 +274,7 @@ class Tasks(ABC):
 
 
 def unknown(kind: str, name: str) -> str:
-    """What to say of an attribute that isn't there: with what to type instead, where it is known."""
+    """Error for an attribute that isn't there: with what to type instead, where it is known."""
     hint = f"; {_GUESSES[name]}" if name in _GUESSES else ""
     return f"{kind!r} object has no attribute {name!r}{hint}"
 

@@ -1,5 +1,5 @@
-"""What a model never learned, as its checkpoint says: of pocket, the built-in one, photographs, videos and
-talk about nothing that is seen.
+"""Warnings and refusals of what a model never learned, as its checkpoint says: of pocket, the built-in one,
+photographs, videos and talk about nothing that is seen.
 
 The command line refuses to show it such a picture; a server answers, as an API does, and warns.
 """

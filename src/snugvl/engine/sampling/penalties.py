@@ -1,4 +1,4 @@
-"""What moves scores by what was said before: bias, penalties, then runs of tokens that may not come again.
+"""Changes of scores by earlier tokens: bias, penalties, then runs of tokens that may not come again.
 
 How often each token was generated is kept on the device, a row of counts for each choice that asks, and all
 tokens in order where runs are looked for. So the next step's penalties know a token that the host has not

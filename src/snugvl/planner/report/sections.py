@@ -1,6 +1,7 @@
 """What a report says, as plain lines and rows; how it looks is up to the renderers."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -8,15 +9,14 @@ from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
 from snugvl.planner.capabilities import parts_of
-from snugvl.planner.commands import plain_command
+from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
-from snugvl.planner.report.next_steps import Step, next_steps
-from snugvl.planner.report.why_not import why_not
-from snugvl.planner.settings import ENGINE_NAMES, Settings
+from snugvl.planner.settings import ENGINE_NAMES, Engine, Settings
+from snugvl.planner.shortfall import way_out
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
 from snugvl.planner.wishes import Wishes
@@ -35,6 +35,7 @@ ENGINE_FACTS = {
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
 QUICK_PIXELS: Final = 512 * 512
 LOWER: Final = "its published scores are lower"
+NAMED: Final = 3  # of many models that are refused alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ class Row:
     kind: Kind
     note: str = ""
     measured_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Commands, in a shell's words, and a remark in people's, which is no part of them."""
+
+    remark: str
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +78,12 @@ class Report:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What to type, of all steps."""
+        """Commands of all steps."""
         return tuple(command for step in self.steps for command in step.commands)
 
     @property
     def memory(self) -> str:
-        """What is taken, or would be, of what may be used."""
+        """Memory that is taken, or would be, of all that may be used, in a line."""
         used, usable = format_size(self.used_bytes), format_size(self.usable_bytes)
         return (
             f"Memory: {used} of {usable} that may be used"
@@ -338,7 +347,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
 
 
 def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
-    """Of a GGUF that nobody named: what it is of, what it needs, and what runs without it."""
+    """Notes on a GGUF that nobody named: its model, what it needs, and what runs without it."""
     facts, gpu = choice.option.model.facts, choice.budget.gpu
     if facts.gguf is None or facts.source != "catalogue":
         return []
@@ -397,3 +406,118 @@ def _would_stream(rival: Choice) -> str:
         f"{rival.settings.weights_name} with a context of {rival.settings.context:,} tokens{images}; "
         f"{_crossing(rival)}."
     )
+
+
+def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
+    """Commands of a plan, the best first, with remarks. `pull`: the model's files aren't here yet."""
+    choice = plan.choice
+    if choice is None:
+        if plan.cure is not None:
+            title = f"Without {plan.cure.without} it fits"
+            yield from _run(plan.cure.choice, plan.cure.wishes, machine, title)
+        elif plan.closest is None and plan.instead is not None:
+            yield _to_be_found(plan.instead)
+        elif plan.closest is not None:
+            yield Step(f"Way out: {way_out(plan, plan.budget)}.")
+        return
+    if choice.option.offload and plan.instead is not None:
+        other = plan.instead
+        whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole{_rate(other)}"
+        yield from _run(other, plan.others, machine, whole)
+        rate = choice.speed.decode_tokens_per_s
+        slow = f", at about {rate:,.1f} tokens/s" if rate else ""
+        title = f"{choice.option.model.name}, as asked{slow}"
+        again = other.option.model.name == choice.option.model.name  # in another format: it is here by then
+        yield from _run(choice, plan.wishes, machine, title, pull=pull and not again)
+        return
+    if plan.instead is not None:
+        yield _to_be_found(plan.instead)
+    yield from _run(choice, plan.wishes, machine, pull=pull)
+    if plan.beside is not None:
+        beside = plan.beside
+        rate = beside.speed.decode_tokens_per_s
+        fast = f", at up to {rate:,.0f} tokens/s" if rate else ""
+        where = f"Without llama.cpp {beside.option.model.name} runs on the processor{fast}"
+        yield from _run(beside, plan.wishes, machine, where)
+
+
+def _to_be_found(choice: Choice) -> Step:
+    """Step towards a GGUF of which no name is known."""
+    rate = choice.speed.decode_tokens_per_s
+    fast = f", at about {rate:,.0f} tokens/s" if rate else ""
+    return Step(
+        f"On the GPU {choice.option.model.name} runs, by llama.cpp{fast}: look on the Hub for one that has "
+        "its mmproj beside it, and plan it by its name, OWNER/NAME:Q4_K_M."
+    )
+
+
+def _rate(choice: Choice) -> str:
+    speed = choice.speed.decode_tokens_per_s
+    return f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
+
+
+def _run(
+    choice: Choice, wishes: Wishes, machine: Machine, title: str = "", *, pull: bool = True
+) -> Iterator[Step]:
+    """To fetch a model, where it isn't here, and to run it."""
+    facts = choice.option.model.facts
+    command = next_command(choice, wishes)
+    if not pull or facts.source in ("folder", "file"):
+        yield Step(f"{title}:" if title else "", (command,))
+        return
+    room = f"{format_size(machine.disk_free_bytes)} free on this disk"
+    if machine.source != "probed":
+        room = "that much disk is needed"
+    elif machine.disk_free_bytes < facts.download_bytes:
+        room = f"only {room}: make room, or set HF_HOME to another disk"
+    size = f"{format_size(facts.download_bytes)} to download; {room}"
+    title = f"{title} ({size}):" if title else f"{size}:"
+    yield Step(title, (f"snugvl pull {shlex.quote(facts.name)}", command))
+
+
+def why_not(plan: Plan) -> list[str]:
+    """Why not more, or why not at all: a line for each reason, those first that a person can act on."""
+    return [*_slower(plan), *_rejected(plan), *_refused(plan)]
+
+
+def _slower(plan: Plan) -> Iterator[str]:
+    """Better models, which people would miss: they fit."""
+    for choice in plan.slower:
+        name = choice.option.model.name
+        yield (
+            f"{name} in {choice.settings.weights_name} fits, too, and is better by its published scores, but "
+            f"slower: {speed_text(choice.speed)}; snugvl plan {name} says more"
+        )
+
+
+def _rejected(plan: Plan) -> Iterator[str]:
+    found: dict[str, list[str]] = {}  # models of one shape are refused alike
+    for rejection in plan.rejections:
+        why = f"{rejection.blame} alone would take {format_size(rejection.blame_bytes)}"
+        line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
+        line = f"{line}; {rejection.remedy}" if rejection.remedy else line
+        found.setdefault(line.removeprefix(rejection.model), []).append(rejection.model)
+    for line, models in found.items():
+        yield f"{', '.join(filter(None, models))}{line}"
+
+
+def _refused(plan: Plan) -> Iterator[str]:
+    """Engines that can't be had; of the chosen model `Report.engines` says it, and that llama.cpp wants a
+    GGUF is said where nothing runs."""
+    chosen = plan.choice
+    reasons: dict[tuple[str, tuple[str, ...]], list[Engine]] = {}
+    by_engine: dict[tuple[Engine, str], list[str]] = {}
+    for name, refusal in plan.refusals:
+        left_out = chosen is not None and (name == chosen.option.model.name or refusal.engine == "llamacpp")
+        if not left_out and not (chosen is not None and chosen.option.engine == "llamacpp"):
+            by_engine.setdefault((refusal.engine, refusal.reason), []).append(name)
+    for (engine, reason), names in by_engine.items():
+        reasons.setdefault((reason, tuple(names)), []).append(engine)
+    for (reason, those), engines in sorted(reasons.items(), key=lambda each: "GGUF" in each[0][0]):
+        yield f"{_listed(those)} with {' or '.join(ENGINE_NAMES[each] for each in engines)}: {reason}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more models"

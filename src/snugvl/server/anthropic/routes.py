@@ -38,7 +38,7 @@ class TextOut(BaseModel):
 
 
 class ThinkingOut(BaseModel):
-    """What the model thought. The signature says nothing: clients send the block back as it is."""
+    """The model's reasoning. The signature says nothing: clients send the block back as it is."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str

@@ -79,7 +79,7 @@ class ToolUseBlock(Part):
 
 
 class ThinkingBlock(Part):
-    """What the model thought before it answered; the chat template shows it to the model or doesn't."""
+    """The model's reasoning before its answer; the chat template shows it to the model or doesn't."""
 
     type: Literal["thinking"]
     thinking: str = ""

@@ -200,5 +200,5 @@ def _filter(processor: _Processor, pid: int) -> Iterator[bytes]:
 
 
 def _instruction(code: int, value: int, *, skip_if: int = 0, skip_else: int = 0) -> bytes:
-    """Of the kernel's struct sock_filter; a comparison skips so many instructions."""
+    """One instruction, as the kernel's struct sock_filter; a comparison skips so many of them."""
     return struct.pack("=HBBI", code, skip_if, skip_else, value)

@@ -77,7 +77,7 @@ def pictures(
 
 
 def notes(header: dict[str, Any]) -> list[str]:
-    """What of a file wasn't looked at. Longer than ours is nothing that a decoder says."""
+    """Notes on parts of a file that weren't looked at, each as long as ours at most."""
     found = header.get("notes", [])
     if not isinstance(found, list) or len(found) > 1 or not all(isinstance(note, str) for note in found):
         raise BrokenMessage("no notes")

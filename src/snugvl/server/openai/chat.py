@@ -225,7 +225,7 @@ def _choice(form: AnswerFormat, index: int, choice: Finished) -> dict[str, Any]:
 
 
 def reasoning_of(text: str) -> dict[str, str]:
-    """What the model thought, under the names that DeepSeek gave it and that vLLM and OpenRouter do."""
+    """The model's reasoning, under the names that DeepSeek gave it and that vLLM and OpenRouter do."""
     return {"reasoning_content": text, "reasoning": text}
 
 

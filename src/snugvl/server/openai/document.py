@@ -222,21 +222,21 @@ class IncompleteDetails(_Closed):
 
 
 class Reasoning(_Closed):
-    """What was asked of the reasoning; there are no summaries, as items have all of it."""
+    """The reasoning that was asked for; there are no summaries, as items have all of it."""
 
     effort: Effort | None
     summary: None
 
 
 class ReasoningText(_Closed):
-    """What the model thought."""
+    """A piece of the model's reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
 class ResponseReasoning(_Closed):
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
     id: str
     type: Literal["reasoning"]

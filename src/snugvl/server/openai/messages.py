@@ -158,7 +158,7 @@ class AssistantMessage(RequestPart):
 
     @property
     def thought(self) -> str:
-        """What the model thought before it answered so, if that is here as text."""
+        """The model's reasoning before this answer; empty where it is not here as text."""
         return next((text for text in (self.reasoning_content, self.reasoning) if isinstance(text, str)), "")
 
 

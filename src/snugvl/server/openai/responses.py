@@ -174,7 +174,7 @@ def output_of(
 
 
 def reasoning_item(item_id: str, text: str) -> dict[str, Any]:
-    """What the model thought, complete."""
+    """The model's whole reasoning, as an item of the output."""
     return {
         "id": item_id,
         "type": "reasoning",

@@ -97,7 +97,7 @@ class WrittenMessage(RequestPart):
 
 
 class ReasoningItem(RequestPart):
-    """What the model thought before it answered; the chat template shows it to the model or doesn't."""
+    """The model's reasoning before its answer; the chat template shows it to the model or doesn't."""
 
     type: Literal["reasoning"]
     content: Any = None
