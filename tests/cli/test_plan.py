@@ -48,8 +48,13 @@ def test_what_does_not_fit_is_exit_code_5(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "deep" / "plan.svg"
-    assert run(["plan", MODEL, *CARD, "--svg", str(path)]) == 0
+    saved = tmp_path / "plan.json"
+    assert run(["plan", MODEL, *CARD, "--svg", str(path), "--save", str(saved)]) == 0
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    assert capsys.readouterr().err.splitlines() == [
+        f"snugvl: the plan is drawn in {path}",
+        f"snugvl: the plan is in {saved}; run it with: snugvl serve --plan {saved}",
+    ]
 
 
 @pytest.mark.parametrize(
