@@ -91,6 +91,27 @@ def test_pocket_analyses_a_sample(url: str, open_page: OpenPage) -> None:
     expect(page.locator("#scene-result")).to_contain_text("1 × cat")
 
 
+@pytest.mark.parametrize("task", ["scene", "detect"])
+def test_a_result_that_breaks_off_is_said_in_words(
+    serve: Serve, open_page: OpenPage, shapes: Path, task: str
+) -> None:
+    page = open_page(serve(FakeService()))
+    choose(page, shapes)
+    tab(page, task.capitalize())
+    page.evaluate(
+        """(task) => {
+            const real = window.fetch;
+            const fail = (to) => to.error(new TypeError("network error"));
+            const broken = () => new ReadableStream({ pull: fail });
+            window.fetch = (path, ...options) =>
+                `${path}`.endsWith(task) ? Promise.resolve(new Response(broken())) : real(path, ...options);
+        }""",
+        task,
+    )
+    page.locator(f"#{task}-form button[type=submit]").click()
+    expect(page.locator(f"#{task}-form .error")).to_have_text("The server's answer broke off.")
+
+
 def test_an_answer_that_is_no_scene_is_said_to_be_none(
     serve: Serve, open_page: OpenPage, shapes: Path, problems: list[str]
 ) -> None:

@@ -108,9 +108,11 @@ function errorMessage(body) {
 /** What the server says of an answer beforehand: that the model never learned such pictures. */
 export const warningOf = (response) => response.headers.get("Snugvl-Warning") ?? "";
 
-/** The JSON of an answer. Throws as `call` does; Unreachable where the answer broke off or took too long. */
-export async function json(path, options = {}) {
-  const response = await call(path, options);
+/** The JSON of a request's answer. Throws as `call` and `bodyOf` do. */
+export const json = async (path, options = {}) => bodyOf(await call(path, options));
+
+/** The JSON of an answer; throws Unreachable where it broke off or took too long. */
+export async function bodyOf(response) {
   try {
     return await response.json();
   } catch (error) {

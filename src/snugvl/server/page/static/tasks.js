@@ -1,6 +1,6 @@
 // Caption, scene and detect: a typed result of each picture, or of the one that is shown.
 
-import { ServerError, Unreachable, call, events, warningOf } from "./api.js";
+import { ServerError, Unreachable, bodyOf, call, events, warningOf } from "./api.js";
 import { drawPaired, frameOf, listOf, summary } from "./boxes.js";
 import { byId, download, make, number, plural, say } from "./dom.js";
 import { cocoOf, pngOf } from "./export.js";
@@ -132,7 +132,7 @@ function scene(signal) {
   target.hidden = true;
   return each(target, signal, async (picture, place) => {
     const response = await post("scene", picture, motionOf(picture), signal);
-    const result = await response.json();
+    const result = await bodyOf(response);
     place.append(...sceneParts(result));
     target.hidden = false;
     return { usage: result.usage, warning: warningOf(response) };
@@ -169,7 +169,7 @@ async function detect(signal) {
   const several = stills().length > 1;
   const figures = await each(byId("detect-blocks"), signal, async (picture, place) => {
     const response = await post("detect", picture, fields, signal);
-    const result = await response.json();
+    const result = await bodyOf(response);
     const { node, items } = listOf(result);
     found.push({ picture, result, items });
     place.append(...(several ? [boxed(picture, result, items)] : []), node, ...saving(picture, result));
