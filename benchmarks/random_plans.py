@@ -9,10 +9,12 @@ Each case is a command line of `snugvl plan`, run through the real parser in thi
                  does `snugvl serve --plan` with the saved plan
     engine       no plan is made for a machine where its engine doesn't run
     more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits
-                 *and* less speed, never less speed for nothing, and never smaller images or a shorter context
-                 in the same format (but where layers come back from main memory, which was a last resort),
-                 nor a model of lower rank, unless several times as fast, or with larger images in a longer
-                 context and no slower: those are what the issue names, ranks aren't
+                 *and* less speed (of weights, where the cache has no more), never less speed for nothing, and
+                 never smaller images or a shorter context in the same format (but where layers come back from
+                 main memory, which was a last resort; or the vision tower, and the plan says what
+                 streaming it would make room for), nor a model of lower rank, unless several times as fast,
+                 or with no smaller images in a longer context and half as fast at least: those are what the
+                 issue names, ranks aren't
     text         no figure that nobody can act on, no line twice; commands stand alone on their lines
 
 The words here are this file's own: the solver's score isn't asked. Prints counts, and the first violations
@@ -79,6 +81,7 @@ NVIDIA: Final = (
 OTHERS: Final = ("rx-7900-xtx", "rx-7600", "rx-9070-xt", "arc-a770", "arc-b580", "mi300x")
 APPLE: Final = ("m1", "m2-max", "m3-ultra", "m4", "m4-max")
 BITS: Final = {"fp32": 16.0, "bf16": 16.0, "fp8": 8.5, "int8": 8.0, "int6": 6.0, "int5": 5.0, "int4": 4.0}
+CACHE_BITS: Final = {"fp8": 8.0, "q8_0": 8.5, "bf16": 16.0, "f16": 16.0, "fp32": 32.0}
 SLOWER: Final = 0.97  # what counts as less speed
 RESERVED: Final = "driver (reserved)"
 
@@ -513,9 +516,12 @@ def check_more(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[Vi
     if before is None:
         return
     for what, bigger in more_of(case, outcome, pick):
-        after = planned(bigger).choice
-        if after is None:
+        plan = planned(bigger).plan
+        after = plan.choice if plan else None
+        if plan is None or after is None:
             yield "more", f"{what}: no plan any more ({shlex.join(bigger.words)})"
+        elif _comes_back(before, after) and plan.streamed is not None:
+            continue
         elif after.option.model.name == before.option.model.name or case.model is not None:
             if worse := _worse(before, after):
                 yield "more", f"{what}: {worse} ({shlex.join(bigger.words)})"
@@ -543,12 +549,18 @@ def _far_quicker(before: Choice, after: Choice) -> bool:
 
 
 def _better_in_all(before: Choice, after: Choice) -> bool:
-    """Whether a smaller model has larger images and a longer context for each request, and is no slower: with
-    64 at once the larger one had 1,536 tokens and thumbnails where the smaller one has full HD."""
+    """Whether a model has no smaller images, a longer context for each request, and is half as fast at least:
+    with 64 at once the better one had 1,536 tokens and thumbnails where this one has full HD."""
     was, now = (each.speed.decode_tokens_per_s for each in (before, after))
-    slower = was is not None and now is not None and now < SLOWER * was
-    wider = after.tokens > before.tokens and after.settings.context > before.settings.context
+    slower = was is not None and now is not None and now < was / 2
+    wider = after.tokens >= before.tokens and after.settings.context > before.settings.context
     return wider and not slower
+
+
+def _comes_back(before: Choice, after: Choice) -> bool:
+    """Whether pictures no longer wait for the vision tower to cross PCI Express, in the same format."""
+    same = before.settings.weights_name == after.settings.weights_name
+    return same and (before.settings.vision, after.settings.vision) == ("streamed", "gpu")
 
 
 def _worse(before: Choice, after: Choice) -> str:
@@ -558,7 +570,8 @@ def _worse(before: Choice, after: Choice) -> str:
     was, now = (speed(each, context) for each in (before, after))
     slower = was is not None and now is not None and now < SLOWER * was
     gained = any(after_ > before_ for before_, after_ in zip(gains(before), gains(after), strict=True))
-    if slower and (more < bits or (more == bits and not gained)):
+    finer_cache = CACHE_BITS[after.settings.kv_name] > CACHE_BITS[before.settings.kv_name]
+    if slower and ((more < bits and not finer_cache) or (more == bits and not gained)):
         return f"{more:g} bits at {now:.1f} tokens/s instead of {bits:g} at {was:.1f}"
     back = before.option.offload and not after.option.offload  # from the last resort, many times slower
     more_at_once = after.settings.concurrency > before.settings.concurrency  # transformers has one
@@ -574,9 +587,10 @@ def gains(choice: Choice) -> tuple[float, ...]:
     """What a person may have for less speed: a longer context, larger images, more requests at once, a finer
     cache or finer weights beside the layers', GPUs that stay free for something else."""
     settings = choice.settings
-    cache = {"fp8": 8.0, "q8_0": 8.5, "bf16": 16.0, "f16": 16.0, "fp32": 32.0}[settings.kv_name]
+    cache = CACHE_BITS[settings.kv_name]
     parts = [float(each) for each in (settings.head == "bf16", settings.vision_weights == "bf16")]
     parts.append(float(settings.vision != "cpu"))  # where a picture takes minutes
+    parts.append(float(settings.data_parallel))  # whole copies don't wait for one another at every layer
     return settings.context, choice.tokens, settings.sequences, cache, *parts, -settings.gpus
 
 

@@ -19,6 +19,7 @@ from snugvl.hardware.describe import describe
 from snugvl.hardware.gpus import known
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import beside_bytes, budgets
+from snugvl.planner.commands import next_command
 from snugvl.planner.footprint.vllm import experts_workspace
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan
@@ -336,6 +337,58 @@ def test_an_embedding_in_main_memory_is_promised_where_it_fits(
     assert (then.choice is not None) == promised
 
 
+def planned_words(words: str) -> Plan:
+    """The plan of a command line of `snugvl plan`."""
+    given = words.split()
+    named = not given[0].startswith("--")
+    pairs = tuple(zip(given[named::2], given[named + 1 :: 2], strict=True))
+    with random_plans.built():
+        found = random_plans.planned(random_plans.Case(given[0] if named else None, pairs, ())).plan
+    assert found is not None
+    return found
+
+
+def test_a_model_that_is_led_to_is_planned_the_same_by_its_name() -> None:
+    """Nobody is led to bitsandbytes, and who names a model may have it: the command names the format."""
+    words = "--gpu rtx-2080-ti --gpus 4 --ram 17GiB --task ask --backend transformers"
+    led = planned_words(words)
+    assert led.choice is not None
+    command = next_command(led.choice, led.wishes)
+    named = planned_words(f"{led.choice.option.model.name} {words}")
+    assert named.choice is not None
+    assert named.choice.settings.weights == "int4"
+    assert led.choice.settings.weights == "bf16"
+    assert "--weights bf16" in command
+
+
+def test_smaller_pictures_that_were_asked_for_are_no_reason_for_a_smaller_model() -> None:
+    """With --max-pixels no model has comfortable pictures but those whose pictures have a fixed size: 256 M
+    instead of 2 B."""
+    led = planned_words("--gpu rtx-2060 --held 4000MiB --max-pixels 1048576 --concurrency 4 --vram 7GiB")
+    assert led.choice is not None
+    assert led.choice.option.model.name == "Qwen/Qwen3.5-2B"
+
+
+def test_one_more_gpu_is_not_taken_for_what_fits_without() -> None:
+    """Where context and pictures were asked for, only requests at once grow; they take no third GPU, which
+    would share groups of layers at half the speed."""
+    words = "Qwen/Qwen3.5-4B --gpu rtx-4060 --gpus {} --context 32768 --max-pixels 4194304 --for batch"
+    for gpus in (2, 3):
+        found = planned_words(words.format(gpus) + " --concurrency 2").choice
+        assert found is not None
+        assert found.settings.tensor_parallel == 2
+
+
+def test_a_way_out_on_a_processor_promises_no_figure_where_a_gpu_may_take_it() -> None:
+    words = "Qwen/Qwen2.5-VL-3B-Instruct --gpu arc-b580 --held 951MiB --max-pixels {} --concurrency 64"
+    here = describe("arc-b580", held=951 * MIB)
+    notes = "\n".join(report(planned_words(words.format(4194304)), here).notes)
+    assert "may fit the GPU; see what becomes of it with --max-pixels 262144" in notes
+    after = planned_words(words.format(262144)).choice
+    assert after is not None
+    assert after.option.engine == "llamacpp"
+
+
 def test_a_smaller_model_is_no_loss_where_everything_else_is_better() -> None:
     """Of the check itself: with 64 at once a V100 of 16 GiB has an 8B with 1,536 tokens each, one of 34 GiB a
     3B with 12,288. A smaller model with no more of both is a loss still."""
@@ -344,8 +397,17 @@ def test_a_smaller_model_is_no_loss_where_everything_else_is_better() -> None:
     assert random_plans.rank(large) < random_plans.rank(small)
     assert random_plans._better_in_all(small, large)
     for worse in (
-        replace(large, tokens=small.tokens),
+        replace(large, tokens=small.tokens - 1),
         replace(large, settings=replace(large.settings, context=small.settings.context)),
         replace(large, speed=replace(large.speed, decode_tokens_per_s=1.0)),
     ):
         assert not random_plans._better_in_all(small, worse)
+
+
+def test_thumbnails_of_a_fixed_size_are_no_reason_for_a_lower_model() -> None:
+    """One more GiB gave gemma-3-4b, whose pictures all have 256 tokens, instead of Qwen3-VL-4B."""
+    words = "--gpu rx-7600 --os windows --held 951MiB --ram 128GiB --task ask --concurrency 16"
+    for more in ("", " --vram 9GiB"):
+        led = planned_words(words + more).choice
+        assert led is not None
+        assert led.option.model.name.startswith("Qwen/Qwen3-VL-4B-Instruct-GGUF")

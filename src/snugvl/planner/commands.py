@@ -79,10 +79,10 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
     made of it.
     """
     settings, facts = choice.settings, choice.option.model.facts
-    made = wishes.quality != "any" or wishes.min_image_tokens is not None
+    made = wishes.quality != "any" or wishes.min_image_tokens is not None or choice.pinned
     weights = wishes.weights or (settings.weights if made else None)
     one = len(choice.gpus) == 1 and choice.gpus[0].index
-    named = wishes.backend != "auto" or choice.option.engine != "native"
+    named = wishes.backend != "auto" or choice.option.engine != "native" or facts.gguf is not None
     counted = wishes.images != 1 and not wishes.language_only and facts.vision is not None
     return LoadOptions(
         facts.name,

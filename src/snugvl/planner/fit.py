@@ -88,18 +88,28 @@ class Fitter:
         return tier(self.option, fitted.settings, cpu=self.cpu)
 
     def _best_in(self, kv: KVFormat) -> Fitted | None:
-        """The highest goal that fits: as the chain is ordered, it is found by halving."""
-        low, high, best = 0, len(self.goals), None
+        """The highest goal that fits: as the chain is ordered, it is found by halving.
+
+        More GPUs than it takes are for what the goal doesn't say of comfort: requests in flight beside its
+        contexts.
+        """
+
+        def ways(goal: Goal) -> Iterator[Settings]:
+            bases = (self.base(goal, kv, spread) for spread in self._spreads())
+            return (base for base in bases if self.fits(self._needed(base, goal)))
+
+        low, high = 0, len(self.goals)
         while low < high:
             middle = (low + high) // 2
-            goal = self.goals[middle]
-            bases = (self.base(goal, kv, spread) for spread in self._spreads())
-            base = next((each for each in bases if self.fits(self._needed(each, goal))), None)
-            if base is None:
+            if next(ways(self.goals[middle]), None) is None:
                 high = middle
             else:
-                low, best = middle + 1, (base, goal)
-        return None if best is None else self._refined(*best)
+                low = middle + 1
+        if low == 0:
+            return None
+        goal = self.goals[low - 1]
+        fitting = [self._refined(base, goal) for base in ways(goal)]
+        return max(fitting, key=self.comfort)  # the first of equals
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -118,11 +128,17 @@ class Fitter:
         ]
         return within[-1] if within else self.goals[0]
 
-    def comfort(self, fitted: Fitted) -> Step:
-        """How far towards comfort it is."""
-        fixed = not scales(self.option.model)
-        reached = comfort(self.goal(fitted), self.wishes.good_for, fixed_tokens=fixed)
+    def comfort(self, fitted: Fitted, *, led: bool = False) -> Step:
+        """How far towards comfort it is.
+
+        Args:
+            led: nobody named the model: that all its pictures have few tokens is no reason to prefer it.
+        """
         most = COMFORT[self.wishes.good_for]
+        fixed = not led and not scales(self.option.model)
+        reached = comfort(self.goal(fitted), self.wishes.good_for, fixed_tokens=fixed)
+        if self.wishes.max_pixels is not None:  # no larger ones are wanted, of no model
+            reached = most[0], *reached[1:]
         if fitted.settings.gpus > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
             return *reached[:2], most[2], reached[3]
         return reached
@@ -243,7 +259,7 @@ class Fitter:
         most, lower, full = (
             comfort(each, self.wishes.good_for, fixed_tokens=False) for each in (goal, before, self.goals[-1])
         )
-        beyond = goal.step[:3] > most[:3] and goal is not self.goals[0]
+        beyond = goal.step[:3] > most[:3] and goal.step[:3] != self.goals[0].step[:3]
         kept = CHECKPOINTS if lower == full and goal is not self.goals[0] else 0
         if not beyond:
             return self._keeping(self._leanest(base), kept)

@@ -21,7 +21,14 @@ def subject_of(model: str, settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to run a model. `tokens` are those of the largest image; `gpus` name the GPUs it uses."""
+    """One way to run a model.
+
+    Attributes:
+        tokens: of the largest image.
+        gpus: the GPUs it uses.
+        pinned: whether its command names the format of its weights, as the model alone is planned otherwise:
+            who names a model may have formats that nobody is led to.
+    """
 
     option: Option
     settings: Settings
@@ -31,6 +38,7 @@ class Choice:
     speed: Speed
     score: Score
     gpus: tuple[Gpu, ...] = ()
+    pinned: bool = False
 
     @property
     def subject(self) -> str:

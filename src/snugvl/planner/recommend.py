@@ -15,7 +15,7 @@ from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import budgets
 from snugvl.planner.commands import load_options
 from snugvl.planner.generations import not_here
-from snugvl.planner.plan import Cure, Plan
+from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes, wishes_of
@@ -58,7 +58,7 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     editions = [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
     if not editions and named is not None and named.quantization is None:
         editions = [Candidate(q4_k_m(named, f"a GGUF of {named.name} in {FILE_TYPE}"))]
-    other = solve(editions, machine, wishes)
+    other = _as_served(solve(editions, machine, wishes), editions, machine)
     choice = other.choice
     if choice is None or (plan.choice is not None and (choice.option.offload or choice.budget.gpu is None)):
         return plan
@@ -71,15 +71,27 @@ def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) ->
     """The plan as the printed command makes it.
 
     A floor of image tokens is for `plan` alone: what comes of it, the command says as pixels and a context,
-    and the rest follows from these.
+    and the rest follows from these. A model that was led to is named by the command; where it would be
+    planned otherwise then, the command names the format, too.
     """
     choice = plan.choice
-    if choice is None or plan.wishes.min_image_tokens is None:
+    if choice is None or (plan.wishes.min_image_tokens is None and len(candidates) == 1):
         return plan
     chosen = [each for each in candidates if each.facts.name == choice.option.model.name]
+    served = _served(choice, plan.wishes, chosen, machine)
+    if plan.wishes.min_image_tokens is None:
+        same = served is None or served.settings == choice.settings
+        return plan if same else replace(plan, choice=replace(choice, pinned=True))
+    rival = plan.streamed and _served(plan.streamed, replace(plan.wishes, tower="streamed"), chosen, machine)
+    return plan if served is None else replace(plan, choice=served, budget=served.budget, streamed=rival)
+
+
+def _served(
+    choice: Choice, wishes: Wishes, candidates: Sequence[Candidate], machine: Machine
+) -> Choice | None:
+    """What the command of a choice plans on this machine."""
     sees = choice.option.model.facts.vision is not None
-    served = solve(chosen, machine, wishes_of(load_options(choice, plan.wishes), sees=sees))
-    return plan if served.choice is None else replace(plan, choice=served.choice, budget=served.budget)
+    return solve(candidates, machine, wishes_of(load_options(choice, wishes), sees=sees)).choice
 
 
 def _cure(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Cure | None:
@@ -114,8 +126,8 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     """The plan with what else would do: where layers stay in main memory, the best of the catalogue that fits
     whole; where a named model doesn't fit at all, another edition of it that does."""
     if plan.choice is not None and plan.choice.option.offload:
-        found = solve(catalogue_candidates(sees=plan.wishes.images > 0), machine, plan.others)
-        return replace(plan, instead=found.choice)
+        every = catalogue_candidates(sees=plan.wishes.images > 0)
+        return replace(plan, instead=_as_served(solve(every, machine, plan.others), every, machine).choice)
     if plan.choice is not None or plan.closest is None:
         return plan
     facts = plan.closest.option.model.facts

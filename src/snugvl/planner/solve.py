@@ -321,7 +321,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
     speed = roofline(option.model, settings, fitted.budget)
     score = (
         0 if option.offload else 1,
-        1 if led and comfort >= COMFORT[fitter.wishes.good_for] else 0,
+        1 if led and fitter.comfort(fitted, led=True) >= COMFORT[fitter.wishes.good_for] else 0,
         quality,
         1 if option.parts.vision == "gpu" else 0,
         *comfort,

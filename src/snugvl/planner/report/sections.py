@@ -312,11 +312,11 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
             "times slower; the margin keeps away from that."
         )
     if plan.choice is not None:
-        notes += _choice_notes(plan, plan.choice)
+        notes += _choice_notes(plan, plan.choice, machine)
     return notes
 
 
-def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
+def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     notes, settings, gguf = _llamacpp_notes(plan, choice), choice.settings, choice.option.model.facts.gguf
     if gguf is not None and gguf.unlike:
         notes.append(gguf.unlike)
@@ -332,7 +332,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         )
     if choice.budget.device.pinned_bytes is not None and plan.wishes.embedding == "auto":
         notes += _could_leave(choice, plan.wishes)
-    notes += _long_wait(choice, plan.wishes)
+    notes += _long_wait(choice, plan.wishes, machine)
     if plan.wishes.concurrency > settings.concurrency:
         notes.append(
             f"transformers answers one request after the other: of {plan.wishes.concurrency} at the same "
@@ -364,7 +364,7 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
     return notes
 
 
-def _long_wait(choice: Choice, wishes: Wishes) -> list[str]:
+def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:
     """What makes the wait for the first token of a large picture shorter, on a processor."""
     settings, model, waits = choice.settings, choice.option.model, choice.speed.first_token_s
     if not choice.budget.device.cpu or not settings.images or not scales(model):
@@ -375,9 +375,14 @@ def _long_wait(choice: Choice, wishes: Wishes) -> list[str]:
         return []
     quick = roofline(model, replace(settings, max_pixels=fewer), choice.budget).first_token_s
     assert quick is not None
+    wait = f"On a processor the answer about a picture of {megapixels(pixels)} begins after {waits:.0f} s at "
+    if machine.others:  # less may fit a GPU that llama.cpp alone uses
+        return [
+            f"{wait}the earliest. Smaller pictures are quicker, show less detail and may fit the GPU; see "
+            f"what becomes of it with --max-pixels {fewer}."
+        ]
     return [
-        f"On a processor the answer about a picture of {megapixels(pixels)} begins after {waits:.0f} s at "
-        "the earliest. Smaller pictures are quicker and show less detail: with --max-pixels "
+        f"{wait}the earliest. Smaller pictures are quicker and show less detail: with --max-pixels "
         f"{fewer} it begins after {quick:.0f} s at the earliest."
     ]
 
