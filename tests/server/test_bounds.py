@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import httpx
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
-from snugvl.server import connection
+from snugvl.server import connection, fields, together
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
@@ -266,3 +267,52 @@ def test_fields_of_an_object_are_counted(where: str, count: int) -> None:
     assert answer.status_code == (200 if count == 250 else 400)
     if count > 256:
         assert "fields; at most 256" in answer.json()["error"]["message"]
+
+
+def many_messages(path: str, count: int) -> dict[str, Any]:
+    """A body of the protocol that has this path, of more than `LARGE_BYTES`."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "a" * 200} for i in range(count)]
+    if path == "/v1/responses":
+        return {"input": turns}
+    return {"model": "pocket", "messages": turns} | ({} if path == "/api/chat" else {"max_tokens": 5})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_a_large_body_is_checked_beside_the_event_loop_and_worked_at_in_turns(path: str) -> None:
+    threads, turns, sleep = set[str](), [], asyncio.sleep
+    check = fields._check_names
+
+    def noted(values: dict[str, Any]) -> None:
+        if not {"role", "messages", "input"}.isdisjoint(values):
+            threads.add(threading.current_thread().name.partition("_")[0])
+        check(values)
+
+    async def counted(seconds: float, *more: Any) -> None:
+        turns.append(seconds)
+        await sleep(seconds)
+
+    body = many_messages(path, 501)
+    with live(FakeService()) as base, patch.object(fields, "_check_names", noted):
+        with patch.object(together.asyncio, "sleep", counted):
+            answer = httpx.post(base + path, json={**body, "nobody_knows": 1}, timeout=LONG_S)
+        assert answer.status_code == 200, answer.text
+        assert "nobody_knows" in answer.headers["Snugvl-Warning"], "the thread knows the request"
+        assert threads == {"snugvl-json"}
+        loops = 3 if path == "/v1/messages" else 2  # over all messages
+        assert turns.count(0) >= loops * (501 // together.TURN)
+        key = "input" if "input" in body else "messages"
+        wrong = {**body, key: [*body[key], {"role": "user", "content": 7}]}
+        large = httpx.post(base + path, json=wrong, timeout=LONG_S).json()
+        small = httpx.post(base + path, json={**body, key: wrong[key][-1:]}, timeout=LONG_S).json()
+        assert json.dumps(large["error"]).replace("[501]", "[0]") == json.dumps(small["error"])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_more_messages_than_the_context_has_tokens_never_reach_the_engine(path: str) -> None:
+    service = FakeService()
+    with live(service) as base:
+        answer = httpx.post(base + path, json=many_messages(path, 513), timeout=LONG_S)
+        assert answer.status_code == 400
+        assert "513 messages" in answer.text
+        assert "maximum context length is 512 tokens" in answer.text
+        assert not service.requests

@@ -1,16 +1,28 @@
 """Several things at once."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
 
+TURN: Final = 32  # messages that are worked at before other requests have their turn
 MAX_MEDIA: Final = 256  # pictures and videos of one request, in every protocol
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Picture | Video)
+
+
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items; the event loop's other work is done between every `TURN` of them.
+
+    What is done for each message of a conversation stands in such a loop: there may be thousands of them.
+    """
+    for index, item in enumerate(items, 1):
+        yield item
+        if index % TURN == 0:
+            await asyncio.sleep(0)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

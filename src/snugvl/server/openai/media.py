@@ -20,7 +20,7 @@ from starlette.types import Message, Receive
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
-from snugvl.server.body import MAX_FORM_FILES, Handler, JsonReader, JsonRoute, form_of
+from snugvl.server.body import MAX_FORM_FILES, Handler, JsonRoute, form_of, read_json
 from snugvl.server.intake.intake import Intake
 
 Detail = Literal["auto", "low", "high", "original"]
@@ -89,8 +89,6 @@ class MediaSource:
 NAMES = ("request", "payload_json")
 _KEY = "snugvl.attachments"
 
-_READER = JsonReader()
-
 
 def multipart_document(model: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra=` of a route: the form that it takes beside JSON."""
@@ -144,7 +142,7 @@ async def _unpack(request: Request) -> Request:
         )
     body = content.pop(given[0])
     unpacked = _json_request(request, body[:1], content)
-    await _READER.read(body, unpacked.scope)  # as `receiving.py` does with other requests
+    await read_json(body, unpacked.scope)  # as `receiving.py` does with other requests
     return unpacked
 
 

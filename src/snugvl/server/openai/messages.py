@@ -11,7 +11,7 @@ from snugvl.server.fields import Part as RequestPart
 from snugvl.server.fields import StringOrArray, StringOrObject
 from snugvl.server.forms import call_arguments
 from snugvl.server.openai.media import Detail, MediaSource
-from snugvl.server.together import fetch_all
+from snugvl.server.together import fetch_all, in_turns
 from snugvl.server.wishes import WRITTEN, Wishes
 
 MAX_PARTS = 1024
@@ -183,7 +183,7 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
         RequestError, ImageError: with the path of the field to blame.
     """
     wanted: dict[str, MediaPart] = {}
-    for index, message in enumerate(messages):
+    async for index, message in in_turns(enumerate(messages)):
         if isinstance(message, UserMessage | ToolMessage):
             wanted |= media_of(message.content, f"messages[{index}].content")
     frames = sum(len(part.video) for part in wanted.values() if isinstance(part, VideoFramesPart))
@@ -193,7 +193,8 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
             field="messages",
         )
     found = await fetch_all(wanted, lambda part, path: fetch(part, path, media))
-    return tuple(_message(message, found, f"messages[{index}]") for index, message in enumerate(messages))
+    turns = in_turns(enumerate(messages))
+    return tuple([_message(message, found, f"messages[{index}]") async for index, message in turns])
 
 
 def _message(message: ChatMessage, found: Mapping[str, Found], field: str) -> Message:
