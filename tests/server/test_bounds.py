@@ -18,6 +18,7 @@ from snugvl.server import body as body_module
 from snugvl.server import connection, fields, together
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
+from snugvl.server.intake.intake import Intake
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
@@ -316,3 +317,54 @@ def test_more_messages_than_the_context_has_tokens_never_reach_the_engine(path: 
         assert "513 messages" in answer.text
         assert "maximum context length is 512 tokens" in answer.text
         assert not service.requests
+
+
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+URL = f"data:image/png;base64,{DOT}"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": DOT}
+ANTHROPIC = [{"type": "image", "source": SOURCE}] * 3
+THREE_PICTURES: dict[str, tuple[dict[str, Any], str | None]] = {  # bodies, and the field of the third
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}] * 3}]},
+        "messages[0].content[2]",
+    ),
+    "/v1/responses": (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}] * 3}]},
+        "input[0].content[2]",
+    ),
+    "/v1/messages": (
+        {"model": "pocket", "max_tokens": 5, "messages": [{"role": "user", "content": ANTHROPIC}]},
+        None,
+    ),
+    "/api/chat": (
+        {"model": "pocket", "messages": [{"role": "user", "content": "a", "images": [DOT] * 3}]},
+        None,
+    ),
+    "/api/generate": ({"model": "pocket", "prompt": "a", "images": [DOT] * 3}, None),
+}
+
+
+@pytest.mark.parametrize("path", THREE_PICTURES)
+def test_more_pictures_than_the_model_takes_are_refused_before_one_is_fetched(path: str) -> None:
+    service, fetched = FakeService(), []
+    service.capabilities = replace(CAPABILITIES, most_images=2)
+
+    async def noted(*given: Any, **named: Any) -> None:
+        fetched.append(named)
+
+    body, field = THREE_PICTURES[path]
+    with live(service) as base, patch.object(Intake, "_bytes", noted):
+        answer = httpx.post(base + path, json=body, timeout=LONG_S)
+    assert answer.status_code == 400
+    assert "the conversation has 3 pictures, and fake was started to take at most 2" in answer.text
+    assert field is None or answer.json()["error"]["param"] == field
+    assert not fetched
+
+
+def test_pictures_that_are_only_counted_may_be_more() -> None:
+    service = FakeService()
+    service.capabilities = replace(CAPABILITIES, most_images=2)
+    body = {key: value for key, value in THREE_PICTURES["/v1/messages"][0].items() if key != "max_tokens"}
+    with live(service) as base:
+        answer = httpx.post(f"{base}/v1/messages/count_tokens", json=body, timeout=LONG_S)
+        assert answer.status_code == 200, answer.text

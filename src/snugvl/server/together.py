@@ -1,7 +1,7 @@
 """Several things at once."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from snugvl.core.messages import Picture, Video
@@ -39,13 +39,16 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def fetch_all(
-    wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]
+    wanted: Mapping[str, T],
+    fetch: Callable[[T, str], Coroutine[Any, Any, M]],
+    check: Callable[[Sequence[str]], None],
 ) -> dict[str, M]:
     """Fetch everything that parts of one request refer to, at once.
 
     Args:
         wanted: parts by their path in the request.
         fetch: fetches one part, given its path.
+        check: refuses paths that are too many for the model.
 
     Raises:
         RequestError, ImageError: too many of them, or the first that could not be fetched.
@@ -55,5 +58,6 @@ async def fetch_all(
             f"the request has {len(wanted):,} pictures and videos; at most {MAX_MEDIA} are taken at once",
             field=list(wanted)[MAX_MEDIA],
         )
+    check(list(wanted))
     found = await together(fetch(part, path) for path, part in wanted.items())
     return dict(zip(wanted, found, strict=True))

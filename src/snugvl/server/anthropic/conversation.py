@@ -106,7 +106,9 @@ async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Messa
         async for index, each in in_turns(enumerate(body.messages))
         for path, block in _pictures(each.content, f"messages[{index}].content")
     }
-    found = await fetch_all(wanted, lambda block, path: _fetch(context, block, path))
+    found = await fetch_all(
+        wanted, lambda block, path: _fetch(context, block, path), context.intake.check_all
+    )
     system = _join_texts(body.system)
     turns = [Message("system", (Text(system),))] if system else []
     async for index, each in in_turns(enumerate(body.messages)):

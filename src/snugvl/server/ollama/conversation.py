@@ -207,7 +207,9 @@ def _paths(images: list[str] | None, field: str) -> dict[str, str]:
 
 
 async def _fetch(context: Context, images: dict[str, str]) -> dict[str, Picture]:
-    return await fetch_all(images, lambda image, path: _picture(context, image, path))
+    return await fetch_all(
+        images, lambda image, path: _picture(context, image, path), context.intake.check_all
+    )
 
 
 async def _picture(context: Context, image: str, field: str) -> Picture:

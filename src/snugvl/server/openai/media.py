@@ -35,6 +35,7 @@ class MediaSource:
     ) -> None:
         """`max_pixels`: of every picture of the request, where the checkpoint has a higher limit."""
         self._intake = intake
+        self.check_all = intake.check_all
         self._max_pixels = max_pixels
         self._attachments = attachments
         self._used: set[str] = set()

@@ -192,7 +192,7 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
             f"the videos of the request have {frames:,} frames; at most {MAX_PARTS:,} are taken at once",
             field="messages",
         )
-    found = await fetch_all(wanted, lambda part, path: fetch(part, path, media))
+    found = await fetch_all(wanted, lambda part, path: fetch(part, path, media), media.check_all)
     turns = in_turns(enumerate(messages))
     return tuple([_message(message, found, f"messages[{index}]") async for index, message in turns])
 

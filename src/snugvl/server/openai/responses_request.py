@@ -200,7 +200,9 @@ async def conversation_of(
     messages = [Message("system", (Text(instructions),))] if instructions else []
     if isinstance(input_items, str):
         return (*messages, Message("user", (Text(input_items),)))
-    found = await fetch_all(await _pictures(input_items), lambda part, path: _fetch(part, path, media))
+    found = await fetch_all(
+        await _pictures(input_items), lambda part, path: _fetch(part, path, media), media.check_all
+    )
     calls: list[ToolCall] = []  # of the last message, which several items may make
     thought = ""  # before the assistant's next item
     async for index, item in in_turns(enumerate(input_items)):
