@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import socket
+import sys
 import threading
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +19,7 @@ from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
 from snugvl.server import connection, fields, together
+from snugvl.server import run as run_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
 from snugvl.server.intake.intake import Intake
@@ -368,3 +372,22 @@ def test_pictures_that_are_only_counted_may_be_more() -> None:
     with live(service) as base:
         answer = httpx.post(f"{base}/v1/messages/count_tokens", json=body, timeout=LONG_S)
         assert answer.status_code == 200, answer.text
+
+
+def test_threads_of_a_server_let_its_event_loop_go_on_soon() -> None:
+    """Each time it waits for Python's lock while a large body is read."""
+    seen: list[float] = []
+
+    def noted(serving: Coroutine[Any, Any, int]) -> int:
+        serving.close()
+        seen.append(sys.getswitchinterval())
+        return 0
+
+    before = sys.getswitchinterval()
+    try:
+        with patch("uvloop.run", noted), patch.object(run_module, "hide"), socket.socket() as listener:
+            run_module.run(FakeService(), ServerSettings(), listener, lambda _: None)
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == [pytest.approx(run_module.SWITCH_S)]
+    assert seen[0] < before
