@@ -53,7 +53,7 @@ class InProcessEngine:
         return await self._preparers.run(
             preparation,
             lambda: self._backend.submit(request, preparation.go_on),
-            heavy=self._preparers.heavy(request),
+            self._preparers.weigh(request),
             discard=lambda stream: stream.close(),
         )
 

@@ -2,32 +2,60 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
-from snugvl.backends.preparers import GivenUp, Preparation, Preparers
-from snugvl.core.messages import Grammar, Request, Text, Tool, ToolUse, user
+from snugvl.backends.preparers import MANY_PIECES, GivenUp, Preparation, Preparers
+from snugvl.core.messages import Grammar, Message, Request, Text, Tool, ToolCall, ToolUse, user
 from snugvl.errors import DeadlineExceeded
 
 SCHEMA = Request((user("hi"),), grammar=Grammar("json_schema", '{"type": "integer"}'))
 LONG_S = 60.0  # until a test has failed
 
 
-def test_what_is_heavy() -> None:
+def test_what_is_heavy_and_what_is_long() -> None:
     preparers = Preparers()
-    assert not preparers.heavy(Request((user("hi"),)))
-    assert preparers.heavy(Request((user(" " * 70_000),)))
-    assert preparers.heavy(Request(prompt=" " * 70_000))
-    assert preparers.heavy(Request((user("hi"),), tools=ToolUse((Tool("f", " " * 70_000),))))
-    assert preparers.heavy(SCHEMA)
+    assert preparers.weigh(Request((user("hi"),))) == "light"
+    assert preparers.weigh(Request((user(" " * 70_000),))) == "long"
+    assert preparers.weigh(Request(prompt=" " * 70_000)) == "long"
+    assert preparers.weigh(Request((user("hi"),), tools=ToolUse((Tool("f", " " * 70_000),)))) == "long"
+    assert preparers.weigh(SCHEMA) == "heavy"
     preparers.remember(SCHEMA)
-    assert not preparers.heavy(SCHEMA), "its grammar was compiled before"
-    assert preparers.heavy(Request((user(Text("hi")),), grammar=Grammar("regex", "a")))
+    assert preparers.weigh(SCHEMA) == "light", "its grammar was compiled before"
+    assert preparers.weigh(Request((user(Text("hi")),), grammar=Grammar("regex", "a"))) == "heavy"
+
+
+def test_a_conversation_of_thousands_of_pieces_is_long_however_short_its_text() -> None:
+    weigh = Preparers().weigh
+    call = Message("assistant", (), (ToolCall("c", "f", "{}"),) * (MANY_PIECES + 1))
+    assert weigh(Request((user("a"),) * (MANY_PIECES // 2))) == "light"
+    assert weigh(Request((user("a"),) * (MANY_PIECES // 2 + 1))) == "long"
+    assert weigh(Request((user(*["a"] * MANY_PIECES),))) == "long"
+    assert weigh(Request((call,))) == "long"
+    assert weigh(Request((user(""),) * MANY_PIECES, grammar=SCHEMA.grammar)) == "long"
+
+
+def test_what_is_long_is_prepared_one_at_a_time() -> None:
+    preparers, go, begun = Preparers(), threading.Event(), list[int]()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        assert go.wait(LONG_S)
+
+    for number in range(3):
+        preparers.submit(Preparation(), partial(work, number), "long")
+    assert preparers.submit(Preparation(), lambda: 7, "heavy").result(LONG_S) == 7
+    assert begun in ([], [0]), "the others wait, and nobody for them"
+    go.set()
+    preparers.submit(Preparation(), lambda: None, "long").result(LONG_S)
+    assert begun == [0, 1, 2]
+    preparers.close()
 
 
 def test_light_work_does_not_wait_for_heavy_work() -> None:
     preparers, go = Preparers(), threading.Event()
-    stuck = [preparers.submit(Preparation(), lambda: go.wait(LONG_S), heavy=True) for _ in range(50)]
+    stuck = [preparers.submit(Preparation(), lambda: go.wait(LONG_S), "heavy") for _ in range(50)]
     assert preparers.submit(Preparation(), lambda: 7).result(LONG_S) == 7
     assert preparers.longest_s > 0
     go.set()

@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import socket
+import sys
 import threading
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import httpx
@@ -14,9 +18,11 @@ from hypothesis import strategies as st
 from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
-from snugvl.server import connection
+from snugvl.server import connection, fields, together
+from snugvl.server import run as run_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
+from snugvl.server.intake.intake import Intake
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
@@ -266,3 +272,122 @@ def test_fields_of_an_object_are_counted(where: str, count: int) -> None:
     assert answer.status_code == (200 if count == 250 else 400)
     if count > 256:
         assert "fields; at most 256" in answer.json()["error"]["message"]
+
+
+def many_messages(path: str, count: int) -> dict[str, Any]:
+    """A body of the protocol that has this path, of more than `LARGE_BYTES`."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "a" * 200} for i in range(count)]
+    if path == "/v1/responses":
+        return {"input": turns}
+    return {"model": "pocket", "messages": turns} | ({} if path == "/api/chat" else {"max_tokens": 5})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_a_large_body_is_checked_beside_the_event_loop_and_worked_at_in_turns(path: str) -> None:
+    threads, turns, sleep = set[str](), [], asyncio.sleep
+    check = fields._check_names
+
+    def noted(values: dict[str, Any]) -> None:
+        if not {"role", "messages", "input"}.isdisjoint(values):
+            threads.add(threading.current_thread().name.partition("_")[0])
+        check(values)
+
+    async def counted(seconds: float, *more: Any) -> None:
+        turns.append(seconds)
+        await sleep(seconds)
+
+    body = many_messages(path, 501)
+    with live(FakeService()) as base, patch.object(fields, "_check_names", noted):
+        with patch.object(together.asyncio, "sleep", counted):
+            answer = httpx.post(base + path, json={**body, "nobody_knows": 1}, timeout=LONG_S)
+        assert answer.status_code == 200, answer.text
+        assert "nobody_knows" in answer.headers["Snugvl-Warning"], "the thread knows the request"
+        assert threads == {"snugvl-json"}
+        loops = 3 if path == "/v1/messages" else 2  # over all messages
+        assert turns.count(0) >= loops * (501 // together.TURN)
+        key = "input" if "input" in body else "messages"
+        wrong = {**body, key: [*body[key], {"role": "user", "content": 7}]}
+        large = httpx.post(base + path, json=wrong, timeout=LONG_S).json()
+        small = httpx.post(base + path, json={**body, key: wrong[key][-1:]}, timeout=LONG_S).json()
+        assert json.dumps(large["error"]).replace("[501]", "[0]") == json.dumps(small["error"])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_more_messages_than_the_context_has_tokens_never_reach_the_engine(path: str) -> None:
+    service = FakeService()
+    with live(service) as base:
+        answer = httpx.post(base + path, json=many_messages(path, 513), timeout=LONG_S)
+        assert answer.status_code == 400
+        assert "513 messages" in answer.text
+        assert "maximum context length is 512 tokens" in answer.text
+        assert not service.requests
+
+
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+URL = f"data:image/png;base64,{DOT}"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": DOT}
+ANTHROPIC = [{"type": "image", "source": SOURCE}] * 3
+THREE_PICTURES: dict[str, tuple[dict[str, Any], str | None]] = {  # bodies, and the field of the third
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}] * 3}]},
+        "messages[0].content[2]",
+    ),
+    "/v1/responses": (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}] * 3}]},
+        "input[0].content[2]",
+    ),
+    "/v1/messages": (
+        {"model": "pocket", "max_tokens": 5, "messages": [{"role": "user", "content": ANTHROPIC}]},
+        None,
+    ),
+    "/api/chat": (
+        {"model": "pocket", "messages": [{"role": "user", "content": "a", "images": [DOT] * 3}]},
+        None,
+    ),
+    "/api/generate": ({"model": "pocket", "prompt": "a", "images": [DOT] * 3}, None),
+}
+
+
+@pytest.mark.parametrize("path", THREE_PICTURES)
+def test_more_pictures_than_the_model_takes_are_refused_before_one_is_fetched(path: str) -> None:
+    service, fetched = FakeService(), []
+    service.capabilities = replace(CAPABILITIES, most_images=2)
+
+    async def noted(*given: Any, **named: Any) -> None:
+        fetched.append(named)
+
+    body, field = THREE_PICTURES[path]
+    with live(service) as base, patch.object(Intake, "_bytes", noted):
+        answer = httpx.post(base + path, json=body, timeout=LONG_S)
+    assert answer.status_code == 400
+    assert "the conversation has 3 pictures, and fake was started to take at most 2" in answer.text
+    assert field is None or answer.json()["error"]["param"] == field
+    assert not fetched
+
+
+def test_pictures_that_are_only_counted_may_be_more() -> None:
+    service = FakeService()
+    service.capabilities = replace(CAPABILITIES, most_images=2)
+    body = {key: value for key, value in THREE_PICTURES["/v1/messages"][0].items() if key != "max_tokens"}
+    with live(service) as base:
+        answer = httpx.post(f"{base}/v1/messages/count_tokens", json=body, timeout=LONG_S)
+        assert answer.status_code == 200, answer.text
+
+
+def test_threads_of_a_server_let_its_event_loop_go_on_soon() -> None:
+    """Each time it waits for Python's lock while a large body is read."""
+    seen: list[float] = []
+
+    def noted(serving: Coroutine[Any, Any, int]) -> int:
+        serving.close()
+        seen.append(sys.getswitchinterval())
+        return 0
+
+    before = sys.getswitchinterval()
+    try:
+        with patch("uvloop.run", noted), patch.object(run_module, "hide"), socket.socket() as listener:
+            run_module.run(FakeService(), ServerSettings(), listener, lambda _: None)
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == [pytest.approx(run_module.SWITCH_S)]
+    assert seen[0] < before

@@ -82,7 +82,7 @@ def test_six_pictures_are_refused_and_five_are_not(url: str, data_url: str) -> N
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert "has 6 pictures, and pocket can't tell more than 5 apart" in error["message"]
-    assert error["param"] == "messages[0].content"
+    assert error["param"] == "messages[0].content[5]"
 
 
 def test_the_models_card_tells_its_limits(url: str) -> None:

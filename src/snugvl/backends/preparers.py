@@ -1,8 +1,11 @@
 """Threads that make prompts of requests, and what may end that work before it is done.
 
-    submit ─► light ─► ┌ 4 threads ┐
-           └► heavy ─► └ 2 threads ┘   a grammar that nobody has asked for yet, or very much text: it waits
-                                       for its like, and what is light doesn't wait for it
+    submit ─┬► light ─► 4 threads
+            ├► heavy ─► 2 threads   a grammar that nobody has asked for yet
+            └► long  ─► 1 thread    very much text, or very many messages: templates hold Python's lock, for
+                                    which the engine's own thread would wait as often as there are threads
+
+What isn't light waits for its like, and what is light doesn't wait for it.
 
 A request that is given up, or whose deadline has passed, is not prepared any more: what waits is dropped,
 what runs ends at the next of its parts (`Preparation.go_on`). None of these parts is unbounded; should one
@@ -13,17 +16,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
-from snugvl.core.messages import Request, characters
+from snugvl.core.messages import Request, characters, pieces
 from snugvl.errors import DeadlineExceeded
 
 LIGHT: Final = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
 HEAVY: Final = 2
 LONG_TEXT: Final = 1 << 16  # characters; what is shorter is tokenised in some milliseconds
+MANY_PIECES: Final = 512  # messages, their parts and calls; each is worked at in Python
 REMEMBERED: Final = 256  # grammars that were compiled once, and so take no time
 
 T = TypeVar("T")
+Weight = Literal["light", "heavy", "long"]
 
 
 class GivenUp(Exception):
@@ -67,12 +72,15 @@ class Preparers:
     """The threads, and whose turn it is. Safe to use from any thread."""
 
     def __init__(self, light: int = LIGHT, heavy: int = HEAVY) -> None:
-        self._light = ThreadPoolExecutor(light, "snugvl-prepare")
-        self._heavy = ThreadPoolExecutor(heavy, "snugvl-prepare-heavy")
+        self._threads: dict[Weight, ThreadPoolExecutor] = {
+            "light": ThreadPoolExecutor(light, "snugvl-prepare"),
+            "heavy": ThreadPoolExecutor(heavy, "snugvl-prepare-heavy"),
+            "long": ThreadPoolExecutor(1, "snugvl-prepare-long"),
+        }
         self._running: set[Preparation] = set()
         self._known: dict[int, None] = {}  # grammars, the one used last at the end
 
-    def submit(self, preparation: Preparation, job: Callable[[], T], *, heavy: bool = False) -> "Future[T]":
+    def submit(self, preparation: Preparation, job: Callable[[], T], weight: Weight = "light") -> "Future[T]":
         """Run `job` when it is its turn; the result, or what it raises, is the future's."""
 
         def turn() -> T:
@@ -83,14 +91,14 @@ class Preparers:
             finally:
                 self._running.discard(preparation)
 
-        return (self._heavy if heavy else self._light).submit(turn)
+        return self._threads[weight].submit(turn)
 
     async def run(
         self,
         preparation: Preparation,
         job: Callable[[], T],
+        weight: Weight = "light",
         *,
-        heavy: bool = False,
         discard: Callable[[T], object] = lambda _: None,
     ) -> T:
         """`submit`, waited for in an event loop. Who is cancelled gives it up, and waits for its end.
@@ -103,7 +111,7 @@ class Preparers:
             preparation.go_on()
             return job()
 
-        future = self.submit(preparation, begun, heavy=heavy)
+        future = self.submit(preparation, begun, weight)
         work = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(work)
@@ -121,13 +129,14 @@ class Preparers:
         now = time.monotonic()
         return max((now - (each.started or now) for each in tuple(self._running)), default=0.0)
 
-    def heavy(self, request: Request) -> bool:
-        """Whether it could take long, as far as can be said without doing it."""
-        grammar = _grammar_of(request)
-        if grammar is not None and grammar not in self._known:
-            return True
+    def weigh(self, request: Request) -> Weight:
+        """How long it could take, as far as can be said without doing it."""
         tools = () if request.tools is None else request.tools.tools
-        return characters(request.messages, tools) + len(request.prompt or "") > LONG_TEXT
+        text = characters(request.messages, tools) + len(request.prompt or "")
+        if text > LONG_TEXT or pieces(request.messages) > MANY_PIECES:
+            return "long"
+        grammar = _grammar_of(request)
+        return "light" if grammar is None or grammar in self._known else "heavy"
 
     def remember(self, request: Request) -> None:
         """Its grammar was compiled: the next time that takes no time."""
@@ -140,7 +149,7 @@ class Preparers:
 
     def close(self) -> None:
         """Take nothing more; what runs is not waited for."""
-        for threads in (self._light, self._heavy):
+        for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
 
 

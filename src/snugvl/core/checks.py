@@ -1,5 +1,6 @@
 """What is wrong with a request, whichever engine gets it."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from snugvl.core.messages import Capabilities, Request, Text
@@ -26,31 +27,43 @@ def check_pictures(request: Request, capabilities: Capabilities) -> None:
     Raises:
         RequestError: with how many there are, how many are taken or were learned, and what to do.
     """
-    most, count = capabilities.most_images, 0
-    learned = capabilities.training.max_images
-    if learned is not None and (most is None or learned < most):
-        most = learned
-    blamed: str | None = None
+    places = []
     for index, message in enumerate(request.messages):
         seen = sum(not isinstance(part, Text) for part in message.content)
         if seen:
             check_sight(capabilities, f"messages[{index}].content")
-        count += seen
-        if blamed is None and most is not None and count > most:
-            blamed = f"messages[{index}].content"
-    if blamed is not None and most == learned:
+        places += [f"messages[{index}].content"] * seen
+    check_number(capabilities, places)
+
+
+def check_number(capabilities: Capabilities, places: Sequence[str]) -> None:
+    """Refuse more pictures and videos of one conversation than were planned, or than the model learned.
+
+    Args:
+        places: the field of the request that holds each.
+
+    Raises:
+        RequestError: with how many there are, how many are taken or were learned, and what to do.
+    """
+    most, count = capabilities.most_images, len(places)
+    learned = capabilities.training.max_images
+    if learned is not None and (most is None or learned < most):
+        most = learned
+    if most is None or count <= most:
+        return
+    blamed = places[most]
+    if most == learned:
         raise RequestError(
             f"the conversation has {count} pictures, and {capabilities.model} can't tell more than {learned} "
             f"apart (its training says so); send fewer, or load another model, such as {SEES}",
             field=blamed,
         )
-    if blamed is not None:
-        taken = f"at most {most} (--images {most})" if most else "none (--images 0)"
-        raise RequestError(
-            f"the conversation has {count} pictures, and {capabilities.model} was started to take {taken}; "
-            f"send fewer, or start it with --images {count}",
-            field=blamed,
-        )
+    taken = f"at most {most} (--images {most})" if most else "none (--images 0)"
+    raise RequestError(
+        f"the conversation has {count} pictures, and {capabilities.model} was started to take {taken}; "
+        f"send fewer, or start it with --images {count}",
+        field=blamed,
+    )
 
 
 def check_sight(capabilities: Capabilities, field: str = "messages") -> None:

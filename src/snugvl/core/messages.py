@@ -395,6 +395,11 @@ def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
     return count + sum(len(tool.name) + len(tool.description) + _size(tool.parameters) for tool in tools)
 
 
+def pieces(messages: Iterable[Message]) -> int:
+    """Messages, their parts and their calls."""
+    return sum(1 + len(message.content) + len(message.tool_calls) for message in messages)
+
+
 def _size(value: Any) -> int:
     """Characters of all strings in a value of JSON."""
     count, stack = 0, [value]

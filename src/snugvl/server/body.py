@@ -1,7 +1,8 @@
 """Bodies of requests: JSON and forms of strangers. What a parser would let through is refused here.
 
-A large body of JSON is read in a thread of its own, one at a time, so that it stops nobody's stream; and its
-values are counted before the parser makes objects of them, by the commas and brackets outside of strings.
+A large body of JSON is read and checked against its schema in a thread of its own, one at a time, so that it
+stops nobody's stream; and its values are counted before the parser makes objects of them, by the commas and
+brackets outside of strings.
 """
 
 import asyncio
@@ -10,8 +11,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -33,21 +37,34 @@ MAX_DIGITS: Final = 400  # of a whole number; the largest float has 309
 LARGE_BYTES: Final = 1 << 16  # what is smaller is read where it is
 _PIECE_BYTES: Final = 1 << 20  # counted at a time
 _PARSED: Final = "snugvl.json"  # where the value of a body is, in the scope of its request
+_LARGE: Final = "snugvl.large"  # there, whether the body is
+_THREAD: Final = ThreadPoolExecutor(1, "snugvl-json")
 _QUOTE, _BACKSLASH = 0x22, 0x5C
 _SEPARATORS: Final = b",[{"
 
+T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class JsonRoute(APIRoute):
-    """A route that takes the value that was parsed as the body came in, instead of parsing it again."""
+    """A route that takes the value that was parsed as the body came in, instead of parsing it again.
+
+    FastAPI checks a body in the event loop; what a large one says is an object of its schema before that.
+    """
 
     def get_route_handler(self) -> Handler:
         """FastAPI's own, with such a request."""
         handle = super().get_route_handler()
 
         async def parsed(request: Request) -> Response:
-            return await handle(_Parsed(request.scope, request.receive))
+            scope, field = request.scope, self.body_field
+            if scope.get(_LARGE) and field is not None and not self._embed_body_fields:
+                value = scope[_PARSED]
+                checked, errors = await _in_thread(partial(field.validate, value, loc=("body",)))
+                if errors:
+                    raise RequestValidationError(errors, body=value)
+                scope[_PARSED] = checked
+            return await handle(_Parsed(scope, request.receive))
 
         return parsed
 
@@ -58,22 +75,20 @@ class _Parsed(Request):
         return self.scope[_PARSED] if _PARSED in self.scope else parse_json(await self.body())
 
 
-class JsonReader:
-    """Reads bodies, the large ones in one thread."""
+async def read_json(data: bytes, scope: Any) -> None:
+    """Parse a body for the routes of `scope`, a large one in the thread.
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "snugvl-json")
+    Raises:
+        InvalidRequest: as `parse_json`.
+    """
+    scope[_LARGE] = len(data) >= LARGE_BYTES
+    parse = partial(parse_json, data)
+    scope[_PARSED] = await _in_thread(parse) if scope[_LARGE] else parse()
 
-    async def read(self, data: bytes, scope: Any) -> None:
-        """Parse `data` for the routes of `scope`.
 
-        Raises:
-            InvalidRequest: as `parse_json`.
-        """
-        if len(data) < LARGE_BYTES:
-            scope[_PARSED] = parse_json(data)
-        else:
-            scope[_PARSED] = await asyncio.get_running_loop().run_in_executor(self._thread, parse_json, data)
+async def _in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, which knows the request that it is done for."""
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, copy_context().run, work)
 
 
 def count_values(data: bytes) -> int:

@@ -1,10 +1,11 @@
 """What every handler gets: the engine, the settings, the intake, the metrics, the validation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
-from snugvl.core.checks import check_sight
+from snugvl.core.checks import check_number, check_sight
 from snugvl.core.messages import Capabilities, ToolForm, ToolUse
 from snugvl.core.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
@@ -29,6 +30,7 @@ class Context:
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", Metrics(self.service))
         self.intake.before = self._check_sight
+        self.intake.before_all = self._check_number
 
     @property
     def capabilities(self) -> Capabilities:
@@ -54,6 +56,11 @@ class Context:
         """Refuse a picture before it is fetched where the model is known not to see."""
         if self.service.capabilities is not None:
             check_sight(self.service.capabilities, field)
+
+    def _check_number(self, fields: Sequence[str]) -> None:
+        """Refuse more pictures than the model is known to take, before the first is fetched."""
+        if self.service.capabilities is not None:
+            check_number(self.service.capabilities, fields)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with, for the one a request gave (none: the first).

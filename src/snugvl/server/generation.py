@@ -188,6 +188,10 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
         SnugvlError: refused; nothing was started.
     """
     started = time.monotonic()
+    known = context.service.capabilities
+    if known is not None and 0 < known.context_tokens < len(request.messages):
+        reason = f"the conversation has {len(request.messages):,} messages, each of at least one; send fewer"
+        raise _exceeded(context, reason, "messages")
     _check_length(context, request.messages if request.prompt is None else request.prompt, request.tools)
     limit_s = context.settings.deadline_s
     if limit_s is not None:
@@ -200,7 +204,7 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
         current().warn(text)
     stream = await _submit(context, request, ceiling)
     generation = Generation(stream, context, started)
-    known, form = context.service.capabilities, request.grammar
+    form = request.grammar
     if known is not None and not known.exact_forms and form is not None and form.kind == "json_schema":
         current().unenforced.setdefault(None, json.loads(form.source))
     if schemas := current().unenforced:

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snugvl.errors import BodyTooLarge, DeadlineExceeded, QueueFull
-from snugvl.server.body import JsonReader
+from snugvl.server.body import read_json
 from snugvl.server.errors import family_of
 from snugvl.server.record import current
 from snugvl.server.settings import ServerSettings
@@ -64,7 +64,6 @@ class Receiving:
         self._app = app
         self._settings = settings
         self._budget = BodyBudget(BODIES * settings.max_body_bytes)
-        self._reader = JsonReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read JSON whole, let other bodies through piece by piece; stop the app when the client leaves."""
@@ -75,7 +74,7 @@ class Receiving:
         try:
             if _is_json(scope):
                 async with asyncio.timeout(self._remaining_s(scope)):
-                    await body.read_json(self._reader)
+                    await body.read_json()
             await _until_client_leaves(self._app, scope, body, send, self._remaining_s(scope))
         except ClientLeft:
             current().left = True
@@ -132,7 +131,7 @@ class RequestBody:
         self._budget.remove(self._held)
         self._held = 0
 
-    async def read_json(self, reader: JsonReader) -> None:
+    async def read_json(self) -> None:
         """Read everything, check that it is JSON we take, and leave its value for the routes.
 
         Raises:
@@ -149,7 +148,7 @@ class RequestBody:
         if self._coding == "gzip":
             whole = await self._unpacked(whole)
         if whole:
-            await reader.read(whole, self._scope)
+            await read_json(whole, self._scope)
         self._whole = whole[:1]  # something, so that there is a body; its value is all that anybody asks for
 
     async def _unpacked(self, packed: bytes) -> bytes:

@@ -107,3 +107,26 @@ def test_control_tokens_are_text_where_they_are_asked_for(client: OpenAI, url: s
         )  # fmt: skip
         said[skip] = answer.choices[0].message.content
     assert said == {True: "", False: "<|vision_end|>" * 2}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["part", "image_url"])
+def test_a_pictures_own_limits_of_pixels(
+    http: httpx.Client, scripted: Scripted, data_urls: list[str], inside: bool
+) -> None:
+    """Qwen's own clients write them beside the picture."""
+    for own, whole, holds in ((1024, None, 1024), (2048, 1024, 1024), (1024, 2048, 1024)):
+        body = page(data_urls[0], **({"mm_processor_kwargs": {"max_pixels": whole}} if whole else {}))
+        part = body["messages"][0]["content"][0]
+        (part["image_url"] if inside else part).update(max_pixels=own, min_pixels=784)
+        answer = http.post("/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert picture(scripted).max_pixels == holds
+        assert answer.headers["snugvl-warning"] == "ignored messages[0].content[0].min_pixels"
+
+
+def test_too_few_pixels_of_one_picture_are_its_messages_fault(client: OpenAI, data_url: str) -> None:
+    body = page(data_url)
+    body["messages"][0]["content"][0]["max_pixels"] = 1
+    with pytest.raises(Exception, match="max_pixels is 1") as refused:
+        client.chat.completions.create(model="pocket", **body)
+    assert refused.value.param == "messages"  # type: ignore[attr-defined]

@@ -130,9 +130,9 @@ class LlamacppEngine(ChildEngine):
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
         """See `ChildEngine`."""
         speaker: Speaker = session.own.speaker
-        heavy = self._preparers.heavy(request)
+        weight = self._preparers.weigh(request)
         make = partial(prompt_of, request, speaker, preparation.go_on)
-        prompt = await self._preparers.run(preparation, make, heavy=heavy)
+        prompt = await self._preparers.run(preparation, make, weight)
         constrain = partial(form_of, request, speaker, self._trials, preparation.go_on)
         form = await self._preparers.run(preparation, constrain)
         ids = await tokens_of(prompt, _api(session), speaker.served)

@@ -228,10 +228,9 @@ class Child:
                 _die()
 
         if isinstance(message, wire.Tokenize):
-            heavy = self._preparers.heavy(_as_request(message))
-        else:
-            heavy = submitted is not None and self._preparers.heavy(submitted)
-        self._preparers.submit(preparation, guarded, heavy=heavy)
+            submitted = _as_request(message)
+        weight = "light" if submitted is None else self._preparers.weigh(submitted)
+        self._preparers.submit(preparation, guarded, weight)
 
     def _reply(self, reply: wire.Reply) -> None:
         """The one reply to a message: its preparation is over, however it ended."""

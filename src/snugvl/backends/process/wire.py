@@ -31,7 +31,9 @@ from snugvl.core.messages import (
     Picture,
     Request,
     Size,
+    Text,
     TokenLogprob,
+    ToolCall,
     ToolUse,
     Usage,
 )
@@ -185,9 +187,9 @@ def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*(field.name for field in fields(kind)))
 
 
-# Python pickles frozen dataclasses with slots by a slow path; these cross once a token.
+# Python pickles frozen dataclasses with slots by a slow path; these cross once a token, or by thousands.
 _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    kind: _values_of(kind) for kind in (Delta, Logprob, TokenLogprob, Usage)
+    kind: _values_of(kind) for kind in (Delta, Logprob, Message, Text, TokenLogprob, ToolCall, Usage)
 }
 
 

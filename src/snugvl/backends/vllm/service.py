@@ -166,7 +166,7 @@ class VllmEngine(ChildEngine):
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
         """See `ChildEngine`."""
         make = partial(body_of, request, session.model, self._trials, preparation.go_on)
-        body = await self._preparers.run(preparation, make, heavy=self._preparers.heavy(request))
+        body = await self._preparers.run(preparation, make, self._preparers.weigh(request))
         if request.prompt is not None and request.sampling.max_tokens is None:
             await self.awake(session)
             body.fields["max_tokens"] = await self._room(request.prompt, session)

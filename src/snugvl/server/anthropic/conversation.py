@@ -28,7 +28,7 @@ from snugvl.server.anthropic.schemas import (
 from snugvl.server.context import Context
 from snugvl.server.forms import either, offered_tool, refuse_twice, schema_grammar, tell_unenforced
 from snugvl.server.record import current
-from snugvl.server.together import fetch_all
+from snugvl.server.together import fetch_all, in_turns
 
 Block = (
     TextBlock
@@ -103,15 +103,17 @@ async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Messa
         )
     wanted = {
         path: block
-        for index, each in enumerate(body.messages)
+        async for index, each in in_turns(enumerate(body.messages))
         for path, block in _pictures(each.content, f"messages[{index}].content")
     }
-    found = await fetch_all(wanted, lambda block, path: _fetch(context, block, path))
+    found = await fetch_all(
+        wanted, lambda block, path: _fetch(context, block, path), context.intake.check_all
+    )
     system = _join_texts(body.system)
     turns = [Message("system", (Text(system),))] if system else []
-    for index, each in enumerate(body.messages):
+    async for index, each in in_turns(enumerate(body.messages)):
         turns += _messages(each, f"messages[{index}].content", found)
-    _check_results(turns)
+    await _check_results(turns)
     return tuple(_merged(turns))
 
 
@@ -144,10 +146,10 @@ def _join_texts(system: str | list[TextBlock] | None) -> str:
     return system or ""
 
 
-def _check_results(conversation: list[Message]) -> None:
+async def _check_results(conversation: list[Message]) -> None:
     """Raises RequestError where a tool answers a call that nobody made."""
     call_ids: set[str | None] = set()
-    for message in conversation:
+    async for message in in_turns(conversation):
         call_ids |= {call.id for call in message.tool_calls}
         if message.role == "tool" and message.tool_call_id not in call_ids:
             raise RequestError(

@@ -10,7 +10,7 @@ decoder. What begins as anything else is refused, whatever its media type or end
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -36,12 +36,16 @@ _IMAGES = "image/*"
 _VIDEOS = "video/*, image/*"
 
 
-_SIZES: ContextVar[bool] = ContextVar("sizes", default=False)
+_SIZES: ContextVar[bool | None] = ContextVar("sizes", default=None)  # None: an answer is asked for
 
 
 @contextmanager
 def only_sizes(yes: bool) -> Iterator[None]:
-    """Pictures that come in within the block are let go of again, all but their sizes."""
+    """Pictures that come in within the block are only counted, as many as there are.
+
+    Args:
+        yes: whether they are let go of again, all but their sizes.
+    """
     token = _SIZES.set(yes)
     try:
         yield
@@ -54,6 +58,7 @@ class Intake:
 
     Attributes:
         before: called with the field of every picture and video before it is fetched; may refuse it.
+        before_all: called with the fields of all of a conversation that is to be answered; may refuse them.
     """
 
     def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
@@ -77,6 +82,7 @@ class Intake:
         self._one_video = asyncio.Lock()
         self._encoded = 0
         self.before: Callable[[str], None] = lambda _field: None
+        self.before_all: Callable[[Sequence[str]], None] = lambda _fields: None
 
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> Self:
@@ -92,6 +98,15 @@ class Intake:
                 domains=settings.allowed_media_domains,
             )
         )
+
+    def check_all(self, fields: Sequence[str]) -> None:
+        """Refuse the pictures and videos of a conversation before the first of them is fetched.
+
+        Raises:
+            RequestError: they are more than `before_all` takes.
+        """
+        if _SIZES.get() is None:
+            self.before_all(fields)
 
     async def warm(self) -> tuple[str, ...]:
         """Start a decoder now, so that the first picture doesn't wait for it. Optional.

@@ -29,7 +29,7 @@ from snugvl.server.forms import (
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.schemas import sampling_of
 from snugvl.server.record import current
-from snugvl.server.together import fetch_all
+from snugvl.server.together import fetch_all, in_turns
 
 MARKER: Final = "[img]"  # of Ollama, in a message's text: the next of its pictures stands here
 
@@ -48,7 +48,7 @@ async def chat_request(context: Context, capabilities: Capabilities, chat: schem
             field="messages",
         )
     sampling = sampling_of(chat.options, _logprobs(chat), capabilities)
-    for index, message in enumerate(messages):
+    async for index, message in in_turns(enumerate(messages)):
         _check(message, f"messages[{index}]")
     conversation = await _conversation(context, messages)
     return Request(conversation, sampling, tools=tools, grammar=grammar, template=_template(chat))
@@ -123,7 +123,7 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
     found = await _fetch(context, {path: image for each in paths for path, image in each.items()})
     conversation: list[Message] = []
     waiting, images = _Waiting(), list[Picture]()
-    for index, message in enumerate(messages):
+    async for index, message in in_turns(enumerate(messages)):
         own = [found[path] for path in paths[index]]
         if message.role in ("user", "tool"):
             content, images = (*images, *_placed(message.content, own)), []
@@ -207,7 +207,9 @@ def _paths(images: list[str] | None, field: str) -> dict[str, str]:
 
 
 async def _fetch(context: Context, images: dict[str, str]) -> dict[str, Picture]:
-    return await fetch_all(images, lambda image, path: _picture(context, image, path))
+    return await fetch_all(
+        images, lambda image, path: _picture(context, image, path), context.intake.check_all
+    )
 
 
 async def _picture(context: Context, image: str, field: str) -> Picture:

@@ -40,7 +40,13 @@ from snugvl.server.openai.constraints import (
     form_of,
 )
 from snugvl.server.openai.document import ChatCompletion
-from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
+from snugvl.server.openai.media import (
+    MediaSource,
+    Pixels,
+    UploadRoute,
+    attachments_of,
+    multipart_document,
+)
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, rename_fields, sampling_of
 from snugvl.server.streaming import Event, compact, event_stream
@@ -48,7 +54,6 @@ from snugvl.server.wishes import CHAT, Wishes
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
-Pixels = Annotated[int, Field(ge=1, le=2**53), WHOLE]
 MAX_TEMPLATE = 4096  # characters of chat_template_kwargs
 
 # What the engine calls a field of its own request, and what this protocol calls it.
@@ -124,7 +129,9 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     most = None if body.mm_processor_kwargs is None else body.mm_processor_kwargs.max_pixels
     media = MediaSource(context.intake, attachments_of(http), most)
     with rename_fields(
-        NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
+        NAMES
+        | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
+        | ({"max_pixels": "messages"} if most is None else {})
     ):
         request = await _request(body, media)
         parser = partial(context.call_parser, request.tools)

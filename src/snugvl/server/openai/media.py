@@ -10,9 +10,9 @@ multipart/form-data is another way to send a JSON request together with its file
 import base64
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers, MutableHeaders, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,10 +20,12 @@ from starlette.types import Message, Receive
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
-from snugvl.server.body import MAX_FORM_FILES, Handler, JsonReader, JsonRoute, form_of
+from snugvl.server.body import MAX_FORM_FILES, Handler, JsonRoute, form_of, read_json
+from snugvl.server.fields import WHOLE
 from snugvl.server.intake.intake import Intake
 
 Detail = Literal["auto", "low", "high", "original"]
+Pixels = Annotated[int, Field(ge=1, le=2**53), WHOLE]
 PREFIX = "attachment:"
 
 
@@ -35,19 +37,22 @@ class MediaSource:
     ) -> None:
         """`max_pixels`: of every picture of the request, where the checkpoint has a higher limit."""
         self._intake = intake
+        self.check_all = intake.check_all
         self._max_pixels = max_pixels
         self._attachments = attachments
         self._used: set[str] = set()
 
-    async def picture(self, url: str, detail: Detail | None, field: str) -> Picture:
-        """The picture behind a URL; `field` names the URL in errors."""
+    async def picture(
+        self, url: str, detail: Detail | None, field: str, max_pixels: int | None = None
+    ) -> Picture:
+        """The picture behind a URL; `field` names the URL in errors. `max_pixels`: of this one alone."""
         wanted = "high" if detail == "original" else detail
         if url.startswith(PREFIX):
             found = await self._intake.picture_bytes(self._file(url, field), detail=wanted, field=field)
         else:
             found = await self._intake.picture(url, detail=wanted, field=field)
-        limits = [limit for limit in (found.max_pixels, self._max_pixels) if limit is not None]
-        return replace(found, max_pixels=min(limits)) if self._max_pixels is not None else found
+        given = (found.max_pixels, self._max_pixels, max_pixels)
+        return replace(found, max_pixels=min((limit for limit in given if limit is not None), default=None))
 
     async def video(self, url: str | list[str], fps: float | None, field: str) -> Video:
         """The video behind a URL, or made of the frames behind several."""
@@ -88,8 +93,6 @@ class MediaSource:
 
 NAMES = ("request", "payload_json")
 _KEY = "snugvl.attachments"
-
-_READER = JsonReader()
 
 
 def multipart_document(model: type[BaseModel]) -> dict[str, Any]:
@@ -144,7 +147,7 @@ async def _unpack(request: Request) -> Request:
         )
     body = content.pop(given[0])
     unpacked = _json_request(request, body[:1], content)
-    await _READER.read(body, unpacked.scope)  # as `receiving.py` does with other requests
+    await read_json(body, unpacked.scope)  # as `receiving.py` does with other requests
     return unpacked
 
 

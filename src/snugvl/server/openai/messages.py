@@ -10,8 +10,9 @@ from snugvl.errors import RequestError
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.fields import StringOrArray, StringOrObject
 from snugvl.server.forms import call_arguments
-from snugvl.server.openai.media import Detail, MediaSource
-from snugvl.server.together import fetch_all
+from snugvl.server.openai.media import Detail, MediaSource, Pixels
+from snugvl.server.record import current
+from snugvl.server.together import fetch_all, in_turns
 from snugvl.server.wishes import WRITTEN, Wishes
 
 MAX_PARTS = 1024
@@ -29,6 +30,8 @@ class ImageUrl(RequestPart):
 
     url: str
     detail: Detail | None = Field("auto", description="low: scaled down to 512×512 pixels' worth")
+    max_pixels: Pixels | None = Field(None, description="as of the part")
+    min_pixels: Any = Field(None, description="as of the part")
 
 
 class ImagePart(RequestPart):
@@ -36,6 +39,8 @@ class ImagePart(RequestPart):
 
     type: Literal["image_url"]
     image_url: StringOrObject[ImageUrl]
+    max_pixels: Pixels | None = Field(None, description="a larger picture is scaled down to it")
+    min_pixels: Any = Field(None, description="ignored, with a warning")
 
 
 class VideoUrl(RequestPart):
@@ -91,11 +96,13 @@ def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
 
 async def fetch(part: MediaPart, field: str, media: MediaSource) -> Found:
     """The picture or video behind a part; `field` is the part's path."""
+    if isinstance(part, ImagePart) and (part.min_pixels or getattr(part.image_url, "min_pixels", None)):
+        current().warn(f"ignored {field}.min_pixels")
     match part:
-        case ImagePart(image_url=str() as url):
-            return await media.picture(url, "auto", f"{field}.image_url")
-        case ImagePart(image_url=ImageUrl(url=url, detail=detail)):
-            return await media.picture(url, detail, f"{field}.image_url.url")
+        case ImagePart(image_url=str() as url, max_pixels=most):
+            return await media.picture(url, "auto", f"{field}.image_url", most)
+        case ImagePart(image_url=ImageUrl(url=url, detail=detail, max_pixels=own), max_pixels=most):
+            return await media.picture(url, detail, f"{field}.image_url.url", most or own)
         case VideoUrlPart(video_url=str() as url):
             return await media.video(url, None, f"{field}.video_url")
         case VideoUrlPart(video_url=VideoUrl(url=url, fps=fps)):
@@ -183,7 +190,7 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
         RequestError, ImageError: with the path of the field to blame.
     """
     wanted: dict[str, MediaPart] = {}
-    for index, message in enumerate(messages):
+    async for index, message in in_turns(enumerate(messages)):
         if isinstance(message, UserMessage | ToolMessage):
             wanted |= media_of(message.content, f"messages[{index}].content")
     frames = sum(len(part.video) for part in wanted.values() if isinstance(part, VideoFramesPart))
@@ -192,8 +199,9 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
             f"the videos of the request have {frames:,} frames; at most {MAX_PARTS:,} are taken at once",
             field="messages",
         )
-    found = await fetch_all(wanted, lambda part, path: fetch(part, path, media))
-    return tuple(_message(message, found, f"messages[{index}]") for index, message in enumerate(messages))
+    found = await fetch_all(wanted, lambda part, path: fetch(part, path, media), media.check_all)
+    turns = in_turns(enumerate(messages))
+    return tuple([_message(message, found, f"messages[{index}]") async for index, message in turns])
 
 
 def _message(message: ChatMessage, found: Mapping[str, Found], field: str) -> Message:

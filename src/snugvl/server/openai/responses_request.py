@@ -35,7 +35,7 @@ from snugvl.server.openai.responses_tools import (
 )
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
 from snugvl.server.record import current
-from snugvl.server.together import fetch_all
+from snugvl.server.together import fetch_all, in_turns
 from snugvl.server.wishes import (
     INPUT_IMAGE,
     ITEM,
@@ -200,10 +200,12 @@ async def conversation_of(
     messages = [Message("system", (Text(instructions),))] if instructions else []
     if isinstance(input_items, str):
         return (*messages, Message("user", (Text(input_items),)))
-    found = await fetch_all(_pictures(input_items), lambda part, path: _fetch(part, path, media))
+    found = await fetch_all(
+        await _pictures(input_items), lambda part, path: _fetch(part, path, media), media.check_all
+    )
     calls: list[ToolCall] = []  # of the last message, which several items may make
     thought = ""  # before the assistant's next item
-    for index, item in enumerate(input_items):
+    async for index, item in in_turns(enumerate(input_items)):
         if isinstance(item, VendorItem):
             current().warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
         if isinstance(item, ReasoningItem):
@@ -225,10 +227,10 @@ async def conversation_of(
     return tuple(messages)
 
 
-def _pictures(items: list[Item]) -> dict[str, InputImage]:
+async def _pictures(items: list[Item]) -> dict[str, InputImage]:
     """All pictures by path."""
     found: dict[str, InputImage] = {}
-    for index, item in enumerate(items):
+    async for index, item in in_turns(enumerate(items)):
         if isinstance(item, InputMessage):
             found |= _pictures_in(item.content, f"input[{index}].content")
         elif isinstance(item, FunctionCallOutput):
