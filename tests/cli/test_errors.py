@@ -143,6 +143,15 @@ def test_arguments_that_have_no_place_are_named(snugvl: Run) -> None:
     )
 
 
+@pytest.mark.parametrize(("word", "ours"), [("models", "list"), ("run", "chat"), ("download", "pull")])
+def test_what_other_programs_call_a_command(snugvl: Run, word: str, ours: str) -> None:
+    ran = snugvl(word)
+    assert (ran.code, ran.err.split(" (")[0]) == (
+        2,
+        f"snugvl: No such command '{word}'. Did you mean '{ours}'?",
+    )
+
+
 TREE = [
     value
     for value in vars(errors).values()
