@@ -226,7 +226,8 @@ def test_axe_finds_nothing_in_long_answers_and_several_results(
     rows = page.locator(".table tr").evaluate_all("(rows) => rows.map((row) => row.offsetHeight)")
     assert max(rows) < 100, rows  # no cell of a word a line
     cut = page.locator(".boxed .box-label").evaluate_all(
-        "(labels) => labels.filter((label) => label.scrollWidth > label.clientWidth).length"
+        "(labels) => labels.filter((label) => label.scrollWidth > label.clientWidth"
+        " || label.scrollHeight > label.clientHeight).map((label) => label.textContent)"
     )
     assert not cut
     check(page, f"long-{name}")
