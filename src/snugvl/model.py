@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Self, overload
 
-from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream
+from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, with_names
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.errors import SnugvlError
-from snugvl.inputs.given import ImageSource, VisualSource, as_list, decode, see
+from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
 from snugvl.tasks import ask, caption, detect, scene
 from snugvl.tasks.conversation import Conversation
@@ -78,7 +78,7 @@ class Model(Tasks):
     ) -> Scene:
         scene.check(self.capabilities)
         said = chosen(sampling, max_tokens, temperature)
-        request = scene.request(see(image), self.capabilities, sampling=said, max_pixels=max_pixels)
+        request = scene.request(look(image), self.capabilities, sampling=said, max_pixels=max_pixels)
         return scene.result(self._complete(request))
 
     def detect(
@@ -93,9 +93,9 @@ class Model(Tasks):
     ) -> Detections:
         model, names = self.capabilities, detect.check_names(objects)
         detect.check(names, model)
-        picture, said = decode(image), chosen(sampling, max_tokens, temperature)
+        picture, said = still(image), chosen(sampling, max_tokens, temperature)
         request = detect.request(picture, names, model, sampling=said, max_pixels=max_pixels)
-        return detect.result(self._complete(request), picture.size, names, model, max_pixels=max_pixels)
+        return detect.result(self._complete(request), picture.image.size, names, model, max_pixels=max_pixels)
 
     @overload
     def chat(self, messages: None = None, *, system: str | None = None) -> Conversation[Message]: ...
@@ -137,7 +137,7 @@ class Model(Tasks):
     ) -> Stream:
         said = chosen(sampling, max_tokens, temperature)
         request = caption.request(
-            see(image), self.capabilities, detail=detail, sampling=said, max_pixels=max_pixels
+            look(image), self.capabilities, detail=detail, sampling=said, max_pixels=max_pixels
         )
         return self.backend.submit(request)
 
@@ -154,7 +154,7 @@ class Model(Tasks):
         check_question(images, question)
         said = chosen(sampling, max_tokens, temperature)
         request = ask.request(
-            [see(image) for image in as_list(images)],
+            look_at(images),
             question,
             self.capabilities,
             sampling=said,
@@ -172,7 +172,7 @@ class Model(Tasks):
         system: str | None = None,
     ) -> Stream:
         said = chosen(sampling, max_tokens, temperature)
-        content = tuple(map(_message, turns(messages, system)))
+        content = with_names([_message(turn) for turn in turns(messages, system)])
         return self.backend.submit(Request(content, said or SamplingParams()))
 
     def memory(self) -> Mapping[str, int]:

@@ -115,10 +115,14 @@ def test_words_behind_pictures_are_what_is_looked_for(
     for words in (["red", "circle"], ["red circle"]):
         ran = snugvl("detect", "a.png", "b.jpg", *words, "--json")
         assert [record["params"] for record in records(ran.out)] == [{"objects": ["red circle"]}] * 2
-        assert "'red circle' is no file, so it is what is looked for: --object 'red circle'\n" in ran.err
+        assert "'red circle': no such file, so this is looked for: --object 'red circle'\n" in ran.err
     ran = snugvl("detect", "a.png", "red circle, cup", "--quiet", "--json")
     assert records(ran.out)[0]["params"] == {"objects": ["red circle", "cup"]}
     assert ran.err == ""
+    ran = snugvl("detect", "a.png", "red circle", "cup", "--json")
+    assert records(ran.out)[0]["params"] == {"objects": ["red circle", "cup"]}
+    assert "'red circle', 'cup': no such file, so this is looked for: " in ran.err
+    assert "--object 'red circle' --object cup\n" in ran.err
     ran = snugvl("detect", "a.png", "cup", "--object", "dog")
     assert (ran.code, "'cup' is no file; name what to look for with another --object" in ran.err) == (2, True)
     for mistyped in ("none.png", "below/none", "none.txt"):

@@ -135,6 +135,23 @@ def test_a_machine_is_described_to_a_plan_and_no_device(snugvl: Run) -> None:
     assert (ran.code, ran.err) == (2, "snugvl: No such option: --device (see snugvl plan --help)\n")
 
 
+def test_arguments_that_have_no_place_are_named(snugvl: Run) -> None:
+    ran = snugvl("top", "http://127.0.0.1:1")
+    assert (ran.code, ran.err) == (
+        2,
+        "snugvl: too many arguments: http://127.0.0.1:1 (see snugvl top --help)\n",
+    )
+
+
+@pytest.mark.parametrize(("word", "ours"), [("models", "list"), ("run", "chat"), ("download", "pull")])
+def test_what_other_programs_call_a_command(snugvl: Run, word: str, ours: str) -> None:
+    ran = snugvl(word)
+    assert (ran.code, ran.err.split(" (")[0]) == (
+        2,
+        f"snugvl: No such command '{word}'. Did you mean '{ours}'?",
+    )
+
+
 TREE = [
     value
     for value in vars(errors).values()

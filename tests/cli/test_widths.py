@@ -78,10 +78,11 @@ def _read(terminal: int) -> bytes:
     ("args", "widths"),
     [
         (("plan", "--machine", f"{RECORDINGS}/rtx5060-wsl2.json", "--offline", "--verbose"), WIDTHS),
+        (("plan", "--machine", f"{RECORDINGS}/rtx5060-wsl2.json", "--offline"), WIDTHS),
         (("doctor", "--machine", f"{RECORDINGS}/rtx5060-wsl2.json"), WIDTHS[:1]),
         (("serve", "no/model"), WIDTHS[:1]),
     ],
-    ids=["plan", "doctor", "an error"],
+    ids=["all of a plan", "plan", "doctor", "an error"],
 )
 def test_a_pseudo_terminal(args: tuple[str, ...], widths: list[int]) -> None:
     wide = on_a_terminal(1000, *args)
@@ -90,6 +91,9 @@ def test_a_pseudo_terminal(args: tuple[str, ...], widths: list[int]) -> None:
         text = on_a_terminal(width, *args)
         assert fits(text, width), text
         assert words(text) == words(wide)
+        assert not re.search(
+            r"■\s*$", CODES.sub("", text), re.MULTILINE
+        )  # a colour and its name are together
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -149,7 +149,7 @@ def test_capped_frames_equal_transformers(folder: Path, theirs: Any, tmp_path: P
 
 
 def test_bad_videos(ours: Processor) -> None:
-    with pytest.raises(ImageError, match=r"1 frame.*too short.*send it as a picture"):
+    with pytest.raises(ImageError, match=r"too short .1 of at least 2 frames.*send it as a picture"):
         ours.prepare([user(clip(1))])
     with pytest.raises(RequestError, match="never fall"):
         ours.prepare([user(Video(clip(2).frames, (1.0, 0.5)))])

@@ -67,16 +67,15 @@ def check_frames(frames: int, temporal_factor: int) -> None:
     """Raise ImageError unless a video has frames for one temporal patch."""
     if frames < temporal_factor:
         raise ImageError(
-            f"a video of {frames} frame(s) is too short, at least {temporal_factor} are needed; "
-            "send it as a picture"
+            f"the video is too short ({frames} of at least {temporal_factor} frames); send it as a picture"
         )
 
 
 def _check_aspect(height: int, width: int) -> None:
     if max(height, width) / min(height, width) > MAX_ASPECT:
         raise ImageError(
-            f"an image of {width}×{height} pixels is more than {MAX_ASPECT} times as long as it is wide; "
-            "crop it or cut it into pieces"
+            f"the image is {width}×{height} pixels, one side more than {MAX_ASPECT} times as long as the "
+            "other; crop it or cut it into pieces"
         )
 
 

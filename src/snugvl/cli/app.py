@@ -6,10 +6,11 @@ SNUGVL_DEBUG=1.
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -137,6 +138,23 @@ def main(launched: Launched | None = None) -> None:
     sys.exit(run(launched=launched))
 
 
+# What other programs call it.
+_ELSEWHERE: Final = {
+    "models": "list",
+    "ls": "list",
+    "run": "chat",
+    "start": "serve",
+    "status": "ps",
+    "download": "pull",
+    "remove": "rm",
+    "delete": "rm",
+    "describe": "caption",
+    "benchmark": "bench",
+    "find": "detect",
+}
+_NO_COMMAND: Final = re.compile(r"No such command '(\w+)'\.?")
+
+
 def _in_options(error: SnugvlError, words: Sequence[str]) -> SnugvlError:
     """An error that speaks of what an option says, in the option's words."""
     if isinstance(error, RequestTooLarge):
@@ -150,4 +168,7 @@ def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "snugvl"
     message = plainly(error.format_message())
+    found = _NO_COMMAND.match(message)
+    if found and found[1] in _ELSEWHERE:
+        message = f"{found[0].rstrip('.')}. Did you mean {_ELSEWHERE[found[1]]!r}?"
     say(f"{message}{config.blame(words, message)} (see {command} --help)")

@@ -20,14 +20,12 @@ from snugvl.cli.task import Job
 from snugvl.errors import InputError, RequestTooLarge, SnugvlError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from snugvl.client import Client
-    from snugvl.core.messages import Message, Video
+    from snugvl.core.messages import Message, Picture, Video
     from snugvl.core.sampling import SamplingParams
     from snugvl.model import Model
 
-    Shown = tuple[str, Image | Video]
+    Shown = tuple[str, Picture | Video]
 
 ME: Final = "You"
 SUFFIXES: Final = sources.SUFFIXES | sources.VIDEO_SUFFIXES | {".pdf"}
@@ -99,10 +97,10 @@ class Conversation:
         self.waiting += self._read(found)
 
     def _read(self, names: Sequence[str]) -> list[Shown]:
-        from snugvl.model import see
+        from snugvl.inputs.given import look
 
         read = session.reader(replace(self.choice, server=None))
-        return [(name, see(read(Job((name,)))[0])) for name in names]
+        return [(name, look(read(Job((name,)))[0])) for name in names]
 
     def clear(self) -> None:
         """Forget everything but the pictures that wait."""

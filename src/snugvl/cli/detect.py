@@ -88,7 +88,8 @@ def detect(
 def _asked(
     images: Sequence[str], objects: Sequence[str] | None, *, quiet: bool
 ) -> tuple[list[str], list[str]]:
-    """The pictures and the names of objects. Words behind the pictures are one, or several between commas.
+    """The pictures and the names of objects. Words behind the pictures are one name, or several between
+    commas; where one of them has blanks, as in `'red circle' cup`, each is one.
 
     Raises:
         typer.BadParameter: such words, and --object, too.
@@ -97,10 +98,14 @@ def _asked(
     text = " ".join(words)
     if words and objects:
         raise typer.BadParameter(f"{text!r} is no file; name what to look for with another --object")
-    asked = sources.objects([text] if words else objects or [])
+    if any(len(word.split()) > 1 for word in words):
+        asked = sources.objects(words)
+    else:
+        asked = sources.objects([text] if words else objects or [])
     if words and not quiet:
         line = " ".join(f"--object {shlex.quote(name.strip())}" for name in asked)
-        say(f"{text!r} is no file, so it is what is looked for: {line}")
+        named = ", ".join(map(repr, words)) if len(asked) > 1 < len(words) else repr(text)
+        say(f"{named}: no such file, so this is looked for: {line}")
     return pictures, asked
 
 

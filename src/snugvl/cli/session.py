@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from snugvl.client import Client
+    from snugvl.core.messages import Picture
     from snugvl.inputs.given import VisualSource
     from snugvl.model import Model
 
@@ -124,42 +125,49 @@ def reader(choice: ModelChoice, *, videos: bool = True) -> Callable[[Job], list[
 def opener(choice: ModelChoice) -> Callable[[str], Image]:
     """How the picture of a name is read, decoded: see `reader`."""
     read = reader(choice, videos=False)
-    return lambda name: cast("Image", read(Job((name,)))[0])
+    return lambda name: cast("Picture", read(Job((name,)))[0]).image
 
 
 def _drawn(job: Job, sources: list[VisualSource], videos: bool) -> list[VisualSource]:
     from snugvl.core.messages import Video
-    from snugvl.model import decode, see
+    from snugvl.inputs.given import look, still
 
     for name, source in zip(job.names, sources, strict=True):
         if isinstance(source, str):  # a URL is fetched by the server
             continue
         called = "standard input" if name == STDIN else name
-        seen = source if isinstance(source, Video) else see(source) if videos else decode(source)
+        seen = look(source, called) if videos or isinstance(source, Video) else still(source, called)
         if isinstance(seen, Video):
             pocket.refuse_video(called)
         else:
-            pocket.refuse_photograph(seen, called)
+            pocket.refuse_photograph(seen.image, called)
     return sources
 
 
 def _pictures(job: Job) -> list[VisualSource]:
-    from snugvl.model import decode
+    from snugvl.inputs.given import still
 
     for name in job.names:
         if as_video(name):
             raise ImageError(f"{name} asks for a video, and one picture is looked at here; leave #video out")
-    return [pdf.draw(name) or decode(_file(name)) for name in job.names]
+    return [_page(name) or still(_file(name)) for name in job.names]
 
 
 def _videos(job: Job) -> list[VisualSource]:
-    from snugvl.inputs.given import video
-    from snugvl.model import see
+    from snugvl.inputs.given import look, video
 
     return [
-        video(moving) if (moving := as_video(name)) else pdf.draw(name) or see(_file(name))
+        video(moving) if (moving := as_video(name)) else _page(name) or look(_file(name))
         for name in job.names
     ]
+
+
+def _page(name: str) -> Picture | None:
+    """The page of a PDF, where the name is that of one."""
+    from snugvl.core.messages import Picture
+
+    drawn = pdf.draw(name)
+    return Picture(drawn, name=name) if drawn else None
 
 
 def _file(name: str) -> str | BinaryIO:
@@ -173,8 +181,8 @@ def _uploads(job: Job) -> list[VisualSource]:
     return [
         name
         if name.startswith(URL_SCHEMES)
-        else Video((), (), read_bytes(moving))  # the server decodes it
+        else Video((), (), read_bytes(moving, name))  # the server decodes it
         if (moving := as_video(name))
-        else pdf.draw(name) or read_bytes(_file(name))
+        else _page(name) or read_bytes(_file(name), name)
         for name in job.names
     ]

@@ -15,6 +15,10 @@ from snugvl.errors import SnugvlWarning
 
 HANG: Final = 2  # of what a narrow terminal needs further lines for
 _PLAIN = (
+    (
+        re.compile(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", re.DOTALL),
+        r"too many arguments: \1",
+    ),
     (re.compile(r"^Invalid value: "), ""),
     (re.compile(r"^Invalid value for '(--[\w-]+)': \1 "), r"\1 "),
     (re.compile(r"^Invalid value for '--([\w-]+)': \1 "), r"--\1 "),

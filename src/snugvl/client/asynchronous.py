@@ -224,12 +224,12 @@ class AsyncClient(calls.Requester):
         return self.openai.with_options(max_retries=0)
 
     async def _send(self, call: calls.Call[T]) -> T:
-        with failures.told(self._address):
+        with failures.sending(self._address, call.body):
             value = await self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
         return understood(call.read, value)
 
     async def _open(self, call: calls.StreamCall) -> "AsyncClientStream":
-        with failures.told(self._address):
+        with failures.sending(self._address, call.body):
             events = await self.openai.post(
                 self._address.url(call.path),
                 cast_to=object,
@@ -248,7 +248,7 @@ class AsyncClientStream:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         finished = False
-        with failures.told(self._address):
+        with failures.told(self._address, self._call.body):
             async for event in self._events:
                 for delta in understood(self._call.read, event):
                     finished = finished or delta.finish_reason is not None

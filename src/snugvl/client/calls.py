@@ -10,7 +10,7 @@ from snugvl.client.pictures import is_shown_as_video, url_of
 from snugvl.core.messages import Delta, Part, Picture, Text, Video
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.errors import RequestError
-from snugvl.inputs.given import ImageSource, VisualSource, as_list
+from snugvl.inputs.given import ImageSource, VisualSource, as_list, numbered
 from snugvl.inputs.talk import Spoken, Turn, Unseen, turns
 from snugvl.tasks.detect import check_names
 from snugvl.tasks.prompts import CAPTION, Detail
@@ -91,7 +91,7 @@ def ask(images: VisualSource | Sequence[VisualSource], question: str, options: O
     """`/v1/vision/ask`."""
     check_question(images, question)
     shown = as_list(images)
-    urls = [url_of(image) for image in shown]
+    urls = [url_of(image, what) for image, what in numbered(images)]
     if not urls:
         raise RequestError("a question needs at least one image; `chat` works without", field="images")
     if not question.strip():
@@ -200,19 +200,21 @@ def _part(part: Part | Unseen) -> Body:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     shown: Any = part.source if isinstance(part, Unseen) else part
+    what = part.what if isinstance(part, Unseen) else ""
     if isinstance(shown, Video) or (isinstance(part, Unseen) and part.video):
-        return {"type": "video_url", "video_url": {"url": url_of(shown)}}
-    url = url_of(_sized(shown) if isinstance(shown, Picture) else shown)
+        return {"type": "video_url", "video_url": {"url": url_of(shown, what)}}
+    if isinstance(shown, Picture):
+        _check_size(shown)
+    url = url_of(shown, what)
     detail = {"detail": part.detail} if isinstance(part, Unseen) and part.detail else {}
     kind = "video_url" if url.startswith("data:video/") else "image_url"
     return {"type": kind, kind: {"url": url, **(detail if kind == "image_url" else {})}}
 
 
-def _sized(picture: Picture) -> Any:
+def _check_size(picture: Picture) -> None:
     if picture.max_pixels is not None:
         raise RequestError(
             "a chat request can't carry max_pixels of a picture; scale it down before, or start the "
             "server with --max-pixels",
             field="max_pixels",
         )
-    return picture.image if picture.data is None else picture.data

@@ -3,6 +3,7 @@
 import socket
 import threading
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
@@ -10,11 +11,13 @@ from weakref import WeakSet
 
 import httpx
 
+from snugvl.client.pictures import in_our_names
 from snugvl.core.addresses import http_address
 from snugvl.errors import RequestError, warn
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S: Final = 5.0
+sent: ContextVar[object] = ContextVar("sent", default=None)  # the body of the request under way
 NO_KEY: Final = "none"  # the SDK insists on one; a server without keys doesn't look
 
 
@@ -85,7 +88,7 @@ def answered(response: httpx.Response) -> None:
     The SDK repeats every 5xx: of ours only 503 gets better, the others would do the same work again.
     """
     for text in filter(None, response.headers.get("snugvl-warning", "").split("; ")):
-        warn(text)
+        warn(in_our_names(text, sent.get()))
     if response.status_code >= 500 and response.status_code != 503:
         response.headers["x-should-retry"] = "false"
 

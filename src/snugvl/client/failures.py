@@ -8,7 +8,8 @@ from typing import Any, Final
 import httpx
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
 
-from snugvl.client.connection import NO_KEY, Address
+from snugvl.client.connection import NO_KEY, Address, sent
+from snugvl.client.pictures import in_our_names
 from snugvl.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -57,12 +58,30 @@ _START: Final = "start one with `snugvl serve`, or give its address"
 
 
 @contextmanager
-def told(address: Address) -> Iterator[None]:
-    """Turns the SDK's and the network's exceptions into ours."""
+def told(address: Address, body: object = None) -> Iterator[None]:
+    """Turns the SDK's and the network's exceptions into ours.
+
+    Args:
+        body: what was sent; errors call pictures in it by their names here.
+    """
     try:
         yield
     except (OpenAIError, httpx.HTTPError, httpx.StreamError, JSONDecodeError) as error:
-        raise translated(error, address) from error
+        ours = translated(error, address)
+        if isinstance(ours, ImageError):
+            ours.args = (in_our_names(str(ours), body),)
+        raise ours from error
+
+
+@contextmanager
+def sending(address: Address, body: object) -> Iterator[None]:
+    """`told` of a request that is sent within the block; warnings have the names, too."""
+    before = sent.set(body)
+    try:
+        with told(address, body):
+            yield
+    finally:
+        sent.reset(before)
 
 
 def translated(error: Exception, address: Address) -> SnugvlError:

@@ -1,27 +1,68 @@
 """Pictures on their way to a server: only their existence and size are checked here; the server decodes."""
 
 import base64
+import re
 import stat
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self, cast
 
 from PIL import Image
 
-from snugvl.core.messages import Video
+from snugvl.core.messages import Picture, Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
 from snugvl.inputs.frames import is_video
-from snugvl.inputs.given import VisualSource, decode, taken
+from snugvl.inputs.given import VisualSource, called, taken, upright
 from snugvl.inputs.image import ImageLimits
 from snugvl.inputs.looks_like import media_type
 
+# How a server calls what it was sent, by its field; a step into JSON is a key or a place.
+_SENT: Final = re.compile(r"^the (?:image|video)(?: at (\S+))?(?= )")
+_STEP: Final = re.compile(r"([^.\[\]]+)(?<!\d)|(?<=\[)(\d+)(?=\])")
 URL_SCHEMES: Final = ("http://", "https://", "data:")
 _MAX_BYTES: Final = ImageLimits().max_bytes
 
 
-def url_of(source: VisualSource) -> str:
+class Named(str):
+    """A picture's URL in the body of a request, with what errors call the picture here.
+
+    Attributes:
+        name: of its file; "" where it has none.
+    """
+
+    name: str
+
+    def __new__(cls, url: str, name: str) -> Self:
+        made = super().__new__(cls, url)
+        made.name = name
+        return made
+
+
+def in_our_names(message: str, body: object) -> str:
+    """A server's message about a picture that it was sent, with the name that the picture has here.
+
+    Args:
+        body: the JSON that was sent; the URLs of pictures in it are `Named`.
+    """
+    sent = _SENT.match(message)
+    if sent is None:
+        return message
+    value = body
+    for key, place in _STEP.findall(sent[1] or "image"):
+        try:
+            value = cast("Any", value)[int(place) if place else key]
+        except (KeyError, IndexError, TypeError):
+            return message
+    name = getattr(value, "name", "")
+    return f"{name}{message[sent.end() :]}" if name else message
+
+
+def url_of(source: VisualSource, what: str = "the image") -> str:
     """What a request calls the picture or video: a URL as it was given, anything else as a data URL.
+
+    Args:
+        what: how errors call one that has no name of its own; "": as the server does, by its field.
 
     Raises:
         ImageError, ImageTooLarge: not there, not readable, empty, or more bytes than any server takes.
@@ -29,7 +70,8 @@ def url_of(source: VisualSource) -> str:
     """
     if isinstance(source, str) and source.startswith(URL_SCHEMES):
         return source
-    given = taken(source)
+    given = taken(source, what or "the image")
+    name = called(given, what)
     if isinstance(given, Video):
         if given.file is None:
             raise RequestError(
@@ -37,8 +79,11 @@ def url_of(source: VisualSource) -> str:
                 field="messages",
             )
         given = given.file
-    data = _png(given) if isinstance(given, Image.Image) else read_bytes(given)
-    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"
+    if isinstance(given, Picture):
+        given = given.image if given.data is None else given.data
+    said = name or "the image"
+    data = _png(given, said) if isinstance(given, Image.Image) else read_bytes(given, said)
+    return Named(f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}", name)
 
 
 def is_shown_as_video(sources: Sequence[object]) -> bool:
@@ -46,18 +91,21 @@ def is_shown_as_video(sources: Sequence[object]) -> bool:
     return any(isinstance(source, Video) and source.file and not is_video(source.file) for source in sources)
 
 
-def read_bytes(source: str | Path | bytes | BinaryIO) -> bytes:
+def read_bytes(source: str | Path | bytes | BinaryIO, name: str) -> bytes:
     """The bytes of a picture's file, as they are.
+
+    Args:
+        name: how errors call it.
 
     Raises:
         ImageError, ImageTooLarge: not there, not readable, empty, or too many.
     """
     if isinstance(source, bytes):
-        name, data = "the image", source
+        data = source
     elif isinstance(source, str | Path):
-        name, data = str(source), _read_file(Path(source))
+        data = _read_file(Path(source))
     else:
-        name, data = "the image", source.read(_MAX_BYTES + 1)
+        data = source.read(_MAX_BYTES + 1)
     if not data:
         raise ImageError(f"{name} is empty (0 bytes); send a picture")
     if len(data) > _MAX_BYTES:
@@ -82,8 +130,8 @@ def _read_file(path: Path) -> bytes:
         raise ImageError(f"{printable} can't be read: {reason}; check the path") from None
 
 
-def _png(image: Image.Image) -> bytes:
+def _png(image: Image.Image, name: str) -> bytes:
     """Upright and RGB, so that the server sees what a loaded model would; lossless, quick to write."""
     file = BytesIO()
-    decode(image).save(file, "PNG", compress_level=1)
+    upright(image, name).save(file, "PNG", compress_level=1)
     return file.getvalue()

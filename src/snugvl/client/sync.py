@@ -229,12 +229,12 @@ class Client(calls.Requester, Tasks):
         return self.openai.with_options(max_retries=0)
 
     def _send(self, call: calls.Call[T]) -> T:
-        with failures.told(self._address):
+        with failures.sending(self._address, call.body):
             value = self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
         return understood(call.read, value)
 
     def _open(self, call: calls.StreamCall) -> "ClientStream":
-        with failures.told(self._address):
+        with failures.sending(self._address, call.body):
             events = self.openai.post(
                 self._address.url(call.path),
                 cast_to=object,
@@ -253,7 +253,7 @@ class ClientStream:
 
     def __iter__(self) -> Iterator[Delta]:
         finished = False
-        with failures.told(self._address):
+        with failures.told(self._address, self._call.body):
             for event in self._events:
                 for delta in understood(self._call.read, event):
                     finished = finished or delta.finish_reason is not None

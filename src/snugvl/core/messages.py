@@ -4,17 +4,23 @@
 iterator or as an async one. Reading is optional: a stream that is closed, or dropped, aborts its request.
 """
 
+import itertools
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 
 from PIL.Image import Image
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.training import Training
+from snugvl.errors import ImageError
 
 if TYPE_CHECKING:
     from snugvl.planner.plan import Allocation
+
+_UNNAMED: Final = re.compile(r"^the (?:image|video)(?= (?!at ))")
 
 GoOn = Callable[[], None]
 """Called between two parts of some work; it raises where nobody wants the rest."""
@@ -69,6 +75,7 @@ class Picture:
         file: hash of the file that it was decoded from; pictures of one file are the same picture.
         pixels: the image's, row by row, where they are at hand: so it needs none of its own to be sent on.
         data: the file that it was decoded from, where it is at hand: a client sends it as it is.
+        name: how errors call it; "" where only its place among others tells it.
     """
 
     image: Image
@@ -76,6 +83,7 @@ class Picture:
     file: bytes | None = None
     pixels: memoryview | None = None
     data: bytes | None = field(default=None, repr=False)
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +92,44 @@ class Video:
 
     Attributes:
         file: that they were decoded from, where it is at hand: a client sends it as it is.
+        name: how errors call it; "" where only its place among others tells it.
     """
 
     frames: tuple[Image, ...]
     timestamps: tuple[float, ...]
     file: bytes | None = field(default=None, repr=False)
+    name: str = ""
 
 
 Part = Text | Picture | Video
+
+
+@contextmanager
+def named_in_errors(part: Picture | Video) -> Iterator[None]:
+    """Errors about "the image" or "the video" within the block call it by its name, where it has one."""
+    try:
+        yield
+    except ImageError as error:
+        if part.name:
+            error.args = (_UNNAMED.sub(lambda _: part.name, str(error)),)
+        raise
+
+
+def with_names(messages: Sequence["Message"]) -> tuple["Message", ...]:
+    """The messages, those of several pictures and videos that have no name called by their place."""
+    count = sum(not isinstance(part, Text) for message in messages for part in message.content)
+    places = itertools.count(1)
+    return tuple(
+        replace(message, content=tuple(_placed(part, places, count) for part in message.content))
+        for message in messages
+    )
+
+
+def _placed(part: Part, places: Iterator[int], count: int) -> Part:
+    if isinstance(part, Text):
+        return part
+    place, kind = next(places), "video" if isinstance(part, Video) else "image"
+    return part if part.name or count == 1 else replace(part, name=f"{kind} {place} of {count}")
 
 
 @dataclass(frozen=True, slots=True)

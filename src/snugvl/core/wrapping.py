@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 NARROWEST: Final = 40  # columns; a terminal that says it has fewer is taken to have these
-_PIECES: Final = re.compile(r"\n|[^\S\n]+|\S+")
+_PIECES: Final = re.compile(r"\n|[^\S\n]+|(?:■ )?\S+")  # the sign of a colour stays with its name
 
 
 def columns(stream: TextIO | None) -> int | None:

@@ -98,7 +98,7 @@ def open_video(data: bytes, name: str) -> Video:
     if av is None:
         preload()
     found = decode_video(data, limits, None, name)
-    return Video(tuple(found.images), tuple(found.timestamps), data)
+    return Video(tuple(found.images), tuple(found.timestamps), data, name)
 
 
 def decode_video(data: bytes, limits: VideoLimits, fps: float | None, name: str) -> Frames:

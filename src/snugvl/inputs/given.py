@@ -6,6 +6,8 @@ Arrays are told by what they have, not by their library: neither torch nor numpy
 import base64
 import math
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 from urllib.parse import unquote, unquote_to_bytes
@@ -32,8 +34,10 @@ class Array(Protocol):
     def dtype(self) -> Any: ...
 
 
-ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | Array
-"""An image: a path, the bytes of a file, an open file, a Pillow image, or an array."""
+ImageSource = (
+    str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | Array | Picture
+)
+"""An image: a path, the bytes of a file, an open file, a Pillow image, an array, or one read before."""
 
 VisualSource = ImageSource | Video
 """An image, or a video: a file of one, told by its content, or frames with their times."""
@@ -41,7 +45,7 @@ VisualSource = ImageSource | Video
 File = str | Path | bytes | BinaryIO
 
 
-def taken(source: object, what: str = "the image") -> File | Image.Image | Video:
+def taken(source: object, what: str = "the image") -> File | Image.Image | Picture | Video:
     """The source as one of few types; an array as a Pillow image.
 
     Args:
@@ -53,7 +57,7 @@ def taken(source: object, what: str = "the image") -> File | Image.Image | Video
     """
     if isinstance(source, str) and source.startswith("data:"):
         return _in_data_url(source, what)
-    if isinstance(source, str | Path | bytes | Image.Image | Video):
+    if isinstance(source, str | Path | bytes | Image.Image | Picture | Video):
         return source
     if isinstance(source, bytearray | memoryview):
         return bytes(source)
@@ -83,10 +87,26 @@ def decode(source: ImageSource) -> Image.Image:
         ImageError: it isn't a picture, or larger than the limits.
         WrongType: as `taken`.
     """
-    given = taken(source)
+    return still(source).image
+
+
+def still(source: ImageSource, what: str = "the image") -> Picture:
+    """The image as `decode` gives it, with its name.
+
+    Args:
+        what: how errors call one that has no name of its own.
+
+    Raises:
+        ImageError, WrongType: as `decode`.
+    """
+    given = taken(source, what)
     if isinstance(given, Video):
-        raise ImageError("the image is a video; give one frame of it: video.frames[0]")
-    return _upright(given) if isinstance(given, Image.Image) else open_image(given)
+        raise ImageError(f"{what} is a video; give one frame of it: video.frames[0]")
+    if isinstance(given, Picture):
+        return given
+    name = called(given, what)
+    image = upright(given, name) if isinstance(given, Image.Image) else open_image(given, name=name)
+    return Picture(image, name=name)
 
 
 def see(source: VisualSource) -> Image.Image | Video:
@@ -101,26 +121,53 @@ def see(source: VisualSource) -> Image.Image | Video:
 
 
 def look(source: VisualSource, what: str = "the image") -> Picture | Video:
-    """The image as `see` gives it, with the file that it was decoded from, where it was one."""
+    """The image as `see` gives it, with the file that it was decoded from, where it was one, and its name.
+
+    Args:
+        what: how errors call an image that has no name of its own, such as its place among several.
+    """
     given = taken(source, what)
-    if isinstance(given, Video):
-        return given
+    if isinstance(given, Picture | Video):
+        return given if given.name else replace(given, name=what)
+    name = called(given, what)
     if isinstance(given, Image.Image):
-        return Picture(_upright(given))
-    name = name_of(given)
+        return Picture(upright(given, name), name=name)
     data = read_source(given, name, ImageLimits())
     if frames.is_video(data):
         return frames.open_video(data, name)
-    return Picture(open_image(data, name=name), data=data)
+    return Picture(open_image(data, name=name), data=data, name=name)
 
 
-def video(source: VisualSource) -> Video:
+def look_at(images: VisualSource | Sequence[VisualSource]) -> list[Picture | Video]:
+    """One image or several, each as `look` gives it; errors say which it is."""
+    return [look(image, what) for image, what in numbered(images)]
+
+
+def numbered(images: VisualSource | Sequence[VisualSource]) -> list[tuple[VisualSource, str]]:
+    """Images, each with how errors call it where it has no name of its own."""
+    shown = as_list(images)
+    if len(shown) < 2:
+        return [(image, "the image") for image in shown]
+    return [(image, f"the image at images[{place}]") for place, image in enumerate(shown)]
+
+
+def called(given: File | Image.Image | Picture | Video, what: str) -> str:
+    """How errors call what `taken` gave; `what`: where it has no name of its own."""
+    if isinstance(given, Picture | Video):
+        return given.name or what
+    if isinstance(given, Image.Image):  # Pillow keeps the name of the file that it opened
+        return str(getattr(given, "filename", "") or what)
+    return name_of(given, what)
+
+
+def video(source: VisualSource, what: str = "the video") -> Video:
     """A video, or an animation (GIF, WebP, APNG, AVIF, several pictures in one HEIC file), with its frames.
 
     Where a picture is expected, an animation is its first frame; so made it is all of them, sampled evenly.
 
     Args:
         source: a path, the bytes of a file, or an open file.
+        what: how errors call one that has no name.
 
     Returns:
         Up to 64 frames, two a second, with their times; also the file, which a client sends as it is.
@@ -132,18 +179,26 @@ def video(source: VisualSource) -> Video:
     Example:
         model.caption(snugvl.video("moves.gif"))
     """
-    given = taken(source, "the video")
-    if isinstance(given, Image.Image | Video):
+    given = taken(source, what)
+    if isinstance(given, Image.Image | Picture | Video):
         raise WrongType(f"the video is {type(given).__name__}; give its file: a path, bytes, or an open file")
-    name = name_of(given).replace("the image", "the video")
+    name = name_of(given, what)
     return frames.open_video(read_source(given, name, ImageLimits()), name)
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image, name: str) -> Image.Image:
+    """The image, turned as its file says, and RGB.
+
+    Args:
+        name: how errors call it.
+
+    Raises:
+        ImageError: it can't be decoded, or has no RGB form.
+    """
     try:
-        return to_rgb(ImageOps.exif_transpose(image))
+        return to_rgb(ImageOps.exif_transpose(image), name)
     except OSError as error:  # Pillow decodes a file when its pixels are first wanted
-        raise ImageError(f"the image can't be decoded ({error}); open it again, and leave it open") from None
+        raise ImageError(f"{name} can't be decoded ({error}); open it again, and leave it open") from None
 
 
 def as_list(images: VisualSource | list[T] | tuple[T, ...] | object) -> list[Any]:

@@ -164,17 +164,17 @@ def _sixteen_to_eight(image: Image.Image) -> Image.Image:
     return Image.fromarray(levels.astype(np.uint8))
 
 
-def name_of(source: str | Path | bytes | BinaryIO) -> str:
-    """How errors call the source."""
+def name_of(source: str | Path | bytes | BinaryIO, what: str = "the image") -> str:
+    """How errors call the source; `what`: where it doesn't tell by itself."""
     if isinstance(source, str | Path):
         text = str(source) or "''"
         return text if len(text) <= 200 else f"{text[:80]}…{text[-80:]}"
     if isinstance(source, bytes):
-        return "the image"
+        return what
     name = getattr(source, "name", None)
     if name in ("<stdin>", 0):
         return "standard input"
-    return str(name) if isinstance(name, str) else "the image"
+    return str(name) if isinstance(name, str) else what
 
 
 def read_source(source: str | Path | bytes | BinaryIO, name: str, limits: ImageLimits) -> bytes:

@@ -32,6 +32,7 @@ _PICTURES: tuple[tuple[bytes, str], ...] = (
     (b"MM\x00*", "TIFF"),
 )
 
+_SEND = "send a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC"
 _UNKNOWN = "application/octet-stream"
 _FILMS = ((b"\x1aE\xdf\xa3", "video/webm"), (b"OggS", "video/ogg"))
 _ISO_MEDIA: dict[iso_media.Kind, str] = {
@@ -57,7 +58,7 @@ def describe(data: bytes, *, quote: bool = True) -> str:
         if data.startswith(signature):
             return advice
     start = f" (it starts with {data[:4].hex(' ')})" if quote else ""
-    return _text(data) or f"unknown data{start}; send a JPEG, PNG, WebP, GIF, BMP or TIFF"
+    return _text(data) or f"unknown data{start}; {_SEND}"
 
 
 def _container(data: bytes) -> str | None:
@@ -87,7 +88,7 @@ def _text(data: bytes) -> str | None:
         return "an HTML page, perhaps the error page of a failed download; download the picture itself"
     if start.startswith(("{", "[")):
         return "JSON text; send a picture"
-    return "text; send a JPEG, PNG, WebP, GIF, BMP or TIFF"
+    return f"text; {_SEND}"
 
 
 def media_type(data: bytes) -> str:

@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig, VisionConfig
-from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, Video, characters, going_on
+from snugvl.core.messages import (
+    GoOn,
+    Message,
+    Picture,
+    Text,
+    Tool,
+    Video,
+    characters,
+    going_on,
+    named_in_errors,
+)
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
@@ -370,15 +380,17 @@ def check_ids(ids: Sequence[int], vocab_size: int, placeholders: Collection[int]
 
 
 def _runs(pictures: PictureInputs, messages: Sequence[Message]) -> Iterator[int]:
-    """Runs of placeholders of a conversation's pictures and videos, in order; errors say which message's."""
+    """Runs of placeholders of a conversation's pictures and videos, in order; errors say which of them."""
     for index, message in enumerate(messages):
         for part in message.content:
             if not isinstance(part, Text):
                 try:
-                    yield from pictures.runs(part)
+                    with named_in_errors(part):
+                        runs = pictures.runs(part)
                 except ImageError as error:
                     error.field = error.field or f"messages[{index}].content"
                     raise
+                yield from runs
 
 
 def _pictures(messages: Sequence[Message]) -> list[Picture | Video]:

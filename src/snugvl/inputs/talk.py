@@ -10,7 +10,7 @@ answered with confidence, and without the picture.
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -57,11 +57,13 @@ class Unseen:
     Attributes:
         video: whether it was said to be one; else its content decides.
         detail: "low", "high" or "auto", as of OpenAI's `image_url`.
+        what: how errors call it where it has no name of its own.
     """
 
     source: Any
     video: bool = False
     detail: str | None = None
+    what: str = "the image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,12 @@ def of_user(parts: Iterable[Any]) -> Turn:
     Raises:
         ImageError, WrongType: as `user`.
     """
-    found = tuple(_part(part) for part in parts)
+    found = [_part(part, f"the image at parts[{place}]") for place, part in enumerate(parts)]
     if not found:
         raise RequestError("a message needs words or a picture", field="messages")
-    return Turn("user", found)
+    if sum(not isinstance(part, Text) for part in found) == 1:
+        found = [replace(part, what="the image") if isinstance(part, Unseen) else part for part in found]
+    return Turn("user", tuple(found))
 
 
 def seen(unseen: Unseen) -> Picture | Video:
@@ -124,12 +128,16 @@ def seen(unseen: Unseen) -> Picture | Video:
     """
     from snugvl.inputs.given import video
 
+    what = unseen.what.replace("the image", "the video") if unseen.video else unseen.what
+    shown: Picture | Video
     if unseen.video:
-        return unseen.source if isinstance(unseen.source, Video) else video(unseen.source)
-    shown = look(unseen.source)
+        shown = unseen.source if isinstance(unseen.source, Video) else video(unseen.source, what)
+    else:
+        shown = look(unseen.source, what)
     if isinstance(shown, Picture) and unseen.detail == "low":
-        return Picture(shown.image, LOW_DETAIL_PIXELS, data=shown.data)
-    return shown
+        shown = replace(shown, max_pixels=LOW_DETAIL_PIXELS)
+    # A place within a message tells nothing in a conversation: see `with_names`.
+    return replace(shown, name="") if shown.name == what else shown
 
 
 def turns(said: Spoken | Sequence[Spoken], system: str | None = None) -> list[Turn]:
@@ -165,15 +173,15 @@ def _turn(said: Any, what: str) -> Turn:
     )
 
 
-def _part(value: Any) -> Part | Unseen:
+def _part(value: Any, what: str) -> Part | Unseen:
     if isinstance(value, Text | Picture | Video | Unseen):
         return value
     if isinstance(value, str):
-        return Unseen(value) if _names_a_picture(value) else Text(value)
+        return Unseen(value, what=what) if _names_a_picture(value) else Text(value)
     if isinstance(value, os.PathLike | bytes | bytearray | memoryview | Image) or (
         hasattr(value, "shape") or callable(getattr(value, "read", None))
     ):
-        return Unseen(value)
+        return Unseen(value, what=what)
     if isinstance(value, Message | Mapping | Said):
         raise WrongType(
             f"{described(value)} is a message of its own; give chat a list of messages", field="messages"
@@ -239,7 +247,7 @@ def _of_dict(said: Mapping[str, Any], what: str) -> Turn:
 def _part_of(part: Any, what: str) -> Part | Unseen:
     """A part as OpenAI's chat completions and responses, or transformers' chat templates have it."""
     if not isinstance(part, Mapping):
-        return _part(part)
+        return _part(part, f"the image at {what}")
     kind = part.get("type")
     if kind in _TEXTS and isinstance(part.get("text"), str):
         return Text(part["text"])
@@ -247,12 +255,13 @@ def _part_of(part: Any, what: str) -> Part | Unseen:
         value = part.get("video_url" if kind == "video_url" else "image_url")
         value = value if isinstance(value, Mapping) else {"url": value, "detail": part.get("detail")}
         if value.get("url") is not None:
-            return Unseen(value["url"], kind == "video_url", value.get("detail"))
+            return Unseen(value["url"], kind == "video_url", value.get("detail"), f"the image at {what}")
     if kind in ("image", "video"):
         found = [part[key] for key in (kind, "url", "path", "base64") if part.get(key) is not None]
         if len(found) == 1:
             base64 = part.get("base64") is not None
-            return Unseen(f"data:;base64,{found[0]}" if base64 else found[0], kind == "video")
+            source = f"data:;base64,{found[0]}" if base64 else found[0]
+            return Unseen(source, kind == "video", what=f"the image at {what}")
     raise RequestError(
         f"{what} is no part that is known: {described(dict(part))}; use {{'type': 'text', 'text': …}}, "
         "{'type': 'image_url', 'image_url': {'url': …}} or {'type': 'image', 'image': …}",

@@ -36,7 +36,7 @@ _PHRASES = {
     "failed": _FAILED,
     "again": "; copy or download it again",
     "html": "an HTML page, perhaps the error page of a failed download; download the picture itself",
-    "formats": "send a JPEG, PNG, WebP, GIF, BMP or TIFF",
+    "formats": "send a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC",
     "broken": f"{_FAILED}pictures.test broke off or doesn't speak HTTP; send it as a data URL",
     "elsewhere": f"{_FAILED}pictures.test redirects to something that is not a proper http(s) URL; "
     "give the address of the picture itself",

@@ -332,12 +332,26 @@ def test_conversations_are_found_by_what_was_said(serve: Serve, open_page: OpenP
     expect(page.locator("#talks-empty")).to_have_text("1 of 2 conversations")
     search.fill("answer 2")
     expect(page.locator(".talk-title")).to_have_text(["Tell me of cats"])
-    expect(page.locator(".talk")).to_contain_text("…answer 2…")
+    expect(page.locator(".talk .muted").first).to_have_text("answer 2")  # all of it: nothing is left out
     search.fill("nothing like it")
     expect(page.locator(".talk")).to_have_count(0)
     expect(page.locator("#talks-empty")).to_have_text("0 of 2 conversations")
     search.fill("")
     expect(page.locator(".talk")).to_have_count(2)
+
+
+def test_a_place_that_was_found_is_shown_in_whole_words(serve: Serve, open_page: OpenPage) -> None:
+    words = (
+        "There were several animals standing in the garden behind the house, and birds that sang above it."
+    )
+    page = open_page(serve(FakeService(Script((words,)))))
+    ask(page, "Hello?")
+    expect(answers(page)).to_have_count(1)
+    page.evaluate(ALL_WRITTEN)
+    kept(page)
+    page.get_by_label("Search in all of them").fill("garden")
+    shown = "… were several animals standing in the garden behind the house, and birds that sang …"
+    expect(page.locator(".talk .muted").first).to_have_text(shown)
 
 
 def test_a_conversation_is_taken_away(serve: Serve, open_page: OpenPage, shapes: Path) -> None:

@@ -1,5 +1,6 @@
 """Several pictures and videos in one conversation, and what is refused before anything is sent."""
 
+import json
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -10,16 +11,17 @@ import pytest
 from PIL import Image
 from playwright.sync_api import JSHandle, Page, Route, expect
 
-from snugvl.core.messages import Picture, Video
+from snugvl.core.messages import Picture, Request, Text, Video
 from snugvl.core.training import Training
 from snugvl.inputs.image import FORMATS
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.page import routes
 from snugvl.server.settings import ServerSettings
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.server.fake import CAPABILITIES, FakeService, Script
 from tests.server.live import live
 from tests.server.page.conftest import (
+    ALL_WRITTEN,
     OpenPage,
     Serve,
     answers,
@@ -292,16 +294,21 @@ def test_without_its_limits_the_server_decides(
     provoked(problems, "ERR_FAILED")
 
 
-def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+def film(path: Path) -> None:
+    """Four frames as MP4."""
     av = pytest.importorskip("av")
-    (tmp_path / "moves.gif").write_bytes(animation())
-    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+    with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=4)
         stream.width = stream.height = 32
         for color in ("red", "green", "blue", "white"):
             for packet in stream.encode(av.VideoFrame.from_image(Image.new("RGB", (32, 32), color))):
                 container.mux(packet)
         container.mux(stream.encode())
+
+
+def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    (tmp_path / "moves.gif").write_bytes(animation())
+    film(tmp_path / "clip.mp4")
     service = FakeService(capabilities=SEES_VIDEO)
     page = open_page(serve(service))
     expect(page.locator("#model-facts")).to_contain_text("512 tokens")
@@ -317,14 +324,91 @@ def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Pat
     expect(page.locator("#motion")).to_contain_text("questions, Caption and Scene send its frames")
 
 
-def test_tasks_need_a_still_picture(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
-    (tmp_path / "clip.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(64))
-    page = open_page(serve(FakeService(capabilities=SEES_VIDEO)))
+def shapes_of(request: Request) -> list[str | int]:
+    """What a model is shown and told: words, frames of a video, or "picture"."""
+    return [
+        part.text if isinstance(part, Text) else len(part.frames) if isinstance(part, Video) else "picture"
+        for message in request.messages
+        for part in message.content
+    ]
+
+
+@pytest.mark.parametrize("video", [False, True], ids=["pictures", "videos"])
+def test_a_conversation_that_is_taken_away_means_the_same(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, shapes: Path, video: bool
+) -> None:
+    """The JSON of the list of conversations, sent as it is with one more question."""
+    service = FakeService(capabilities=replace(CAPABILITIES, video=video))
+    url = serve(service)
+    page = open_page(url)
     expect(page.locator("#model-facts")).to_contain_text("512 tokens")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Be short.")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Temperature").press("Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    (tmp_path / "moves.gif").write_bytes(animation())
+    (tmp_path / "moves.webp").write_bytes(moving("WEBP"))
+    files = [shapes, tmp_path / "moves.gif", tmp_path / "moves.webp"]
+    if video:
+        film(tmp_path / "clip.mp4")
+        files.append(tmp_path / "clip.mp4")
+    for file in files[:2]:
+        choose(page, file)
+    ask(page, "First?")
+    expect(answers(page)).to_have_count(1)
+    for file in files[2:]:
+        choose(page, file)
+    ask(page, "Second?")
+    expect(answers(page)).to_have_count(2)
+    page.evaluate(ALL_WRITTEN)
+    page.get_by_role("button", name="Conversations", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSON of First?").click()
+    page.keyboard.press("Escape")
+    ask(page, "Third?")
+    expect(answers(page)).to_have_count(3)
+    body = json.loads(Path(download.value.path()).read_text("utf-8"))
+    body["messages"].append({"role": "user", "content": "Third?"})
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    asked, again = service.requests[-2:]
+    assert shapes_of(again) == shapes_of(asked)
+    assert shapes_of(again).count("picture") == (1 if video else 3)
+    assert again.sampling.temperature == asked.sampling.temperature == 0.5
+    assert [each["kind"] for each in body["pictures"]] == ["picture"] * 3 + ["video"] * video
+
+
+def test_caption_and_scene_take_a_video_and_detect_says_why_not(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, shapes: Path
+) -> None:
+    """As the command line, Python and the server do."""
+    scene = '{"summary": "Red.", "setting": "", "objects": [], "text": [], "relations": []}'
+    service = FakeService(Script((scene,)), capabilities=SEES_VIDEO)
+    page = open_page(serve(service))
+    expect(page.locator("#model-facts")).to_contain_text("512 tokens")
+    film(tmp_path / "clip.mp4")
     choose(page, tmp_path / "clip.mp4")
+    expect(page.locator("#film")).to_contain_text("Detect needs a still picture")
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
-    expect(page.locator("#caption-form .error")).to_contain_text("This works on still pictures.")
+    expect(page.locator("#caption-form .job-status")).to_contain_text("tokens read")
+    tab(page, "Scene")
+    page.get_by_role("button", name="Analyse").click()
+    expect(page.locator("#scene-result")).to_contain_text("Red.")
+    for request in service.requests:
+        assert isinstance(request.messages[-1].content[0], Video)
+    tab(page, "Detect")
+    page.get_by_role("button", name="Find objects").click()
+    why = "clip.mp4 is a video, and boxes belong to one picture."
+    expect(page.locator("#detect-form .error")).to_contain_text(why)
+    service.script = Script(('[{"bbox_2d": [100, 100, 600, 900], "label": "cat"}]',))
+    choose(page, shapes)
+    expect(page.locator("#scope-all")).to_have_text("All 2")
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator("#detect-summary")).to_contain_text("found")
+    expect(page.locator("#detect-blocks .error")).to_contain_text(why)
+    assert len(service.requests) == 3
 
 
 def moving(kind: str, **options: Any) -> bytes:

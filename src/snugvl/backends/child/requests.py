@@ -13,7 +13,7 @@ from snugvl.backends.child.settings import Facts
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.checkpoint.training import training_of
 from snugvl.core.checks import check_combination
-from snugvl.core.messages import Capabilities, GoOn, Message, Picture, Request, Tool
+from snugvl.core.messages import Capabilities, GoOn, Message, Picture, Request, Tool, named_in_errors
 from snugvl.core.sampling import check_scores
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.constraints import refused
@@ -130,7 +130,8 @@ def png(picture: Picture, facts: Facts) -> tuple[str, tuple[int, int]]:
         RequestError, ImageError: it can't be scaled as asked.
     """
     image = to_rgb(picture.image)
-    size = target_size(image.size, picture.max_pixels, facts)
+    with named_in_errors(picture):
+        size = target_size(image.size, picture.max_pixels, facts)
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)
     buffer = BytesIO()

@@ -210,13 +210,14 @@ class _Pickler(pickle.Pickler):
             return type(value), values(value)
         if isinstance(value, Image.Image) and not self._pixels:
             return Size, value.size
-        if isinstance(value, Picture) and not self._pixels:
-            return Picture, (value.image, value.max_pixels, value.file)
         if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
             return self._image(value.mode, value.size, value.tobytes())
-        if isinstance(value, Picture) and value.pixels is not None:
+        if isinstance(value, Picture):  # never its file
+            facts = value.max_pixels, value.file, value.name
+            if value.pixels is None or not self._pixels:
+                return _picture, (value.image, *facts)
             make, arguments = self._image("RGB", value.image.size, value.pixels)
-            return _picture, (make, arguments, value.max_pixels, value.file)
+            return _followed_picture, (make, arguments, *facts)
         return NotImplemented
 
     def _image(
@@ -253,10 +254,12 @@ def _followed(mode: str, size: tuple[int, int], count: int) -> Image.Image:
     return Image.frombytes(mode, size, pixels)
 
 
-def _picture(
-    make: Callable[..., Image.Image], arguments: tuple[Any, ...], max_pixels: int | None, file: bytes | None
-) -> Picture:
-    return Picture(make(*arguments), max_pixels, file)
+def _picture(image: Image.Image, max_pixels: int | None, file: bytes | None, name: str) -> Picture:
+    return Picture(image, max_pixels, file, name=name)
+
+
+def _followed_picture(make: Callable[..., Image.Image], arguments: tuple[Any, ...], *facts: Any) -> Picture:
+    return _picture(make(*arguments), *facts)
 
 
 def encode(message: ToEngine | list[Event]) -> bytes:

@@ -226,9 +226,9 @@ class Intake:
                 )
                 if _SIZES.get():
                     sized = cast("Image.Image", Size(*picture.image.size))
-                    return Picture(sized, max_pixels, file)
+                    return Picture(sized, max_pixels, file, name=name)
                 share.keep([picture.image])
-        return replace(picture, max_pixels=max_pixels, file=file)
+        return replace(picture, max_pixels=max_pixels, file=file, name=name)
 
     async def _video(self, data: bytes, fps: float | None, name: str) -> Video:
         limits = self._settings.video
@@ -239,7 +239,7 @@ class Intake:
             async with self._one_video, self._live.reserve(most, len(data)) as share:
                 frames, times = await self._videos.video(data, limits, fps, name)
                 share.keep(frames)
-        return Video(tuple(frames), tuple(times))
+        return Video(tuple(frames), tuple(times), name=name)
 
     def _check_encoded(self) -> None:
         if self._encoded >= self._settings.max_live_bytes:
@@ -271,7 +271,11 @@ class Intake:
                 f"the limit is {limits.max_total_pixels:,}; scale them down, or send fewer"
             )
         rate = limits.fps if fps is None else fps
-        return Video(tuple(p.image for p in pictures), tuple(i / rate for i in range(len(pictures))))
+        return Video(
+            tuple(p.image for p in pictures),
+            tuple(i / rate for i in range(len(pictures))),
+            name=_called("video", field),
+        )
 
 
 @contextmanager

@@ -56,7 +56,7 @@ function boxOf({ label, box }, { width, height }, colour) {
   node.style.height = `${(100 * (box.y2 - box.y1)) / height}%`;
   node.style.setProperty("--colour", colour);
   if (box.y1 < 0.08 * height) tag.classList.add("inside");
-  const right = box.x1 > 0.7 * width;
+  const right = box.x1 > 0.4 * width && box.x2 > width - box.x1; // there is more room on its left
   if (right) tag.classList.add("right");
   const room = (right ? box.x2 : width - box.x1) / (box.x2 - box.x1); // in widths of the box, up to the edge
   tag.style.maxWidth = `min(14rem, ${100 * room}%)`;

@@ -55,10 +55,17 @@ function placeOf(words, { title, turns }) {
   for (const { text } of turns) {
     const at = text.toLowerCase().indexOf(wanted);
     if (at < 0) continue;
-    const piece = text.slice(Math.max(0, at - AROUND), at + wanted.length + AROUND).replace(/\s+/g, " ");
-    return `…${piece.trim()}…`;
+    return around(text, at, at + wanted.length);
   }
   return null;
+}
+
+/** A piece of text around a place, of whole words where they aren't too long. */
+function around(text, from, to) {
+  const before = from > AROUND ? `…${text.slice(from - AROUND, from).replace(/^\S{1,20}(?=\s)/, "")}` : text.slice(0, from);
+  const rest = text.slice(to, to + AROUND);
+  const after = to + AROUND < text.length ? `${rest.replace(/(?<=\s)\S{1,20}$/, "").trimEnd()} …` : rest;
+  return `${before}${text.slice(from, to)}${after}`.replace(/\s+/g, " ").trim();
 }
 
 function itemOf(kept, place) {

@@ -1,4 +1,6 @@
-// Conversations to take away: Markdown for people, JSON for programs, whose `messages` /v1/chat/completions takes.
+// Conversations to take away: Markdown for people, JSON for programs, which /v1/chat/completions takes.
+
+import { requestOf } from "./request.js";
 
 /** A conversation of store.js as Markdown; pictures are named. */
 export function markdownOf({ title, turns, pictures }) {
@@ -12,25 +14,14 @@ export function markdownOf({ title, turns, pictures }) {
   return `${[`# ${title}`, ...parts].join("\n\n")}\n`;
 }
 
-/** The same as JSON, its pictures in it. */
+/** The same as JSON, its pictures in it: the body of a request, to whose `messages` a question may be added. */
 export async function jsonOf({ title, updated, turns, pictures }) {
   const urls = new Map();
   for (const { id, file } of pictures) urls.set(id, await dataUrl(file));
-  const shown = pictures.map(({ id, name, width, height }) => ({ id, name, width, height }));
-  const messages = turns.map((turn) => messageOf(turn, pictures, urls));
   const model = turns.findLast(({ role }) => role === "assistant")?.model;
-  return JSON.stringify({ title, updated: new Date(updated).toISOString(), model, messages, pictures: shown }, null, 2);
-}
-
-function messageOf({ role, text, pictures: ids = [] }, pictures, urls) {
-  if (role === "assistant") return { role, content: text };
-  const parts = pictures
-    .filter(({ id }) => ids.includes(id) && urls.has(id))
-    .map(({ id, kind }) => {
-      const type = kind === "video" ? "video_url" : "image_url";
-      return { type, [type]: { url: urls.get(id) } };
-    });
-  return { role, content: [...parts, { type: "text", text }] };
+  const body = requestOf(model, turns, pictures, ({ id }) => urls.get(id));
+  const shown = pictures.map(({ id, name, kind, width, height }) => ({ id, name, kind, width, height }));
+  return JSON.stringify({ title, updated: new Date(updated).toISOString(), ...body, pictures: shown }, null, 2);
 }
 
 function dataUrl(file) {

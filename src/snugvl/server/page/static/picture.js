@@ -27,18 +27,11 @@ export const pictures = () => tray;
 /** Those that go with the next question. */
 export const waiting = () => tray.filter((picture) => !picture.sent);
 
-/** The pictures of the conversation that are none of a video. */
-export const stills = () => tray.filter(({ kind }) => kind === "picture");
-
 /** Throws `Needed` when there is no picture to work on. */
 export function requirePicture() {
-  if (stills().length) return;
+  if (tray.length) return;
   byId("file").focus();
-  throw new Needed(
-    current
-      ? "This works on still pictures. Choose one, or ask about the video in the conversation."
-      : "Choose a picture first: press “Choose a picture”, or try one of the samples.",
-  );
+  throw new Needed("Choose a picture first: press “Choose a picture”, or try one of the samples.");
 }
 
 export const imageElement = () => image;
@@ -162,7 +155,7 @@ function ofMotion() {
 
 /** What stands in place of an image that this page can't show. */
 function withoutImage({ unseen, name }) {
-  if (!unseen) return "A video. Ask about it in the conversation; this page doesn't play it.";
+  if (!unseen) return "A video: questions, Caption and Scene send its frames; Detect needs a still picture. This page doesn't play it.";
   return `${name} can't be shown by this browser. It goes to the server as it is, which can read it.`;
 }
 

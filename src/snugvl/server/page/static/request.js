@@ -12,10 +12,8 @@ const PART_BYTES = 512; // that a file takes in a form beside its own bytes
 export async function formOf(model, turns, pictures) {
   const asked = new Set(turns.flatMap((turn) => turn.pictures ?? []));
   const sent = pictures.filter(({ id }) => asked.has(id));
-  const { system, temperature, tokens } = settings();
-  const body = { model, messages: messagesOf(turns, sent, system), stream: true, stream_options: { include_usage: true } };
-  if (temperature !== null) body.temperature = temperature;
-  if (tokens !== null) body.max_completion_tokens = tokens;
+  const asStream = { stream: true, stream_options: { include_usage: true } };
+  const body = { ...requestOf(model, turns, sent, ({ id }) => `attachment:${id}`), ...asStream };
   const json = new Blob([JSON.stringify(body)], { type: "application/json" });
   await checkSize(sent, json.size);
   const form = new FormData();
@@ -24,18 +22,26 @@ export async function formOf(model, turns, pictures) {
   return form;
 }
 
-function messagesOf(turns, sent, system) {
-  const messages = turns.map(({ role, text, pictures = [] }) => {
+/** The JSON that asks for the next answer, with the settings of now. `urlOf(picture)`: what it calls one. */
+export function requestOf(model, turns, pictures, urlOf) {
+  const { system, temperature, tokens } = settings();
+  const messages = turns.map(({ role, text, pictures: ids = [] }) => {
     if (role === "assistant") return { role, content: text };
-    const parts = pictures.flatMap((id) => sent.filter((picture) => picture.id === id).map(partOf));
-    return { role, content: [...parts, { type: "text", text }] };
+    const shown = ids.flatMap((id) => pictures.filter((picture) => picture.id === id));
+    return { role, content: [...shown.map((picture) => partOf(picture, urlOf(picture))), { type: "text", text }] };
   });
-  return system ? [{ role: "system", content: system }, ...messages] : messages;
+  return {
+    model,
+    messages: system ? [{ role: "system", content: system }, ...messages] : messages,
+    ...(temperature !== null ? { temperature } : {}),
+    ...(tokens !== null ? { max_completion_tokens: tokens } : {}),
+  };
 }
 
-function partOf({ id, kind, moves }) {
-  const url = `attachment:${id}`;
-  return kind === "video" || (moves && takesVideo()) ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } };
+/** A film, or an animation where the model takes films, is a video; else of an animation the first frame is seen. */
+function partOf({ kind, moves }, url) {
+  const type = kind === "video" || (moves && takesVideo()) ? "video_url" : "image_url";
+  return { type, [type]: { url } };
 }
 
 async function checkSize(sent, words) {

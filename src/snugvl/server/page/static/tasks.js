@@ -4,11 +4,12 @@ import { ServerError, Unreachable, bodyOf, call, events, warningOf } from "./api
 import { drawPaired, frameOf, listOf, summary } from "./boxes.js";
 import { byId, download, make, number, plural, say } from "./dom.js";
 import { cocoOf, pngOf } from "./export.js";
-import { explain, jobForm } from "./job.js";
+import { explain, jobForm, Needed } from "./job.js";
 import { takesVideo } from "./offer.js";
-import { allTaken, imageElement, isDrawn, onPicture, onTray, requirePicture, shown, stills } from "./picture.js";
+import { allTaken, imageElement, isDrawn, onPicture, onTray, pictures, requirePicture, shown } from "./picture.js";
 
 const RESULTS = ["caption-result", "scene-result", "detect-result"];
+const STILL = "Choose a still picture for Detect; questions, Caption and Scene take the video.";
 let jobs = [];
 let found = []; // of the last detection: {picture, result, items}
 let asked = []; // names that it looked for
@@ -23,7 +24,7 @@ export function wireTasks() {
   onPicture(drawStage);
   onTray(() => {
     showScope();
-    const ids = stills().map(({ id }) => id).join();
+    const ids = pictures().map(({ id }) => id).join();
     if (ids !== seen) forget();
     seen = ids;
   });
@@ -46,19 +47,17 @@ function forget() {
 
 /** Which pictures are meant is only asked where there are several. */
 function showScope() {
-  const many = stills().length > 1;
+  const many = pictures().length > 1;
   byId("scope").hidden = !many;
   if (!many) return;
-  byId("scope-all").textContent = `All ${number(stills().length)}`;
-  byId("scope-one").textContent = shown()?.kind === "picture" ? `Only ${shown().name}, which is shown` : "Only the one shown";
-  byId("scope").elements.one.disabled = shown()?.kind !== "picture";
-  if (byId("scope").elements.one.disabled) byId("scope").elements.all.checked = true;
+  byId("scope-all").textContent = `All ${number(pictures().length)}`;
+  byId("scope-one").textContent = `Only ${shown().name}, which is shown`;
 }
 
 /** The pictures to work on; throws `Needed` where there are none. */
 function chosen() {
   requirePicture();
-  return byId("scope").elements.one.checked && shown()?.kind === "picture" ? [shown()] : stills();
+  return byId("scope").elements.one.checked ? [shown()] : pictures();
 }
 
 /**
@@ -69,7 +68,7 @@ async function each(target, signal, work) {
   await allTaken();
   signal.throwIfAborted();
   const all = chosen();
-  const several = stills().length > 1; // then each result says of which picture it is
+  const several = pictures().length > 1; // then each result says of which picture it is
   const sum = { prompt_tokens: 0, completion_tokens: 0 };
   const warnings = new Set();
   target.replaceChildren();
@@ -82,7 +81,7 @@ async function each(target, signal, work) {
       for (const name of Object.keys(sum)) sum[name] += usage?.[name] ?? 0;
       if (warning) warnings.add(warning);
     } catch (problem) {
-      if (all.length > 1 && problem instanceof ServerError) {
+      if (all.length > 1 && (problem instanceof ServerError || problem instanceof Needed)) {
         place.replaceChildren(make("p", { class: "error", text: explain(problem) }));
         continue;
       }
@@ -94,7 +93,7 @@ async function each(target, signal, work) {
   return [all.length > 1 ? plural(all.length, "picture") : "", counts, ...warnings].filter(Boolean).join(". ");
 }
 
-const headOf = (picture) => make("h3", { text: `${stills().indexOf(picture) + 1}: ${picture.name}` });
+const headOf = (picture) => make("h3", { text: `${pictures().indexOf(picture) + 1}: ${picture.name}` });
 
 function post(task, picture, fields, signal) {
   const form = new FormData();
@@ -166,8 +165,9 @@ async function detect(signal) {
   forgetBoxes();
   asked = byId("names").value.split(",").map((name) => name.trim()).filter(Boolean);
   const fields = asked.length ? { objects: asked.join(",") } : {};
-  const several = stills().length > 1;
+  const several = pictures().length > 1;
   const figures = await each(byId("detect-blocks"), signal, async (picture, place) => {
+    if (picture.kind === "video") throw new Needed(`${picture.name} is a video, and boxes belong to one picture. ${STILL}`);
     const response = await post("detect", picture, fields, signal);
     const result = await bodyOf(response);
     const { node, items } = listOf(result);
