@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from snugvl.core.options import LoadOptions, flag
 from snugvl.core.sizes import exact_size
-from snugvl.planner.llamacpp_flags import llamacpp_arguments
+from snugvl.planner.engines.llamacpp.flags import llamacpp_arguments
+from snugvl.planner.engines.vllm.flags import vllm_arguments
 from snugvl.planner.plan import Choice
-from snugvl.planner.vllm_flags import vllm_arguments
 from snugvl.planner.wishes import Wishes
 
 # Options that the server's command has and a task's hasn't.

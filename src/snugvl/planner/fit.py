@@ -8,14 +8,14 @@ from functools import cached_property
 from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option
-from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
 from snugvl.planner.costs import kv_formats_on, tier
-from snugvl.planner.footprint import llamacpp
+from snugvl.planner.engines.llamacpp import footprint as llamacpp
+from snugvl.planner.engines.native.checkpoints import CHECKPOINTS, EACH, keeping, steps
+from snugvl.planner.engines.native.step_graphs import recorded
+from snugvl.planner.engines.transformers.offload import host_bytes
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
-from snugvl.planner.footprint.offload import host_bytes
-from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, Step, comfort, goals
 from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings

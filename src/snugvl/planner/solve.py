@@ -26,8 +26,8 @@ from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, Refusal, offloading, options
-from snugvl.planner.checkpoints import CHECKPOINTS
 from snugvl.planner.costs import cost
+from snugvl.planner.engines.native.checkpoints import CHECKPOINTS
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS

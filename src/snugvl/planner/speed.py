@@ -30,12 +30,12 @@ from snugvl.core.sizes import format_size
 from snugvl.hardware.link import LANE_BYTES_PER_S
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
+from snugvl.planner.engines.llamacpp.speed import llamacpp_rate
+from snugvl.planner.engines.transformers.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
-from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, sizes
 from snugvl.planner.inventory import Inventory, Part, widths
-from snugvl.planner.llamacpp_speed import llamacpp_rate
 from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64

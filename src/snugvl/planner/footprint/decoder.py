@@ -1,4 +1,4 @@
-"""The decoder at work in plain torch: ours on a CPU, and transformers'. (On a GPU ours is in `native.py`.)
+"""The decoder at work in plain torch: ours on a CPU, and transformers'. (On a GPU ours is in `engines/native`.)
 
 With h hidden, i intermediate, q = heads · head_dim, k = kv_heads · head_dim, d = head_dim, 16-bit values.
 
@@ -15,7 +15,7 @@ Where SDPA has no fused kernel for grouped heads (GPUs before Ampere) it compute
 
 from typing import Final
 
-from snugvl.planner.footprint import hybrid
+from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_component, unwindowed_component

@@ -9,7 +9,7 @@ for all sequences that may run, and one more for rows that only fill up a CUDA g
 prefix cache needs copies of states besides, checkpoints: as many as the solver finds room for.
 Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2309.06180) for the blocks.
 
-Windows are honoured by vLLM, whose blocks are a chapter of their own (`vllm_pages.py`), and by transformers:
+Windows are honoured by vLLM, whose blocks are a chapter of their own (`planner/engines/vllm/pages.py`), and by transformers:
 its cache keeps `window - 1` tokens of such a layer (`DynamicSlidingWindowLayer`), but as a view of the
 prompt's own keys and values, which live until the first new token replaces them. So one prompt's are whole
 meanwhile.
@@ -18,9 +18,9 @@ meanwhile.
 from dataclasses import replace
 
 from snugvl.core.config import RECENT
+from snugvl.planner.engines.vllm.pages import pages, sequence_bytes
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.vllm_pages import pages, sequence_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 

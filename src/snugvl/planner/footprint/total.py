@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from snugvl.planner.footprint import llamacpp
+from snugvl.planner.engines.llamacpp import footprint as llamacpp
+from snugvl.planner.engines.native.footprint import native_components
+from snugvl.planner.engines.native.step_graphs import step_graph_components
+from snugvl.planner.engines.transformers.offload import offload_components
+from snugvl.planner.engines.vllm.footprint import vllm_components
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.decoder import decoder_components
 from snugvl.planner.footprint.kv import (
@@ -11,11 +15,7 @@ from snugvl.planner.footprint.kv import (
     predictor_component,
     state_component,
 )
-from snugvl.planner.footprint.native import native_components
-from snugvl.planner.footprint.offload import offload_components
-from snugvl.planner.footprint.step_graphs import step_graph_components
 from snugvl.planner.footprint.vision import vision_components
-from snugvl.planner.footprint.vllm import vllm_components
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings

@@ -29,10 +29,10 @@ from functools import lru_cache
 from typing import Final
 
 from snugvl.core.sizes import MIB, format_size
+from snugvl.planner.engines.transformers.offload import layer_bytes
+from snugvl.planner.engines.vllm.tensors import loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.offload import layer_bytes
-from snugvl.planner.footprint.vllm_tensors import loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
 from snugvl.planner.settings import FEW_BITS, GROUPS, Settings
 

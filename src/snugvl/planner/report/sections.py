@@ -10,9 +10,9 @@ from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
 from snugvl.planner.capabilities import parts_of
 from snugvl.planner.commands import next_command, plain_command
+from snugvl.planner.engines.llamacpp.footprint import host_bytes as llamacpp_host_bytes
+from snugvl.planner.engines.transformers.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.images import pixels_for, scales
-from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
-from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import ENGINE_NAMES, Engine, Settings

@@ -13,8 +13,8 @@ import json
 import math
 from typing import Final
 
+from snugvl.planner.engines.vllm.footprint import NCCL, UNPROFILED
 from snugvl.planner.footprint.images import scales
-from snugvl.planner.footprint.vllm import NCCL, UNPROFILED
 from snugvl.planner.plan import Choice
 
 DIGITS: Final = 10_000

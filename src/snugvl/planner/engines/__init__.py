@@ -1,0 +1,1 @@
+"""An engine a folder: what the planner knows of it."""
