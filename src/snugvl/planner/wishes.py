@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, SpeculationName, TowerName, flag
 from snugvl.errors import RequestError
+from snugvl.planner.engines import rules_of
 from snugvl.planner.settings import Engine, KVFormat, WeightFormat
 
 Quality = Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"]
@@ -114,9 +115,10 @@ class Wishes:
             "tower": self.tower == "streamed",
             "embedding": self.embedding == "cpu",
             "speculation": self.speculation in GUESSING,
-            "kv_cache": self.kv_cache == "fp8" and self.backend == "transformers",
+            "kv_cache": self.kv_cache == "fp8",
         }
-        for name in (name for name, so in asked.items() if so and self.backend not in ("auto", "native")):
+        honoured = asked.keys() if self.backend == "auto" else rules_of(self.backend).honours
+        for name in (name for name, so in asked.items() if so and name not in honoured):
             option = flag(name, getattr(self, name))
             raise RequestError(
                 f"{option} {getattr(self, name)} is not for --backend {self.backend}; say --backend "
