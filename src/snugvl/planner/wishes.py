@@ -1,9 +1,17 @@
 """What the user asked for: constraints of the solver."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, SpeculationName, TowerName, flag
+from snugvl.core.options import (
+    EmbeddingName,
+    LoadOptions,
+    PurposeName,
+    SpeculationName,
+    TowerName,
+    flag,
+    special,
+)
 from snugvl.errors import RequestError
 from snugvl.planner.engines import rules_of
 from snugvl.planner.settings import Engine, KVFormat, WeightFormat
@@ -111,14 +119,11 @@ class Wishes:
                 f"--quality {self.quality} refuses --weights {self.weights}; leave one of them out",
                 field="weights",
             )
-        asked = {
-            "tower": self.tower == "streamed",
-            "embedding": self.embedding == "cpu",
-            "speculation": self.speculation in GUESSING,
-            "kv_cache": self.kv_cache == "fp8",
-        }
-        honoured = asked.keys() if self.backend == "auto" else rules_of(self.backend).honours
-        for name in (name for name, so in asked.items() if so and name not in honoured):
+        if self.backend == "auto":
+            return
+        honours = rules_of(self.backend).honours
+        asked = special({each.name: getattr(self, each.name) for each in fields(self)})
+        for name in (name for name in asked if name not in honours):
             option = flag(name, getattr(self, name))
             raise RequestError(
                 f"{option} {getattr(self, name)} is not for --backend {self.backend}; say --backend "

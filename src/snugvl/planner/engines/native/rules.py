@@ -28,7 +28,7 @@ class NativeRules(EngineRules):
 
     engine = "native"
     rank = 3
-    honours = frozenset(("tower", "embedding", "speculation", "kv_cache"))
+    honours = frozenset(("tower", "embedding", "speculation", "kv_cache", "step_graphs"))
     own_layout = True
     has_parts = True
     pooled = True

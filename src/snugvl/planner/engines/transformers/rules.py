@@ -34,6 +34,7 @@ class TransformersRules(EngineRules):
     """transformers in a process of ours."""
 
     engine = "transformers"
+    runs_remote_code = True
     rank = 0
     kv_formats = ("bf16",)
     bitsandbytes = True

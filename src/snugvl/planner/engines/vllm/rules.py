@@ -30,6 +30,7 @@ class VllmRules(EngineRules):
     """A vLLM server of its own."""
 
     engine = "vllm"
+    runs_remote_code = True
     rank = 2
     honours = frozenset(("kv_cache",))
     fp8_cache_since = (8, 9)
