@@ -35,8 +35,8 @@ class Row:
 
     Attributes:
         help: for the command line.
-        commands: those that have it; "load": caption, ask, scene, detect and chat. What `plan` has, its printed
-            command and a saved plan have, too.
+        commands: those that have it; "load": caption, ask, scene, detect and chat. What `plan` has, its
+            printed command and a saved plan have, too.
         name: on the command line, where that isn't the field's.
         metavar: what stands for a value in the help.
         least: smallest number.
