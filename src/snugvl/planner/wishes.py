@@ -122,7 +122,10 @@ class Wishes:
         if self.backend == "auto":
             return
         honours = rules_of(self.backend).honours
-        asked = special({each.name: getattr(self, each.name) for each in fields(self)})
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        asked = special(
+            {each.name: said[each.name] for each in fields(self) if said[each.name] != each.default}
+        )
         for name in (name for name in asked if name not in honours):
             option = flag(name, getattr(self, name))
             raise RequestError(
