@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -97,7 +96,7 @@ def _wishes(load: LoadOptions, **named: Any) -> Wishes:
 
     images = (0 if load.language_only else 1) if load.images is None else load.images
     try:
-        return replace(wishes_of(load, sees=True), images=images, **named)
+        return wishes_of(load, sees=True, images=images, **named)
     except RequestError as error:
         raise typer.BadParameter(str(error)) from None
 

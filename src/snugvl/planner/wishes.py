@@ -1,7 +1,7 @@
 """What the user asked for: constraints of the solver."""
 
 from dataclasses import dataclass, fields
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from snugvl.core.options import (
     EmbeddingName,
@@ -153,18 +153,22 @@ class Wishes:
         return FLOORS[self.quality]
 
 
-def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["auto"] | None = None) -> Wishes:
+def wishes_of(
+    options: LoadOptions, *, sees: bool, backend: Engine | Literal["auto"] | None = None, **more: Any
+) -> Wishes:
     """The wishes in what a user said.
 
-    `sees`: the model takes images, and is planned for one a request where nobody says; `backend`: of the
-    caller, who has decided.
+    Args:
+        sees: the model takes images, and is planned for one a request where nobody says.
+        backend: of the caller, who has decided.
+        more: wishes that `LoadOptions` doesn't have, and what stands instead of its own.
     """
     images = 0 if options.language_only or not sees else 1 if options.images is None else options.images
     # Who loads a model with so small a context means it, whatever pictures need.
     small = (options.context or 1 << 62) < images * LEAST_TOKENS + LEAST_ROOM_TOKENS
-    return Wishes(
-        options.context,
-        images,
+    wished: dict[str, Any] = dict(
+        context=options.context,
+        images=images,
         min_image_tokens=ANY_TOKENS if small else None,
         max_pixels=options.max_pixels,
         backend=backend or options.backend,
@@ -181,3 +185,4 @@ def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["au
         prefix_cache=options.prefix_cache,
         speculation=options.speculation,
     )
+    return Wishes(**{**wished, **more})
