@@ -42,7 +42,7 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.capture import GraphPool
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model
-from snugvl.planner.footprint.step_graphs import recorded
+from snugvl.planner.engines.native.step_graphs import recorded
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings

@@ -5,7 +5,7 @@
 
 Buffers depend on shapes alone, so the models are files of exact shape without content
 (`training/gguf_export.py`); each cell is a start of llama.cpp in a process of its own. On a GPU the compute
-buffers lack what lies in main memory there (`planner/footprint/llamacpp_graphs.py`).
+buffers lack what lies in main memory there (`planner/engines/llamacpp/graphs.py`).
 """
 
 import argparse
@@ -23,7 +23,7 @@ from training.gguf_export import export
 from snugvl.backends.llamacpp.log import BUFFERS
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.sizes import MIB
-from snugvl.planner.footprint.llamacpp import cache_bytes, decoder_bytes, placed, tower_bytes
+from snugvl.planner.engines.llamacpp.footprint import cache_bytes, decoder_bytes, placed, tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import KVFormat, Settings
 

@@ -1,6 +1,5 @@
 """`snugvl.load`: from a model's name to a running engine, ours, transformers' or llama.cpp's."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +19,12 @@ from snugvl.core.options import (
     TowerName,
     WeightsName,
     flag,
+    special,
 )
 from snugvl.errors import RequestError, UnsupportedModel
 from snugvl.model import Model
+from snugvl.planner.engines import rules_of
+from snugvl.planner.settings import Engine
 
 
 def load(
@@ -112,8 +114,8 @@ def load(
 def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:
     """The same, of options that are one value."""
     backend = backend_for(options)
+    refuse_ours(options, backend)
     if backend == "llamacpp":
-        refuse_ours(replace(options, kv_cache="auto"))  # llama.cpp has the KV cache in 8 bits, too
         from snugvl.backends.llamacpp.loading import load_planned as load_llamacpp
 
         return Model(load_llamacpp(options, progress=progress))
@@ -121,28 +123,19 @@ def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:
         from snugvl.backends.native.loading import load_engine
 
         return Model(load_engine(options, progress=progress).backend)
-    refuse_ours(options)
     from snugvl.backends.transformers.loading import load_planned
 
     return Model(load_planned(options, progress=progress).backend)
 
 
-def refuse_ours(options: LoadOptions) -> None:
-    """Refuse what our own engine alone has, for another.
+def refuse_ours(options: LoadOptions, engine: Engine) -> None:
+    """Refuse what an engine can't do and ours can.
 
     Raises:
         RequestError: names the option and the way out.
     """
-    ours = {
-        "tower": options.tower == "streamed",
-        "embedding": options.embedding == "cpu",
-        "kv_cache": options.kv_cache == "fp8",
-        "step_graphs": options.step_graphs is not None,
-        "speculation": options.speculation in ("ngram", "mtp"),
-    }
-    for name, said in ours.items():
-        if said:
-            value = getattr(options, name)
+    for name, value in special(options.said()).items():
+        if name not in rules_of(engine).honours:
             raise RequestError(
                 f"{name} {value!r} is for our own engine alone; leave it out, or use backend='native' "
                 f"({flag(name, value)}, --backend native)",

@@ -19,7 +19,7 @@ from snugvl.errors import DoesNotFit, EngineError, RequestError
 from snugvl.hardware import host
 from snugvl.hardware.machine import Gpu
 from snugvl.hardware.software import BuildTools, TorchBuild
-from snugvl.planner.footprint.native import KERNEL_BYTES
+from snugvl.planner.engines.native.footprint import KERNEL_BYTES
 from tests.hardware.test_advice import recorded
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from snugvl.checkpoint.catalogue import catalogue_facts, entries
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_editions import q4_k_m
 from snugvl.checkpoint.read import facts_of
-from snugvl.planner.footprint.llamacpp import cache_bytes, placed
+from snugvl.planner.engines.llamacpp.footprint import cache_bytes, placed
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 

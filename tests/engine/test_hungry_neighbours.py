@@ -21,7 +21,7 @@ from snugvl.engine.pressure import (
     PlannedBytes,
     PressureMonitor,
 )
-from snugvl.planner.footprint.native import LATE_BYTES
+from snugvl.planner.engines.native.footprint import LATE_BYTES
 
 MIB = 1 << 20
 WANTED = 500 * MIB

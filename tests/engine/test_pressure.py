@@ -10,7 +10,7 @@ from snugvl.engine.pressure import KEPT_BYTES, LOW_BYTES, DeviceMemory, PlannedB
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import OutOfMemory, RequestTooLarge
 from snugvl.layers.kv_cache import KVCache, StateCache
-from snugvl.planner.footprint.native import LATE_BYTES
+from snugvl.planner.engines.native.footprint import LATE_BYTES
 from tests.engine.eager import EagerGraphs
 from tests.engine.toy import HybridToy, Toy, oracle, picture, request, tokens
 

@@ -346,7 +346,7 @@ def test_other_layouts_are_refused_by_name(
 
 
 def test_moving_codes_needs_no_more_than_planned() -> None:
-    from snugvl.planner.footprint.native import READY_MADE_BYTES
+    from snugvl.planner.engines.native.footprint import READY_MADE_BYTES
     from tests.planner.trace import Trace
 
     words, out = torch.zeros(512, 1024, dtype=torch.int32), torch.zeros(8192, 64, dtype=torch.int32)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from snugvl.planner.commands import next_command, plain_command
-from snugvl.planner.footprint.vllm import NCCL_BYTES, NCCL_TORCH, NCCL_TORCH_BYTES
+from snugvl.planner.engines.vllm.footprint import NCCL_BYTES, NCCL_TORCH, NCCL_TORCH_BYTES
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes

@@ -16,7 +16,9 @@ from snugvl.layers.kernels import convolution, delta_rule
 from snugvl.models import linear_attention, loader
 from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import Qwen35
-from snugvl.planner.footprint import allocator, hybrid, native, vision
+from snugvl.planner.engines.native import footprint as native
+from snugvl.planner.engines.native import hybrid
+from snugvl.planner.footprint import allocator, vision
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import state_bytes, state_component
 from snugvl.planner.footprint.weights import tower_bytes

@@ -21,8 +21,7 @@ from snugvl.hardware.devices import with_others
 from snugvl.hardware.machine import Gpu, Machine
 from snugvl.planner.capabilities import options
 from snugvl.planner.commands import plain_command, visible
-from snugvl.planner.footprint.ggml import Graph, compute_bytes
-from snugvl.planner.footprint.llamacpp import (
+from snugvl.planner.engines.llamacpp.footprint import (
     cache_bytes,
     checkpoint_bytes,
     decoder_bytes,
@@ -31,9 +30,10 @@ from snugvl.planner.footprint.llamacpp import (
     placed,
     tower_bytes,
 )
+from snugvl.planner.engines.llamacpp.ggml import Graph, compute_bytes
+from snugvl.planner.engines.llamacpp.speed import llamacpp_rate
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.llamacpp_speed import llamacpp_rate
 from snugvl.planner.plan import Choice
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report

@@ -17,7 +17,7 @@ from snugvl.engine.memory import allocate
 from snugvl.layers.weights import Format
 from snugvl.models import loader
 from snugvl.models.networks import Qwen35
-from snugvl.planner.footprint import step_graphs
+from snugvl.planner.engines.native import step_graphs
 from snugvl.planner.footprint.kv import block_bytes, predictor_component
 from snugvl.planner.footprint.weights import sizes
 from snugvl.planner.inventory import inventory

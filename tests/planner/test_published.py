@@ -12,7 +12,7 @@ from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.hardware.describe import describe
-from snugvl.planner.footprint.llamacpp import cache_bytes
+from snugvl.planner.engines.llamacpp.footprint import cache_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Plan
 from snugvl.planner.recommend import awq

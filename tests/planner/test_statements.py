@@ -20,7 +20,7 @@ from snugvl.hardware.gpus import known
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import beside_bytes, budgets
 from snugvl.planner.commands import next_command
-from snugvl.planner.footprint.vllm import experts_workspace
+from snugvl.planner.engines.vllm.footprint import experts_workspace
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import with_instead

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from snugvl.checkpoint.catalogue import catalogue_facts
-from snugvl.planner.footprint.allocator import CachingAllocator
-from snugvl.planner.footprint.vllm import (
+from snugvl.planner.engines.vllm.footprint import (
     UNPROFILED,
     decoder_profile,
     expert_width,
@@ -16,8 +15,9 @@ from snugvl.planner.footprint.vllm import (
     unprofiled,
     vllm_components,
 )
-from snugvl.planner.footprint.vllm_pages import pages
-from snugvl.planner.footprint.vllm_tensors import MAX_SPLIT_BYTES, loading_bytes, rotary_caches, tensors_of
+from snugvl.planner.engines.vllm.pages import pages
+from snugvl.planner.engines.vllm.tensors import MAX_SPLIT_BYTES, loading_bytes, rotary_caches, tensors_of
+from snugvl.planner.footprint.allocator import CachingAllocator
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
 

@@ -94,7 +94,7 @@ def test_vllm_does_not_tell_which_is_to_blame(http: httpx.Client, service: FakeS
         refusal = RequestTooLarge("too long", field="messages")
         return Script(refusal=refusal) if request.sampling.max_tokens else Script()
 
-    service.script, service.capabilities = script, replace(CAPABILITIES, engine="vllm")
+    service.script, service.capabilities = script, replace(CAPABILITIES, vague_limits=True)
     answer = http.post("/v1/chat/completions", json={"messages": [HI], "max_tokens": 500})
     assert answer.status_code == 200, answer.text
 

@@ -24,7 +24,7 @@ from snugvl.hardware import host, nvml
 
 GRAPHS = "CUDA graphs"
 CONTEXT = "CUDA context and libraries"
-LATE = "late kernels"  # as the plan calls them: `planner.footprint.native.LATE`
+LATE = "late kernels"  # as the plan calls them: `planner.engines.native.footprint.LATE`
 TRIES = 3
 INTERPRETER = "Python and libraries"
 

@@ -18,7 +18,7 @@ from snugvl.layers.driver import CAPTURES, in_thread_that_ends, stream_on
 from snugvl.layers.kernels.compiler.first_launch import has_launcher
 from snugvl.layers.shared import give_back_free_blocks
 from snugvl.planner.budget import Budget, beside_bytes, host_margin_bytes, margin_bytes
-from snugvl.planner.footprint.native import KERNEL_BYTES
+from snugvl.planner.engines.native.footprint import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
 # What is no context with libraries: other programs took or gave memory while it was measured.

@@ -104,10 +104,8 @@ Plot = Annotated[
     typer.Option("--plot", metavar="FILE.svg", help="Draw the results over the number of clients, as SVG."),
 ]
 
-FORMATS = ("device", "dtype", "weights", "kv_cache", "memory", "context", "max_pixels")
 
-
-@options.grouped({name: options.LOAD[name] for name in FORMATS})
+@options.grouped(options.load_options("bench"))
 def bench(
     model: Model = None,
     *,

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 SOME_FAILED: Final = 7
 INTERRUPTED: Final = 130
 PASSES: Final = 4
-COMPARED: dict[str, Any] = {
-    name: options.LOAD[name] for name in ("device", "dtype", "context", "memory", "thinking")
-}
+COMPARED = options.load_options("compare")
 TaskName = Literal["caption", "ask", "detect", "scene"]
 
 Model = Annotated[

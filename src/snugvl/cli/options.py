@@ -2,7 +2,7 @@
 
 A command takes a whole group of options as one parameter: `choice: ModelChoice`, `load: LoadOptions`,
 `generation: Generation`, `machine: MachineChoice`. `grouped` spells the group out for typer and puts the
-value together. So a new way to load a model is a field of `LoadOptions` and a line here.
+value together. So a new way to load a model is a row of `LoadOptions`, which says which commands have it.
 """
 
 import functools
@@ -16,21 +16,10 @@ import typer
 
 from snugvl.cli.machine_options import MACHINE, MachineChoice
 from snugvl.cli.values import address, device, downloaded_models, size
-from snugvl.core.options import (
-    BackendName,
-    DtypeName,
-    EmbeddingName,
-    KVCacheName,
-    LoadOptions,
-    PurposeName,
-    SpeculationName,
-    ThinkingName,
-    TowerName,
-    WeightsName,
-    flag,
-)
+from snugvl.core.options import ROWS, LoadOptions, Row, flag
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import InputError, RequestError
+from snugvl.planner.engines import rules_of
 
 DEFAULT_MODEL = "pocket"
 
@@ -71,115 +60,9 @@ ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
 ]
-Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", callback=device, help="auto, cpu, cuda or cuda:N.")
-]
-Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Number format of weights and cache.")]
-Weights = Annotated[
-    WeightsName, typer.Option("--weights", help="Format of the weights in memory; auto: the best that fits.")
-]
-KVCache = Annotated[
-    KVCacheName,
-    typer.Option(
-        "--kv-cache", help="Format of the KV cache; fp8 takes half the memory; auto: fp8 where that helps."
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory", metavar="SIZE", callback=size, help="Take at most this much memory, such as 7200MiB."
-    ),
-]
-Tower = Annotated[
-    TowerName,
-    typer.Option(
-        "--tower",
-        help="Where the vision tower's weights are: resident on the GPU, or streamed to it from main memory "
-        "for every picture; auto: streamed where nothing else fits.",
-    ),
-]
-Embedding = Annotated[
-    EmbeddingName,
-    typer.Option(
-        "--embedding",
-        help="Where the embedding's weights are: gpu, or cpu (main memory, of which the GPU reads a row a "
-        "token); auto: cpu where that makes room, but not under WSL2.",
-    ),
-]
-Thinking = Annotated[
-    ThinkingName,
-    typer.Option(
-        "--thinking",
-        help="Whether the model thinks before it answers, where a request doesn't say; auto: as it was "
-        "trained to, but not about pictures where its vendor's scores are better without.",
-    ),
-]
 Backend = Annotated[
     Literal["auto", "native", "transformers"],
     typer.Option("--backend", help="Which engine; auto: ours where it runs the model, else transformers."),
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python files that the checkpoint brings.")
-]
-Context = Annotated[
-    int | None, typer.Option("--context", min=1, help="Tokens of prompt, images and answer together.")
-]
-MaxPixels = Annotated[
-    int | None, typer.Option("--max-pixels", min=1, help="Scale larger images down to this many pixels.")
-]
-For = Annotated[
-    PurposeName,
-    typer.Option(
-        "--for",
-        help="What the memory is for: chat (several conversations), documents (large images, long contexts), "
-        "detect (boxes), batch (many at once).",
-    ),
-]
-PlannedImages = Annotated[
-    int | None,
-    typer.Option(
-        "--images",
-        min=0,
-        help="Images of one request that are planned for, and taken at most (1 is planned for without).",
-    ),
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        "--concurrency", min=1, help="Requests that can use their whole context at the same time (1)."
-    ),
-]
-LanguageOnly = Annotated[
-    bool,
-    typer.Option(
-        "--language-only", help="Load the model without its vision tower: less memory, no pictures."
-    ),
-]
-PrefixCache = Annotated[
-    bool,
-    typer.Option(
-        "--prefix-cache/--no-prefix-cache",
-        help="Start a prompt where an earlier one began alike. Off, timing tells nobody what others asked.",
-    ),
-]
-StepGraphs = Annotated[
-    bool | None,
-    typer.Option(
-        "--step-graphs/--no-step-graphs",
-        help="Make CUDA graphs for prompts and small pictures, too, where GPU memory is plenty (on).",
-    ),
-]
-Speculation = Annotated[
-    SpeculationName,
-    typer.Option(
-        "--speculation",
-        help="Guess several tokens and check them in one step, which changes no answer. ngram: from what was "
-        "said before; mtp: by Qwen3.5's own predictor; auto: one of them, where it is faster.",
-    ),
-]
-MaxQueue = Annotated[
-    int | None,
-    typer.Option("--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."),
 ]
 MaxTokens = Annotated[
     int | None,
@@ -202,37 +85,35 @@ Resume = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors on standard error.")]
 
 
-# Options by the field of `LoadOptions` that they set.
-LOAD: dict[str, Any] = {
-    "device": Device,
-    "dtype": Dtype,
-    "weights": Weights,
-    "kv_cache": KVCache,
-    "context": Context,
-    "max_pixels": MaxPixels,
-    "memory": Memory,
-    "backend": Backend,
-    "tower": Tower,
-    "embedding": Embedding,
-    "thinking": Thinking,
-    "trust_remote_code": TrustRemoteCode,
-}
-Engine = Annotated[
-    BackendName, typer.Option("--backend", help="Which engine; auto: the plan's choice, which says why.")
-]
-SERVED: dict[str, Any] = {
-    **LOAD,
-    "backend": Engine,
-    "purpose": For,
-    "images": PlannedImages,
-    "concurrency": Concurrency,
-    "language_only": LanguageOnly,
-    "prefix_cache": PrefixCache,
-    "step_graphs": StepGraphs,
-    "speculation": Speculation,
-    "max_waiting": MaxQueue,
-}
 DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}
+CHECKED: dict[str, Any] = {"device": device, "memory": size}  # values that are more than their types
+HINTS = get_type_hints(LoadOptions)
+
+
+def _spelled(name: str, row: Row) -> Any:
+    """A field of `LoadOptions` as typer takes it."""
+    kind = str | None if name == "memory" else HINTS[name]
+    yes = flag(name, True)
+    both = row.special == (True, False) or DEFAULTS[name] is True
+    return Annotated[
+        kind,
+        typer.Option(
+            f"{yes}/{flag(name, False)}" if both else yes,
+            metavar=row.metavar,
+            min=row.least,
+            callback=CHECKED.get(name),
+            help=row.help,
+        ),
+    ]
+
+
+def load_options(command: str) -> dict[str, Any]:
+    """The options of loading that a command has, by the field of `LoadOptions` that they set."""
+    return {name: _spelled(name, row) for name, row in ROWS.items() if command in row.commands}
+
+
+LOAD = {**load_options("load"), "backend": Backend}
+SERVED = load_options("serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +132,8 @@ class ModelChoice:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.load.backend == "native" and self.load.trust_remote_code:
+        engine = self.load.backend
+        if self.load.trust_remote_code and engine != "auto" and not rules_of(engine).runs_remote_code:
             raise typer.BadParameter(
                 "--trust-remote-code is not for our own engine, which runs no checkpoint's code; say "
                 "--backend transformers, or leave it out"

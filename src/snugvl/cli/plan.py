@@ -12,6 +12,7 @@ import typer
 from snugvl.cli import options, values
 from snugvl.cli.machine_options import MachineChoice, machine_from
 from snugvl.cli.stderr import printable, say
+from snugvl.core.options import LoadOptions
 from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
@@ -30,23 +31,12 @@ Model = Annotated[
         help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
     ),
 ]
-Context = Annotated[
-    int | None, typer.Option("--context", help="Tokens of prompt, images and answer together.")
-]
-Images = Annotated[int | None, typer.Option("--images", help="Images of one request (1); 0 for text alone.")]
-LanguageOnly = Annotated[
-    bool, typer.Option("--language-only", help="Plan a model that sees without its vision tower.")
-]
 MinImageTokens = Annotated[
     int | None,
     typer.Option(
         "--min-image-tokens",
         help="Tokens that a large image must keep at least (256; 1024 for --task detect).",
     ),
-]
-MaxPixels = Annotated[
-    int | None,
-    typer.Option("--max-pixels", help="Scale larger images down to this many pixels."),
 ]
 Task = Annotated[
     Literal["caption", "ask", "scene", "detect"],
@@ -55,13 +45,6 @@ Task = Annotated[
 Quality = Annotated[
     Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"],
     typer.Option("--quality", help="The coarsest weights that you accept."),
-]
-Backend = Annotated[
-    Literal["auto", "native", "transformers", "vllm", "llamacpp"],
-    typer.Option("--backend", help="Which engine."),
-]
-Concurrency = Annotated[
-    int, typer.Option("--concurrency", help="Requests at the same time, each with its whole context.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")]
 Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the plan as a picture, too.")]
@@ -77,26 +60,14 @@ Offline = Annotated[
 ]
 
 
-@options.grouped()
+@options.grouped(options.load_options("plan"))
 def plan(
     model: Model = None,
     *,
-    context: Context = None,
-    images: Images = None,
-    language_only: LanguageOnly = False,
-    tower: options.Tower = "auto",
-    embedding: options.Embedding = "auto",
+    load: LoadOptions,
     min_image_tokens: MinImageTokens = None,
-    max_pixels: MaxPixels = None,
-    purpose: options.For = "chat",
     task: Task = "caption",
     quality: Quality = "any",
-    weights: options.Weights = "auto",
-    backend: Backend = "auto",
-    kv_cache: options.KVCache = "auto",
-    memory: options.Memory = None,
-    concurrency: Concurrency = 1,
-    speculation: options.Speculation = "off",
     machine: MachineChoice,
     json: Json = False,
     svg: Svg = None,
@@ -105,17 +76,9 @@ def plan(
     offline: Offline = False,
 ) -> None:
     """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
-    from snugvl.core.sizes import parse_size
     from snugvl.planner.recommend import planned
 
-    wished = (0 if language_only else 1) if images is None else images
-    wishes = _wishes(
-        context, wished, min_image_tokens, max_pixels, quality, backend, concurrency, task,
-        weights=None if weights == "auto" else weights,
-        memory_bytes=None if memory is None else parse_size(memory, "--memory"),
-        language_only=language_only, tower=tower, kv_cache=None if kv_cache == "auto" else kv_cache,
-        embedding=embedding, purpose=purpose, speculation=speculation,
-    )  # fmt: skip
+    wishes = _wishes(load, min_image_tokens=min_image_tokens, task=task, quality=quality)
     candidates = _candidates(model, offline, wishes.images > 0)
     found = machine_from(machine)
     result = planned(candidates, found, wishes)
@@ -126,13 +89,14 @@ def plan(
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-def _wishes(*values: Any, **named: Any) -> Wishes:
+def _wishes(load: LoadOptions, **named: Any) -> Wishes:
     """The wishes; two that exclude one another are a usage error."""
     from snugvl.errors import RequestError
-    from snugvl.planner.wishes import Wishes
+    from snugvl.planner.wishes import wishes_of
 
+    images = (0 if load.language_only else 1) if load.images is None else load.images
     try:
-        return Wishes(*values, **named)
+        return wishes_of(load, sees=True, images=images, **named)
     except RequestError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -34,9 +34,7 @@ DEFAULT_BITS: Final = 4.75
 MAX_PIXELS: Final = 1_000_000
 MOST_TEXT_BYTES: Final = 16 << 20
 TEXTS: Final = (".txt", ".md", ".rst")
-LOADED: dict[str, Any] = {
-    name: options.LOAD[name] for name in ("device", "dtype", "memory", "max_pixels", "thinking")
-}
+LOADED = options.load_options("quantize")
 
 Model = Annotated[
     str,

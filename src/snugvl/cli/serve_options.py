@@ -12,10 +12,12 @@ import typer
 
 from snugvl.cli import values
 from snugvl.cli.values import downloaded_models
-from snugvl.core.options import flag
+from snugvl.core.options import flag, special
+from snugvl.planner.engines import rules_of
 
 if TYPE_CHECKING:
     from snugvl.core.options import LoadOptions
+    from snugvl.planner.settings import Engine
 
 Model = Annotated[
     str | None,
@@ -129,7 +131,6 @@ SleepAfter = Annotated[
         help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
     ),
 ]
-OURS = ("tower", "embedding", "step_graphs", "speculation")  # options of our own engine alone
 NOT_SERVERS = ("dtype", "max_waiting")
 SERVERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # engines that are servers of other programs
 
@@ -215,7 +216,7 @@ def check(load: LoadOptions, child: ChildOptions) -> None:
         )
 
 
-def check_engine(load: LoadOptions, child: ChildOptions, engine: str, why: str) -> None:
+def check_engine(load: LoadOptions, child: ChildOptions, engine: Engine, why: str) -> None:
     """Refuse what an engine doesn't have. `why`: how it came to be this engine.
 
     Raises:
@@ -233,10 +234,8 @@ def check_engine(load: LoadOptions, child: ChildOptions, engine: str, why: str) 
             f"{' and '.join(said)} {_is(said)} {whose} alone ({why}); say --backend {' or '.join(able)}, or "
             f"leave {_it(said)} out"
         )
-    ours = [name for name in OURS if name in asked and asked[name] not in ("resident", "gpu", "auto")]
-    if engine == "transformers" and asked.get("kv_cache") == "fp8":
-        ours.append("kv_cache")
-    if engine != "native" and ours:
+    rules = rules_of(engine)
+    if ours := [name for name in special(asked) if name not in rules.honours]:
         said = [_worded(name, asked[name]) for name in ours]
         raise typer.BadParameter(
             f"{' and '.join(said)} {_is(said)} our own engine's alone ({why}); say --backend native, or "
@@ -247,7 +246,7 @@ def check_engine(load: LoadOptions, child: ChildOptions, engine: str, why: str) 
         raise typer.BadParameter(
             f"{' and '.join(said)} {_is(said)} not for {name} ({why}); leave {_it(said)} out"
         )
-    if engine in ("native", "llamacpp") and load.trust_remote_code:
+    if load.trust_remote_code and not rules.runs_remote_code:
         what = name or "our own engine"
         raise typer.BadParameter(
             f"--trust-remote-code is not for {what}, which runs no checkpoint's code ({why}); "

@@ -359,6 +359,9 @@ class Capabilities:
         most_images: pictures and videos that a request may have, where whoever started it said so.
         training: limits of what the checkpoint was trained on.
         plan: what the engine was started with, where it was planned.
+        counts_by_size: the tokens of a picture follow from its size alone.
+        ignores: fields of `SamplingParams` that it doesn't honour, each with what an answer's warning says.
+        vague_limits: a request that is refused as too long may be so for its prompt or for its answer.
     """
 
     model: str
@@ -382,6 +385,9 @@ class Capabilities:
     exact_forms: bool = True
     training: Training = field(default_factory=Training)
     plan: "Allocation | None" = None
+    counts_by_size: bool = True
+    ignores: tuple[tuple[str, str], ...] = ()
+    vague_limits: bool = False
 
 
 class Backend(Protocol):

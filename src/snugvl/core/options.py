@@ -1,12 +1,13 @@
 """What a user may say of how a model is loaded: one frozen value, from `snugvl.load` and the command line to
 the engine's process.
 
-Its names, types and defaults stand here alone; what they come to is the plan's business (`planner/`).
+An option is one row: its name, type, default and help, the commands that have it, and whether engines and
+plans differ in it. What it comes to is the plan's business (`planner/`).
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args, get_origin
 
 from snugvl.core.config import SpeculationName as SpeculationName
@@ -26,6 +27,33 @@ DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,4})?", re.ASCII)
 
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One option: what people read of it, where it stands, and what it means for engines and plans.
+
+    Attributes:
+        help: for the command line.
+        commands: those that have it; "load": caption, ask, scene, detect and chat. What `plan` has, its
+            printed command and a saved plan have, too.
+        name: on the command line, where that isn't the field's.
+        metavar: what stands for a value in the help.
+        least: smallest number.
+        special: values that not every engine can do (`EngineRules.honours`).
+    """
+
+    help: str
+    commands: frozenset[str]
+    name: str = ""
+    metavar: str | None = None
+    least: int | None = None
+    special: tuple[Any, ...] = ()
+
+
+def _row(commands: str, text: str, **more: Any) -> dict[str, Row]:
+    """A row as the metadata of its field; `commands` are words."""
+    return {"row": Row(text, frozenset(commands.split()), **more)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +90,148 @@ class LoadOptions:
     """
 
     model: str = "pocket"
-    device: str = "auto"
-    dtype: DtypeName = "auto"
-    context: int | None = None
-    max_pixels: int | None = None
-    weights: WeightsName = "auto"
-    memory: int | str | None = None
-    kv_cache: KVCacheName = "auto"
-    backend: BackendName = "auto"
-    purpose: PurposeName = "chat"
-    images: int | None = None
-    concurrency: int | None = None
-    language_only: bool = False
-    prefix_cache: bool = True
-    tower: TowerName = "auto"
-    embedding: EmbeddingName = "auto"
-    thinking: ThinkingName = "auto"
-    step_graphs: bool | None = None
-    speculation: SpeculationName = "off"
-    trust_remote_code: bool = False
-    max_waiting: int | None = None
+    device: str = field(
+        default="auto",
+        metadata=_row("load serve bench compare quantize", "auto, cpu, cuda or cuda:N.", metavar="DEVICE"),
+    )
+    dtype: DtypeName = field(
+        default="auto",
+        metadata=_row("load serve bench compare quantize", "Number format of weights and cache."),
+    )
+    context: int | None = field(
+        default=None,
+        metadata=_row(
+            "load serve plan bench compare",
+            "Tokens of prompt, images and answer together.",
+            least=1,
+        ),
+    )
+    max_pixels: int | None = field(
+        default=None,
+        metadata=_row(
+            "load serve plan bench quantize",
+            "Scale larger images down to this many pixels.",
+            least=1,
+        ),
+    )
+    weights: WeightsName = field(
+        default="auto",
+        metadata=_row(
+            "load serve plan bench",
+            "Format of the weights in memory; auto: the best that fits.",
+        ),
+    )
+    memory: int | str | None = field(
+        default=None,
+        metadata=_row(
+            "load serve plan bench compare quantize",
+            "Take at most this much memory, such as 7200MiB.",
+            metavar="SIZE",
+        ),
+    )
+    kv_cache: KVCacheName = field(
+        default="auto",
+        metadata=_row(
+            "load serve plan bench",
+            "Format of the KV cache; fp8 takes half the memory; auto: fp8 where that helps.",
+            special=("fp8",),
+        ),
+    )
+    backend: BackendName = field(
+        default="auto",
+        metadata=_row("load serve plan", "Which engine; auto: the plan's choice, which says why."),
+    )
+    purpose: PurposeName = field(
+        default="chat",
+        metadata=_row(
+            "serve plan",
+            "What the memory is for: chat (several conversations), documents (large images, long contexts), "
+            "detect (boxes), batch (many at once).",
+            name="for",
+        ),
+    )
+    images: int | None = field(
+        default=None,
+        metadata=_row(
+            "serve plan",
+            "Images of one request that are planned for, and taken at most (1 is planned for without).",
+            least=0,
+        ),
+    )
+    concurrency: int | None = field(
+        default=None,
+        metadata=_row(
+            "serve plan",
+            "Requests that can use their whole context at the same time (1).",
+            least=1,
+        ),
+    )
+    language_only: bool = field(
+        default=False,
+        metadata=_row("serve plan", "Load the model without its vision tower: less memory, no pictures."),
+    )
+    prefix_cache: bool = field(
+        default=True,
+        metadata=_row(
+            "serve",
+            "Start a prompt where an earlier one began alike. Off, timing tells nobody what others asked.",
+        ),
+    )
+    tower: TowerName = field(
+        default="auto",
+        metadata=_row(
+            "load serve plan",
+            "Where the vision tower's weights are: resident on the GPU, or streamed to it from main memory "
+            "for every picture; auto: streamed where nothing else fits.",
+            special=("streamed",),
+        ),
+    )
+    embedding: EmbeddingName = field(
+        default="auto",
+        metadata=_row(
+            "load serve plan",
+            "Where the embedding's weights are: gpu, or cpu (main memory, of which the GPU reads a row a "
+            "token); auto: cpu where that makes room, but not under WSL2.",
+            special=("cpu",),
+        ),
+    )
+    thinking: ThinkingName = field(
+        default="auto",
+        metadata=_row(
+            "load serve compare quantize",
+            "Whether the model thinks before it answers, where a request doesn't say; auto: as it was "
+            "trained to, but not about pictures where its vendor's scores are better without.",
+        ),
+    )
+    step_graphs: bool | None = field(
+        default=None,
+        metadata=_row(
+            "serve",
+            "Make CUDA graphs for prompts and small pictures, too, where GPU memory is plenty (on).",
+            special=(True, False),
+        ),
+    )
+    speculation: SpeculationName = field(
+        default="off",
+        metadata=_row(
+            "serve plan",
+            "Guess several tokens and check them in one step, which changes no answer. ngram: from what was "
+            "said before; mtp: by Qwen3.5's own predictor; auto: one of them, where it is faster.",
+            special=("ngram", "mtp"),
+        ),
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata=_row("load serve", "Run Python files that the checkpoint brings.")
+    )
+    max_waiting: int | None = field(
+        default=None,
+        metadata=_row(
+            "serve",
+            "Requests that may wait for the engine (256 without); then 429.",
+            name="max-queue",
+            least=1,
+        ),
+    )
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
@@ -106,9 +256,23 @@ class LoadOptions:
 
 
 CHOICES = {each.name: get_args(each.type) for each in fields(LoadOptions) if get_origin(each.type) is Literal}
+ROWS: Final[dict[str, Row]] = {
+    each.name: each.metadata["row"] for each in fields(LoadOptions) if "row" in each.metadata
+}
+
+
+def special(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of options and their values those that not every engine can do."""
+    known = ((name, ROWS[name]) for name in values if name in ROWS)
+    return {name: values[name] for name, row in known if values[name] in row.special}
+
+
+def word(name: str) -> str:
+    """An option's word on the command line, without dashes: `kv-cache`, `for`."""
+    row = ROWS.get(name)
+    return row.name if row is not None and row.name else name.replace("_", "-")
 
 
 def flag(name: str, value: Any) -> str:
     """An option as the command line has it: `--kv-cache`, `--no-prefix-cache`."""
-    words = {"max_waiting": "max-queue", "purpose": "for"}.get(name, name.replace("_", "-"))
-    return f"--no-{words}" if value is False else f"--{words}"
+    return f"--no-{word(name)}" if value is False else f"--{word(name)}"

@@ -29,7 +29,9 @@ from snugvl.fidelity import distributions
 from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.sweep import SweepSizes
 from snugvl.models.layered import LayeredNetwork, part_bytes
-from snugvl.planner.footprint import decoder, hybrid, native
+from snugvl.planner.engines.native import footprint as native
+from snugvl.planner.engines.native import hybrid
+from snugvl.planner.footprint import decoder
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import kv_bytes, state_bytes

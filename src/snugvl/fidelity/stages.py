@@ -30,7 +30,7 @@ from snugvl.fidelity.sweep import Sequences, Sweep
 from snugvl.fidelity.variants import Variant, allocation_of
 from snugvl.fidelity.work import Work
 from snugvl.models.layered import LayeredNetwork
-from snugvl.planner.footprint.native import LATE_BYTES
+from snugvl.planner.engines.native.footprint import LATE_BYTES
 
 JUDGED_ROWS: Final = 8192  # tokens whose states are in main memory at once: 64 MiB of an 8B, on each side
 Tokens = tuple[int, ...]

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from snugvl.core.options import LoadOptions, flag
 from snugvl.core.sizes import exact_size
-from snugvl.planner.llamacpp_flags import llamacpp_arguments
+from snugvl.planner.engines import rules_of
 from snugvl.planner.plan import Choice
-from snugvl.planner.vllm_flags import vllm_arguments
+from snugvl.planner.settings import PREFERRED
 from snugvl.planner.wishes import Wishes
 
 # Options that the server's command has and a task's hasn't.
@@ -27,12 +27,7 @@ def next_command(choice: Choice, wishes: Wishes) -> str:
 
 def plain_command(choice: Choice) -> str | None:
     """The engine's own command, without us, where it has one; for a POSIX shell."""
-    if choice.option.engine == "llamacpp":
-        return shlex.join(llamacpp_arguments(choice))
-    if choice.option.engine != "vllm":
-        return None
-    variables = "".join(f"{name}={value} " for name, value in visible(choice))
-    return variables + shlex.join(vllm_arguments(choice))
+    return rules_of(choice.option.engine).command(choice)
 
 
 def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
@@ -59,7 +54,7 @@ def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     asked = load_options(choice, wishes)
     said = {name: asked.said()[name] for name in ("backend", *asked.said()) if name in asked.said()}
     beyond = said.keys() & SERVERS - ({"purpose"} if wishes.task == "detect" else set())
-    alone = choice.option.engine in ("native", "transformers") and not choice.option.offload and not beyond
+    alone = rules_of(choice.option.engine).in_process and not choice.option.offload and not beyond
     if wishes.task == SERVED or not alone:
         return ["snugvl", "serve", asked.model, *_words(said)]
     said.pop("purpose", None)
@@ -82,7 +77,7 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
     made = wishes.quality != "any" or wishes.min_image_tokens is not None or choice.pinned
     weights = wishes.weights or (settings.weights if made else None)
     one = len(choice.gpus) == 1 and choice.gpus[0].index
-    named = wishes.backend != "auto" or choice.option.engine != "native" or facts.gguf is not None
+    named = wishes.backend != "auto" or choice.option.engine != PREFERRED or facts.gguf is not None
     counted = wishes.images != 1 and not wishes.language_only and facts.vision is not None
     return LoadOptions(
         facts.name,

@@ -8,8 +8,9 @@ import shlex
 from typing import Final
 
 from snugvl.planner.capabilities import Option
+from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.total import Device
-from snugvl.planner.generations import VLLM_FP8_KV, older
+from snugvl.planner.generations import older
 from snugvl.planner.settings import FEW_BITS, LOW_BIT, KVFormat, Settings, WeightFormat
 
 # KL to float32, nats a token. SmolLM2's matrices don't divide into groups of 128, so that its int4 is in
@@ -66,7 +67,7 @@ def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
 def told(option: Option, settings: Settings) -> list[str]:
     """How noticeable formats are that our engine makes, for people; `figures` has the numbers."""
     said = []
-    if option.engine == "native" and option.weights in FEW_BITS and option.made:
+    if rules_of(option.engine).own_layout and option.weights in FEW_BITS and option.made:
         finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
         said.append(
             f"{option.weights}: answers differ {SEEN[option.weights]} from those of the original weights. "
@@ -88,7 +89,7 @@ def told(option: Option, settings: Settings) -> list[str]:
 
 def figures(option: Option) -> list[str]:
     """Sentences with the figures that were measured of a format which our engine makes."""
-    if option.engine != "native" or option.weights not in FEW_BITS or not option.made:
+    if not rules_of(option.engine).own_layout or option.weights not in FEW_BITS or not option.made:
         return []
     costs = ", ".join(f"{kl:.2g} on {model}" for model, kl in MEASURED[option.weights].items())
     said = [f"{option.weights}: {costs} (nats a token against the original weights; docs/plan.md)"]
@@ -106,12 +107,12 @@ def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None
     Unasked it is FP8 on a GPU alone, where memory is what is short, and for models alone that norm their
     keys. Our kernels need no hardware for FP8, vLLM's do.
     """
-    able, capability = option.kv_formats, device.compute_capability
-    if no_fp8_cache(option) or (option.engine == "vllm" and older(capability, VLLM_FP8_KV)):
+    able, since = option.kv_formats, rules_of(option.engine).fp8_cache_since
+    if no_fp8_cache(option) or (since and older(device.compute_capability, since)):
         able = able[:1]
     if wished is not None:
         return tuple(kind for kind in able if kind == wished)
-    return able if option.model.qk_norm and (option.engine == "vllm" or not device.cpu) else able[:1]
+    return able if option.model.qk_norm and not device.cpu else able[:1]
 
 
 def no_fp8_cache(option: Option) -> str | None:
@@ -120,7 +121,7 @@ def no_fp8_cache(option: Option) -> str | None:
     e4m3 has no scale here, and outliers of keys that aren't normed saturate. llama.cpp's eight bits have a
     scale for every 32 values.
     """
-    if option.engine == "llamacpp" or option.model.qk_norm:
+    if rules_of(option.engine).scales_cache or option.model.qk_norm:
         return None
     return (
         "its keys have no norm, and an FP8 cache spoils them: Qwen2.5-Coder-1.5B loses 0.55 nats a token "

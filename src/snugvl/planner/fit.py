@@ -7,32 +7,22 @@ from functools import cached_property
 
 from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option
-from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
+from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
-from snugvl.planner.footprint import llamacpp
+from snugvl.planner.engines import rules_of
+from snugvl.planner.engines.native.checkpoints import CHECKPOINTS, EACH, NATIVE_STEPS, keeping
+from snugvl.planner.engines.native.step_graphs import recorded
+from snugvl.planner.engines.rules import Spread
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
-from snugvl.planner.footprint.offload import host_bytes
-from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, Step, comfort, goals
-from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings
+from snugvl.planner.settings import BLOCK_TOKENS, KVFormat, Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
-PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
 ROOMY_BYTES = 2 << 30  # that stay free beside what only saves time
 ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about a picture
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How many GPUs take part: those that share layers, groups of layers, and whole copies."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +48,7 @@ class Fitter:
     ) -> None:
         """`found`: one budget a GPU; `host`: main memory, where layers may stay in it."""
         self.option = option
+        self.rules = rules_of(option.engine)
         self.wishes = wishes
         self.budgets = found
         self.host = host
@@ -179,10 +170,7 @@ class Fitter:
     def _offloads(self, goal: Goal) -> list[list[Settings]]:
         """Ways with less and less on the GPU, by kind."""
         kv: KVFormat = next(iter(self.kv_formats), "bf16")
-        base, model = self.base(goal, kv, Spread()), self.option.model
-        if self.option.engine == "llamacpp":
-            return llamacpp.offloads(model, next(self.variants(base)))
-        return [[replace(base, vision="cpu", offloaded=n) for n in range(model.facts.text.num_layers + 1)]]
+        return self.rules.way_offloads(self.option.model, self.base(goal, kv, Spread()))
 
     def why_not_offloaded(self) -> str:
         """What is missing even with layers in main memory, with the numbers."""
@@ -195,12 +183,17 @@ class Fitter:
             return f"with every layer in main memory it still takes {total} of the GPU's {usable}"
         moved, layers = max(least.offloaded, least.host_experts), self.option.model.facts.text.num_layers
         free = format_size(self.host.usable_bytes if self.host else 0)
-        needed = f"{format_size(_host_bytes(self.option, least))}, of which {free} may be used"
+        needed = (
+            f"{format_size(self.rules.host_bytes(self.option.model, least))}, of which {free} may be used"
+        )
         return f"{moved} of {layers} layers would have to stay in main memory: {needed}"
 
     def fits_host(self, settings: Settings) -> bool:
         """Whether main memory has room for what is offloaded."""
-        return self.host is not None and _host_bytes(self.option, settings) <= self.host.usable_bytes
+        return (
+            self.host is not None
+            and self.rules.host_bytes(self.option.model, settings) <= self.host.usable_bytes
+        )
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
@@ -212,7 +205,7 @@ class Fitter:
             goal.context,
             goal.max_pixels,
             self.wishes.images if self.option.model.facts.vision else 0,
-            1 if self.option.engine == "transformers" else self.wishes.concurrency,  # it runs one at a time
+            1 if self.rules.one_at_a_time else self.wishes.concurrency,
             tensor_parallel=spread.tensor,
             pipeline_parallel=spread.pipeline,
             data_parallel=spread.data,
@@ -220,7 +213,7 @@ class Fitter:
             vision_weights=self.option.parts.vision_weights,
             vision=self.option.parts.vision,
             embedding=self.option.parts.embedding,
-            pool_tokens=goal.pool if self.option.engine == "native" else 0,
+            pool_tokens=goal.pool if self.rules.pooled else 0,
             float32=self.option.float32,
             sequences=goal.sequences,
             predictor=self.option.model.facts.predicts,
@@ -228,23 +221,8 @@ class Fitter:
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:
-        """What changes speed alone, fastest first: CUDA graphs, then large chunks."""
-        if self.option.engine == "transformers":
-            yield base
-        elif self.option.engine == "llamacpp":
-            for chunk in LLAMACPP_CHUNKS:
-                yield replace(base, chunk=chunk)
-        elif self.cpu:
-            yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
-        elif self.option.engine == "native":
-            for chunk, sequences in steps(self.option.model, base):
-                if sequences >= base.sequences or (chunk, sequences) == NATIVE_STEPS[0]:
-                    yield replace(base, eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
-        else:
-            for eager in (False, True):
-                for chunk, sequences in VLLM_STEPS:
-                    most = max(sequences, -(-base.sequences // base.data_parallel))
-                    yield replace(base, eager=eager, chunk=chunk, sequences=most)
+        """What changes speed alone, fastest first."""
+        return self.rules.variants(self.option.model, base, cpu=self.cpu)
 
     def fastest(self, base: Settings) -> Settings | None:
         """The fastest variant that fits. Where the leanest doesn't, none does."""
@@ -264,7 +242,7 @@ class Fitter:
         if not beyond:
             return self._keeping(self._leanest(base), kept)
         fast = next(self.variants(base))
-        if state_bytes(self.option.model, base) and self.option.engine == "native" and not self.cpu:
+        if state_bytes(self.option.model, base) and self.rules.pooled and not self.cpu:
             fast = replace(fast, sequences=base.sequences)  # one of the variants; on a CPU there is one
         return self._keeping(fast, kept)
 
@@ -281,23 +259,9 @@ class Fitter:
         """With footprint and budget."""
         return Fitted(settings, tokens, self.footprint(settings), self.budget(settings))
 
-    def _spreads(self) -> list[Spread]:
-        """Ways over the GPUs, fewest first; on as many, copies first: they don't wait for one another.
-
-        Heads must divide for tensor parallelism; otherwise groups of layers are spread.
-        """
-        found, count = [Spread()], len(self.budgets)
-        if self.option.engine != "vllm":
-            return found
-        heads = self.option.model.facts.text.num_heads
-        vision = self.option.model.facts.vision
-        for gpus in (*(size for size in PARALLEL if size <= count), *({count} - {1, *PARALLEL})):
-            if self.wishes.concurrency >= gpus:
-                found.append(Spread(data=gpus))
-            divides = heads % gpus == 0 and (vision is None or vision.num_heads % gpus == 0)
-            tensor = divides and gpus in PARALLEL
-            found.append(Spread(tensor=gpus) if tensor else Spread(pipeline=gpus))
-        return found
+    def _spreads(self) -> Sequence[Spread]:
+        """Ways over the GPUs, fewest first."""
+        return self.rules.spreads(self.option.model, self.wishes, len(self.budgets))
 
     def footprint(self, settings: Settings) -> Footprint:
         """Of this option's model."""
@@ -315,13 +279,15 @@ class Fitter:
         base = self._keeping(base, CHECKPOINTS, self.spare_bytes(self._leanest(base)))
         settings = self.fastest(base)
         assert settings is not None, "what was tried before fits"
-        if self.option.engine == "native":
+        if self.rules.pooled:
             settings = self._keeping(settings, EACH * settings.sequences, self.spare_bytes(settings))
             following = self.goals[min(self.goals.index(goal) + 1, len(self.goals) - 1)]
             settings = self._quicker(self._filled(settings, following.pool))
         return self.fitted(settings, goal.tokens)
 
     def _keeping(self, settings: Settings, most: int, spare_bytes: int | None = None) -> Settings:
+        if not self.rules.pooled:
+            return settings
         return keeping(self.option.model, self.wishes, settings, most, spare_bytes)
 
     def _filled(self, settings: Settings, most: int) -> Settings:
@@ -379,10 +345,6 @@ class Fitter:
             return self.fastest(replace(base, context=context)) is not None
 
         return _highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
-
-
-def _host_bytes(option: Option, settings: Settings) -> int:
-    return (llamacpp.host_bytes if option.engine == "llamacpp" else host_bytes)(option.model, settings)
 
 
 def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:

@@ -1,22 +1,19 @@
-"""Where engines run: makers, systems, and generations of GPUs."""
+"""Generations of GPUs, by compute capability."""
 
 from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_UPPER
-from snugvl.hardware.machine import OperatingSystem
-from snugvl.planner.footprint.total import Device
-from snugvl.planner.settings import Engine
 
 Capability = tuple[int, int]
 """Compute capability of a GPU: major and minor number."""
 
 PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
 NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
-# Oldest GPUs by engine: vLLM's, whose FP8 weights go through Marlin from here on, and those of torch's builds
-# for CUDA 13. llama.cpp runs on older ones, too.
-OLDEST: Final[dict[Engine, Capability]] = {"native": NATIVE, "transformers": (7, 5), "vllm": (7, 5)}
-VLLM_FP8_KV: Final = (8, 9)
+TORCH: Final = (
+    7,
+    5,
+)  # oldest GPUs of torch's builds for CUDA 13, and of vLLM, whose FP8 goes through Marlin there
 
 
 def older(capability: Capability | None, needed: Capability) -> str | None:
@@ -36,16 +33,3 @@ def too_old(facts: ModelFacts, capability: Capability | None) -> str | None:
 
 def _dotted(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
-
-
-def not_here(engine: Engine, device: Device, system: OperatingSystem) -> str | None:
-    """Why an engine runs on no machine of this maker, system or age, as a clause, or None."""
-    if engine == "llamacpp":
-        return None
-    if system == "windows":
-        return "it does not run on Windows; in WSL2 it does"
-    if engine == "vllm" and system not in ("linux", "wsl2"):
-        return "it runs on Linux and in WSL2 alone"
-    if device.api != "CUDA":
-        return f"it has nothing for a GPU that is reached by {device.api}"
-    return older(device.compute_capability, OLDEST[engine])

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from snugvl.core.options import PurposeName
+from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
@@ -133,9 +134,9 @@ def _goal(
         return None
     whole = length * wishes.concurrency
     sequences = max(sequences, wishes.concurrency)
-    if engine == "native":
-        return Goal(tokens, length, max(pool, whole), sequences, max_pixels)
-    return Goal(tokens, length, whole, sequences if engine == "vllm" else wishes.concurrency, max_pixels)
+    rules = rules_of(engine)
+    pool = max(pool, whole) if rules.pooled else whole
+    return Goal(tokens, length, pool, rules.at_once(sequences, wishes.concurrency), max_pixels)
 
 
 def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | None]:

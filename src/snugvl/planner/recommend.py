@@ -14,7 +14,7 @@ from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import budgets
 from snugvl.planner.commands import load_options
-from snugvl.planner.generations import not_here
+from snugvl.planner.engines import rules_of
 from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES
 from snugvl.planner.solve import Candidate, solve
@@ -52,7 +52,8 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     named = candidates[0].facts if len(candidates) == 1 else None
     if plan.choice is None and plan.closest is None:
         plan = replace(plan, cure=_cure(candidates, machine, wishes))
-    if wishes.backend not in ("auto", "llamacpp") or (named and named.gguf) or not _llamacpps_alone(machine):
+    others = wishes.backend != "auto" and not rules_of(wishes.backend).reads_only_gguf
+    if others or (named and named.gguf) or not _ggufs_alone(machine):
         return plan
     known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
     editions = [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
@@ -115,11 +116,12 @@ def _entry(name: str) -> Entry | None:
     return found[0] if found else None
 
 
-def _llamacpps_alone(machine: Machine) -> bool:
-    """Whether no other engine uses this machine's GPUs, or runs here at all."""
+def _ggufs_alone(machine: Machine) -> bool:
+    """Whether no engine that reads more than GGUFs uses this machine's GPUs, or runs here at all."""
     there = replace(machine, gpus=machine.gpus or machine.others)
     device = budgets(there)[0].device
-    return all(not_here(engine, device, machine.os) for engine in ENGINES if engine != "llamacpp")
+    every = (rules_of(engine) for engine in ENGINES)
+    return all(rules.reads_only_gguf or rules.not_here(device, machine.os) for rules in every)
 
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:

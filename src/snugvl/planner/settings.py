@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from snugvl.core.config import KVFormat as KVFormat
+from snugvl.planner.engines import rules_of
 
 Engine = Literal["native", "transformers", "vllm", "llamacpp"]
 WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int6", "int5", "int4"]
@@ -15,6 +16,7 @@ VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm", "llamacpp")
+PREFERRED: Final[Engine] = "native"  # of a command that names none
 ENGINE_NAMES: Final[dict[Engine, str]] = {
     "native": "snugvl's own engine", "transformers": "transformers", "vllm": "vLLM", "llamacpp": "llama.cpp"
 }  # fmt: skip
@@ -110,10 +112,8 @@ class Settings:
 
     @property
     def kv_name(self) -> str:
-        """Format of the cache as it is: that of the activations, or FP8."""
-        if self.engine == "llamacpp":
-            return "q8_0" if self.kv == "fp8" else "f16"
-        return "fp32" if self.itemsize == 4 and self.kv == "bf16" else self.kv
+        """Format of the cache as its engine calls it: that of the activations, or eight bits."""
+        return rules_of(self.engine).kv_name(self)
 
     @property
     def weights_name(self) -> str:

@@ -10,6 +10,7 @@ from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
+from snugvl.planner.engines import rules_of
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
@@ -68,18 +69,19 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     """Which wishes exclude an option, each as a clause or None, in the order in which they are checked."""
     # Who wishes bf16 on a CPU wishes weights that aren't quantised.
     narrowed = "bf16" if option.weights == "fp32" else option.weights
-    facts, ours = option.model.facts, option.engine == "native"
+    facts, honours = option.model.facts, rules_of(option.engine).honours
     coarser = FORMAT_QUALITY[option.stored_quality] < wishes.floor
     blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
     unlike = wishes.weights not in (None, option.weights, narrowed)
     checks = {
         f"{wishes.weights} weights can't be had of it: {_stored_as(option)}": unlike,
         f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
-        "only our own engine streams the vision tower": wishes.tower == "streamed" and not ours,
-        "only our own engine reads the embedding from main memory": wishes.embedding == "cpu" and not ours,
+        "only our own engine streams the vision tower": wishes.tower == "streamed" and "tower" not in honours,
+        "only our own engine reads the embedding from main memory": wishes.embedding == "cpu"
+        and "embedding" not in honours,
         f"only our own engine guesses tokens (--speculation {wishes.speculation})": wishes.speculation
         in GUESSING
-        and not ours,
+        and "speculation" not in honours,
         "the checkpoint has no multi-token predictor for --speculation mtp; use ngram": wishes.speculation
         == "mtp"
         and not facts.predicts,
@@ -101,14 +103,9 @@ def no_cache(fitter: Fitter) -> str | None:
 
 
 def _stored_as(option: Option) -> str:
-    stored = option.model.facts.quantization or "bf16"
     if option.model.facts.gguf is not None:
         return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
-    if option.model.mixed and option.engine == "transformers" and stored == "bf16":
-        return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a ready-made edition"
-    if option.engine == "vllm":
-        return f"vLLM serves what is stored, {stored}"
-    return f"the checkpoint is stored in {stored}"
+    return rules_of(option.engine).stored_as(option)
 
 
 def no_goal(fitter: Fitter) -> str:
@@ -116,8 +113,7 @@ def no_goal(fitter: Fitter) -> str:
     if wishes.context is not None and wishes.context > limit:
         most = fitter.option.model.facts.text.max_position_embeddings
         here = " here" if limit < most else ""
-        ours = here and fitter.option.engine == "native" and wishes.context <= most
-        longer = f"; transformers goes up to {most:,}" if ours else ""
+        longer = f"; transformers goes up to {most:,}" if here and wishes.context <= most else ""
         return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished{longer}"
     if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
         return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"

@@ -25,9 +25,10 @@ from snugvl.core.config import SpeculationName
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
-from snugvl.planner.capabilities import Option, Refusal, offloading, options
-from snugvl.planner.checkpoints import CHECKPOINTS
+from snugvl.planner.capabilities import Option, Refusal, options
 from snugvl.planner.costs import cost
+from snugvl.planner.engines import rules_of
+from snugvl.planner.engines.native.checkpoints import CHECKPOINTS
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
@@ -46,7 +47,6 @@ from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
 from snugvl.planner.wishes import FORMAT_QUALITY, LEAST_ROOM_TOKENS, Wishes
 
-ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 3, "vllm": 2, "llamacpp": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
 MOST_SLOWER: Final = 2
 RIVAL: Final = slice(4, 9)  # what a score says of cache, images, context and pool up to comfort, formats
@@ -91,7 +91,7 @@ def solve(
     """
     if wishes.speculation == "auto":
         plain = solve(candidates, machine, replace(wishes, speculation="off"), missing, found)
-        if wishes.backend in ("auto", "native"):
+        if wishes.backend == "auto" or "speculation" in rules_of(wishes.backend).honours:
             guessing = solve(candidates, machine, replace(wishes, speculation="mtp"), missing, found)
             plain = guessing if _costs_nothing(guessing, plain) else plain
         return replace(plain, wishes=wishes)
@@ -189,8 +189,8 @@ def _possible(
 
 
 def _of_one(fitters: list[Fitter]) -> list[Fitter]:
-    """Of a GGUF llama.cpp alone, where it can be had; of our engine what is left, on a GPU."""
-    theirs = [each for each in fitters if each.option.engine == "llamacpp"]
+    """Of a GGUF the engine that reads nothing else, where it can be had; of ours what is left, on a GPU."""
+    theirs = [each for each in fitters if rules_of(each.option.engine).reads_only_gguf]
     gguf = any(each.option.model.facts.gguf is not None and each.cpu for each in fitters)
     return theirs if theirs or gguf else fitters
 
@@ -198,9 +198,10 @@ def _of_one(fitters: list[Fitter]) -> list[Fitter]:
 def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> Plan:
     """The same plan with layers in main memory, or with why that is no way out either."""
     for fitter, quality in fitters:
-        if fitter.option.engine not in ("transformers", "llamacpp"):
+        rules = rules_of(fitter.option.engine)
+        if not rules.offloads:
             continue
-        option = offloading(fitter.option, fitter.budgets[0].device)
+        option = rules.offloading(fitter.option, fitter.budgets[0].device)
         if isinstance(option, Refusal):
             return replace(plan, refusals=(*plan.refusals, (fitter.option.model.name, option)))
         wider = Fitter(option, fitter.wishes, fitter.budgets, host)
@@ -309,7 +310,8 @@ def _streamed(choices: list[Choice]) -> Choice | None:
     """What a streamed tower would make room for beyond the best choice."""
     rivals = [each for each in choices if each.option.parts.vision == "streamed"]
     rival = max(rivals, key=lambda each: each.score[RIVAL], default=None)
-    if rival is None or choices[0].option.parts.vision == "streamed" or choices[0].option.engine != "native":
+    streams = "tower" in rules_of(choices[0].option.engine).honours if choices else False
+    if rival is None or choices[0].option.parts.vision == "streamed" or not streams:
         return None
     return rival if rival.score[RIVAL] > choices[0].score[RIVAL] else None
 
@@ -328,7 +330,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
         -fitter.tier(fitted),
         0 if option.made and len(fitter.budgets) > 1 else 1,
         *(fitter.goal(fitted).step[:2] if len(fitter.budgets) > 1 else ()),
-        ENGINE_ORDER[option.engine],
+        rules_of(option.engine).rank,
         *fitter.goal(fitted).step,
         -option.model.facts.download_bytes,
         -cost(option, settings),

@@ -30,12 +30,12 @@ from snugvl.core.sizes import format_size
 from snugvl.hardware.link import LANE_BYTES_PER_S
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
+from snugvl.planner.engines import rules_of
+from snugvl.planner.engines.transformers.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
-from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, sizes
 from snugvl.planner.inventory import Inventory, Part, widths
-from snugvl.planner.llamacpp_speed import llamacpp_rate
 from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
@@ -111,8 +111,9 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     gpu, cpu = budget.gpu, budget.device.cpu
     rate = HOST_BANDWIDTH if cpu else gpu.bandwidth if gpu is not None else None
     flops = HOST_FLOPS if cpu else gpu.bf16_flops if gpu is not None else None
-    if settings.engine == "llamacpp":
-        decode = llamacpp_rate(model, settings, gpu)
+    rules = rules_of(settings.engine)
+    if rules.predicts_rate:
+        decode = rules.decode_rate(model, settings, gpu)
         first = _first_token_s(model, settings, flops)
         return Speed(decode, first, assumed=cpu, predicted=True)
     if rate is None:

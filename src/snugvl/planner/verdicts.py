@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from snugvl.core.sizes import format_size
 from snugvl.planner.capabilities import Refusal
+from snugvl.planner.engines import rules_of
 from snugvl.planner.fit import Fitter
 from snugvl.planner.plan import Choice, Plan, Verdict
-from snugvl.planner.settings import ENGINES
+from snugvl.planner.settings import ENGINES, PREFERRED
 from snugvl.planner.wishes import FORMAT_QUALITY
 
 
@@ -59,21 +60,19 @@ def why_engine(plan: Plan) -> str:
     choice = plan.choice
     assert choice is not None, "nothing was chosen"
     engine, settings = choice.option.engine, choice.settings
-    family = choice.option.model.facts.family
+    trait = rules_of(engine).why(choice)
     if choice.option.offload:
         reason = "nothing here holds the model whole, and it can keep layers in main memory"
     elif plan.wishes.backend == engine:
         reason = "as asked for"
-    elif engine == "native":
-        reason = f"our own engine runs the {family} family, and is preferred"
-    elif engine == "llamacpp":
-        reason = "GGUF files are its own"
+    elif trait:
+        reason = trait
     elif settings.data_parallel > 1:
         reason = f"{settings.data_parallel} GPUs with a copy each for {settings.concurrency} requests at once"
     elif settings.gpus > 1:
         reason = f"{settings.gpus} GPUs share what one can't hold"
     else:
-        better = next((verdict for verdict in plan.verdicts if verdict.engine == "native"), None)
+        better = next((verdict for verdict in plan.verdicts if verdict.engine == PREFERRED), None)
         reason = better.reason if better else "it is the best that fits"
     return f"{engine}: {reason}"
 

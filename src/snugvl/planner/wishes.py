@@ -1,10 +1,19 @@
 """What the user asked for: constraints of the solver."""
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
-from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, SpeculationName, TowerName, flag
+from snugvl.core.options import (
+    EmbeddingName,
+    LoadOptions,
+    PurposeName,
+    SpeculationName,
+    TowerName,
+    flag,
+    special,
+)
 from snugvl.errors import RequestError
+from snugvl.planner.engines import rules_of
 from snugvl.planner.settings import Engine, KVFormat, WeightFormat
 
 Quality = Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"]
@@ -110,13 +119,14 @@ class Wishes:
                 f"--quality {self.quality} refuses --weights {self.weights}; leave one of them out",
                 field="weights",
             )
-        asked = {
-            "tower": self.tower == "streamed",
-            "embedding": self.embedding == "cpu",
-            "speculation": self.speculation in GUESSING,
-            "kv_cache": self.kv_cache == "fp8" and self.backend == "transformers",
-        }
-        for name in (name for name, so in asked.items() if so and self.backend not in ("auto", "native")):
+        if self.backend == "auto":
+            return
+        honours = rules_of(self.backend).honours
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        asked = special(
+            {each.name: said[each.name] for each in fields(self) if said[each.name] != each.default}
+        )
+        for name in (name for name in asked if name not in honours):
             option = flag(name, getattr(self, name))
             raise RequestError(
                 f"{option} {getattr(self, name)} is not for --backend {self.backend}; say --backend "
@@ -143,18 +153,22 @@ class Wishes:
         return FLOORS[self.quality]
 
 
-def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["auto"] | None = None) -> Wishes:
+def wishes_of(
+    options: LoadOptions, *, sees: bool, backend: Engine | Literal["auto"] | None = None, **more: Any
+) -> Wishes:
     """The wishes in what a user said.
 
-    `sees`: the model takes images, and is planned for one a request where nobody says; `backend`: of the
-    caller, who has decided.
+    Args:
+        sees: the model takes images, and is planned for one a request where nobody says.
+        backend: of the caller, who has decided.
+        more: wishes that `LoadOptions` doesn't have, and what stands instead of its own.
     """
     images = 0 if options.language_only or not sees else 1 if options.images is None else options.images
     # Who loads a model with so small a context means it, whatever pictures need.
     small = (options.context or 1 << 62) < images * LEAST_TOKENS + LEAST_ROOM_TOKENS
-    return Wishes(
-        options.context,
-        images,
+    wished: dict[str, Any] = dict(
+        context=options.context,
+        images=images,
         min_image_tokens=ANY_TOKENS if small else None,
         max_pixels=options.max_pixels,
         backend=backend or options.backend,
@@ -171,3 +185,4 @@ def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["au
         prefix_cache=options.prefix_cache,
         speculation=options.speculation,
     )
+    return Wishes(**{**wished, **more})

@@ -26,7 +26,7 @@ from snugvl.models import own_format
 from snugvl.models.loader import Storage, load_model, open_checkpoint
 from snugvl.models.networks import LoadableNetwork
 from snugvl.planner.capabilities import prefers_fp32
-from snugvl.planner.footprint.native import KERNEL_BYTES, LATE_BYTES, loading_bytes
+from snugvl.planner.engines.native.footprint import KERNEL_BYTES, LATE_BYTES, loading_bytes
 from snugvl.planner.footprint.weights import tower_bytes, weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings

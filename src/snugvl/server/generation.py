@@ -33,8 +33,6 @@ from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
 TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"
-NO_RUNS = "ignored no_repeat_ngram_size: this engine has no such rule"
-NO_SPECIAL = "ignored skip_special_tokens: llama.cpp leaves control tokens out"
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
 
@@ -117,7 +115,7 @@ class Generation:
 def counting(context: Context) -> AbstractContextManager[None]:
     """Within it pictures are read for their sizes alone, where the engine counts their tokens by these."""
     capabilities = context.service.capabilities
-    return only_sizes(capabilities is not None and capabilities.engine == "native")
+    return only_sizes(capabilities is not None and capabilities.counts_by_size)
 
 
 async def tokens_of(
@@ -222,9 +220,9 @@ async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
     try:
         stream = await context.service.submit(unlimited if lowered else request)
     except RequestTooLarge as error:
-        # vLLM's refusal doesn't tell which of both is to blame: without a limit it is the prompt.
-        vllm = known is not None and known.engine == "vllm"
-        if asked is None or lowered or not (vllm or error.field == "max_tokens"):
+        # Where the refusal doesn't tell which of both is to blame: without a limit it is the prompt.
+        vague = known is not None and known.vague_limits
+        if asked is None or lowered or not (vague or error.field == "max_tokens"):
             raise _exceeded(context, str(error), error.field) from None
         lowered = True
         try:
@@ -239,10 +237,9 @@ async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
 async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
     """What the client should know of the answer: what it lacks, what the model never learned."""
     known = context.service.capabilities
-    if request.sampling.special and known is not None and known.engine == "llamacpp":
-        return (NO_SPECIAL,)
-    if request.sampling.no_repeat_ngram_size and known is not None and known.engine in ("vllm", "llamacpp"):
-        return (NO_RUNS,)
+    ignored = known.ignores if known is not None else ()
+    if said := [why for name, why in ignored if getattr(request.sampling, name)]:
+        return (f"ignored {said[0]}",)
     if request.tools is not None and known is not None and not known.tools:
         return (TOOLS_IN_TEXT,)
     if known is None or known.training == Training():

@@ -14,9 +14,9 @@ from snugvl.core.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.context_cost import recall
 from snugvl.hardware.machine import Gpu
-from snugvl.planner.footprint import native
-from snugvl.planner.footprint.native import KERNEL_BYTES
-from snugvl.planner.footprint.step_graphs import MOST
+from snugvl.planner.engines.native import footprint as native
+from snugvl.planner.engines.native.footprint import KERNEL_BYTES
+from snugvl.planner.engines.native.step_graphs import MOST
 
 MIB = 1 << 20
 GPU = Gpu(0, "Test GPU", 8 << 30, 7 << 30, (12, 0), driver="580.1", uuid="GPU-1")

@@ -21,6 +21,7 @@ from snugvl.inputs.defusing import broken_up, defused, pattern_of
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.trials import Trials
 
+NO_RUNS: Final = ("no_repeat_ngram_size", "no_repeat_ngram_size: this engine has no such rule")
 TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary that people use: 128
 
 
@@ -39,7 +40,14 @@ class ServedModel:
     marker_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
-def capabilities_of(model: str, context_tokens: int, facts: Facts, engine: str) -> Capabilities:
+def capabilities_of(
+    model: str,
+    context_tokens: int,
+    facts: Facts,
+    engine: str,
+    ignores: tuple[tuple[str, str], ...] = (),
+    vague_limits: bool = False,
+) -> Capabilities:
     """What a served model can do. What nobody knows of images is left to the engine to refuse."""
     return Capabilities(
         model=model,
@@ -60,6 +68,9 @@ def capabilities_of(model: str, context_tokens: int, facts: Facts, engine: str) 
         most_characters=context_tokens * TOKEN_CHARACTERS,
         training=training_of(model),
         plan=facts.plan,
+        counts_by_size=False,
+        ignores=ignores,
+        vague_limits=vague_limits,
     )
 
 

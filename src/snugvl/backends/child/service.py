@@ -18,7 +18,7 @@ from snugvl.backends.child.failure import Ending, understand
 from snugvl.backends.child.http import ChildApi, Served
 from snugvl.backends.child.life import AttachedServer, Launch, LaunchedServer, Life
 from snugvl.backends.child.log import Stage
-from snugvl.backends.child.requests import ServedModel, capabilities_of
+from snugvl.backends.child.requests import NO_RUNS, ServedModel, capabilities_of
 from snugvl.backends.child.settings import ChildChoice, Facts
 from snugvl.backends.lives import Lives, LivingEngine, Supervision
 from snugvl.backends.preparers import Preparation, Preparers
@@ -61,6 +61,8 @@ class ChildEngine(LivingEngine):
 
     name: ClassVar[str]
     backend: ClassVar[str]
+    ignores: ClassVar[tuple[tuple[str, str], ...]] = (NO_RUNS,)
+    vague_limits: ClassVar[bool] = False
 
     def __init__(self, choice: ChildChoice, supervision: Supervision | None = None) -> None:
         supervision = supervision or Supervision()
@@ -219,6 +221,8 @@ class ChildEngine(LivingEngine):
             served.context_tokens,
             replace(facts, device=device),
             self.backend,
+            self.ignores,
+            self.vague_limits,
         )
         self._retried = self._moved = False
         version = f"{self.name} {served.version}".strip()

@@ -12,7 +12,7 @@ from snugvl.backends.child.flags import check, value
 from snugvl.backends.child.http import Served
 from snugvl.backends.child.life import Launch, Life
 from snugvl.backends.child.log import Log
-from snugvl.backends.child.requests import ServedModel
+from snugvl.backends.child.requests import NO_RUNS, ServedModel
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.lives import Supervision
@@ -38,6 +38,7 @@ from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import EngineError
 
 # What the server decides itself. A user's words for them would be overruled in silence.
+NO_SPECIAL: Final = ("special", "skip_special_tokens: llama.cpp leaves control tokens out")
 OURS: Final = ("--host", "--port", "--api-key", "--alias", "-a")
 ADDED: Final = ("--metrics", "-lv", "4")  # its counters; and a log that names every buffer
 MAX_QUOTED: Final = 200
@@ -56,6 +57,7 @@ class LlamacppEngine(ChildEngine):
 
     name: ClassVar = "llama.cpp"
     backend: ClassVar = "llamacpp"
+    ignores: ClassVar = (NO_SPECIAL, NO_RUNS)
 
     def __init__(self, choice: LlamacppChoice, supervision: Supervision | None = None) -> None:
         check(choice.arguments, OURS, self.name)

@@ -9,7 +9,8 @@ from snugvl.backends.child.settings import ChildChoice
 class LlamacppChoice(ChildChoice):
     """A llama-server to launch, or with `attach` one that runs already: see `ChildChoice`.
 
-    `arguments` are those of `planner.llamacpp_flags.llamacpp_flags`, with the files (`-m`, `--mmproj`) first.
+    `arguments` are those of `llamacpp_flags` (`planner/engines/llamacpp/flags.py`), with the files (`-m`,
+    `--mmproj`) first.
 
     Raises:
         RequestError: settings that contradict each other.

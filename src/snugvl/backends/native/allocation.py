@@ -16,8 +16,8 @@ from snugvl.core.config import EngineConfig
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import RequestError
-from snugvl.planner.footprint.native import LATE_BYTES
-from snugvl.planner.footprint.step_graphs import POOL
+from snugvl.planner.engines.native.footprint import LATE_BYTES
+from snugvl.planner.engines.native.step_graphs import POOL
 from snugvl.planner.plan import Allocation, Choice, allocation_of
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import refusal_line

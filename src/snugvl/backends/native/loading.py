@@ -42,7 +42,7 @@ from snugvl.inputs.reasoning import Thinking
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.planner.footprint.native import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
+from snugvl.planner.engines.native.footprint import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation

@@ -9,9 +9,9 @@ from snugvl.backends.native.neighbours import Neighbours
 from snugvl.backends.place import Place, hold
 from snugvl.engine.pressure import CountedDriver, PlannedBytes, PressureMonitor, memory_reader
 from snugvl.layers.compilations import compilations
+from snugvl.planner.engines.native.footprint import GRAPHS_LIBRARY, KERNELS, LATE
+from snugvl.planner.engines.native.step_graphs import DRIVER, LIBRARY
 from snugvl.planner.footprint.kv import block_bytes
-from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS, LATE
-from snugvl.planner.footprint.step_graphs import DRIVER, LIBRARY
 from snugvl.planner.footprint.total import PROCESS
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Allocation

@@ -12,8 +12,8 @@ from snugvl.core.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.calibration import ANY_ENGINE, Measurement
 from snugvl.hardware.context_cost import COMPONENT
-from snugvl.planner.footprint.native import KERNEL_BYTES
-from snugvl.planner.footprint.step_graphs import MOST
+from snugvl.planner.engines.native.footprint import KERNEL_BYTES
+from snugvl.planner.engines.native.step_graphs import MOST
 
 GRAIN_BYTES = 8 << 20  # growth that is worth writing down, but for the context's: a plan fills its share
 FEW = 4  # recordings whose part of the driver's memory is known well enough

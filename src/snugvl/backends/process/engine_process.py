@@ -48,7 +48,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
     from snugvl.backends.native.ahead import KernelsAhead
     from snugvl.backends.native.loading import load_engine
     from snugvl.backends.native.remember import keeper
-    from snugvl.planner.footprint.step_graphs import DRIVER
+    from snugvl.planner.engines.native.step_graphs import DRIVER
 
     _collect_garbage()
     mark("the engine is imported")

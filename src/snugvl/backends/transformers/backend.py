@@ -271,6 +271,7 @@ def _capabilities(
         language_only=parts.language_only and parts.checkpoint.sees,
         most_images=parts.most_images,
         training=training_of(parts.checkpoint.name),
+        counts_by_size=False,
     )
 
 

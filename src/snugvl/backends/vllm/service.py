@@ -112,6 +112,7 @@ class VllmEngine(ChildEngine):
 
     name: ClassVar = "vLLM"
     backend: ClassVar = "vllm"
+    vague_limits: ClassVar = True
 
     def __init__(self, choice: VllmChoice, supervision: Supervision | None = None) -> None:
         check(choice.arguments, flags.OURS, self.name)

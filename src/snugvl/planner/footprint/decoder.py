@@ -1,4 +1,4 @@
-"""The decoder at work in plain torch: ours on a CPU, and transformers'. (On a GPU ours is in `native.py`.)
+"""The decoder at work in plain torch: ours on a CPU, and transformers'. (Ours on a GPU: `engines/native`.)
 
 With h hidden, i intermediate, q = heads · head_dim, k = kv_heads · head_dim, d = head_dim, 16-bit values.
 
@@ -15,7 +15,7 @@ Where SDPA has no fused kernel for grouped heads (GPUs before Ampere) it compute
 
 from typing import Final
 
-from snugvl.planner.footprint import hybrid
+from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_component, unwindowed_component
@@ -73,13 +73,12 @@ def logits(model: Inventory, rows: int) -> int:
     return rows * model.facts.text.vocab_size * LOGIT_BYTES
 
 
-def decoder_components(model: Inventory, settings: Settings, *, fused: bool = True) -> list[Component]:
-    """Prefill and decode of native on a CPU, and of transformers.
+def transformers_components(model: Inventory, settings: Settings, *, fused: bool = True) -> list[Component]:
+    """Workspaces of prefill and decode with transformers.
 
-    `fused`: the GPU has a fused attention kernel for grouped heads (compute capability 8.0 and later).
+    Args:
+        fused: the GPU has a fused attention kernel for grouped heads (compute capability 8.0 and later).
     """
-    if settings.engine == "native":
-        return _native(model, settings)
     image = largest_image(model, settings.max_pixels)
     images = image.tokens * settings.images
     wide = settings.itemsize // 2  # the formulas are of 16-bit values
@@ -108,8 +107,9 @@ def decoder_components(model: Inventory, settings: Settings, *, fused: bool = Tr
     ]
 
 
-def _native(model: Inventory, settings: Settings) -> list[Component]:
-    """torch's attention for CPUs takes masks and grouped heads: no scores are stored."""
+def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:
+    """Workspaces of our engine on a CPU, where torch's attention takes masks and grouped heads: no scores are
+    stored."""
     itemsize = settings.itemsize
     chunk = min(settings.chunk, settings.kv_tokens)
     wide = widened(model, settings)

@@ -2,21 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from snugvl.planner.footprint import llamacpp
+from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
-from snugvl.planner.footprint.decoder import decoder_components
-from snugvl.planner.footprint.kv import (
-    checkpoint_component,
-    kv_component,
-    predictor_component,
-    state_component,
-)
-from snugvl.planner.footprint.native import native_components
-from snugvl.planner.footprint.offload import offload_components
-from snugvl.planner.footprint.step_graphs import step_graph_components
-from snugvl.planner.footprint.vision import vision_components
-from snugvl.planner.footprint.vllm import vllm_components
-from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
@@ -68,9 +55,10 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     """Every component of `settings` on the fullest of its GPUs."""
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
         settings = replace(settings, concurrency=settings.concurrency_of_copy, data_parallel=1)
+    rules = rules_of(settings.engine)
     parts = []
-    own = llamacpp.HOST_PROCESS_BYTES if settings.engine == "llamacpp" else PROCESS_BYTES
     if device.cpu:
+        own = rules.process_bytes
         parts.append(Component(PROCESS, own, basis="measured", why="the engine's process, idle"))
     if device.context_bytes:
         parts.append(
@@ -81,30 +69,4 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
                 why="measured on this GPU" if device.context_measured else "documented default, not measured",
             )
         )
-    if settings.engine == "llamacpp":
-        gpu = not device.cpu
-        scratch = device.cublas_bytes if device.api == "CUDA" else 0
-        if device.unified:
-            beside = llamacpp.host_bytes(model, settings)
-            parts.append(
-                Component("beside the GPU", beside, why="embedding, inputs, the process: one memory")
-            )
-        return footprint_of(
-            parts
-            + llamacpp.llamacpp_components(model, settings, gpu=gpu, cublas_bytes=scratch, api=device.api)
-        )
-    parts += weight_components(model, settings)
-    cache = kv_component(model, settings)
-    parts += [cache, state_component(model, settings), checkpoint_component(model, settings)]
-    if settings.engine == "vllm":
-        return footprint_of(parts + vllm_components(model, settings, device.compute_capability))
-    parts.append(predictor_component(model, settings))
-    parts += vision_components(model, settings)
-    parts += offload_components(model, settings)
-    parts.append(Component("encoder cache", settings.encoder_cache_bytes, why="for the next question"))
-    if settings.engine == "native" and not device.cpu:
-        parts += native_components(model, settings, cache.nbytes, device.cublas_bytes, device.multiprocessors)
-        parts += step_graph_components(model, settings, device.cublas_bytes, device.multiprocessors)
-    else:
-        parts += decoder_components(model, settings, fused=device.fused_attention)
-    return footprint_of(parts)
+    return footprint_of(parts + rules.components(model, settings, device))

@@ -155,36 +155,46 @@ def vllm_workspace(model: Inventory, image: ImageSize) -> int:
     return image.patches * (row + vision.deepstack_levels * _level_bytes(model, HALF))
 
 
-def vision_components(model: Inventory, settings: Settings) -> list[Component]:
-    """Workspace of the tower and the encoder outputs, of native and transformers (vLLM: `vllm.py`)."""
+def native_vision_components(model: Inventory, settings: Settings) -> list[Component]:
+    """Workspace of our engine's tower, and its outputs."""
     if model.facts.vision is None or settings.images == 0:
         return []
     image = largest_image(model, settings.max_pixels)
     itemsize = settings.itemsize
     each = image.tokens * encoder_bytes_per_token(model, itemsize)
     parts: list[Component] = []
-    if settings.engine == "native":
-        workspace = native_workspace(model, image, itemsize, settings.vision_weights)
-        held = held_outputs(settings, image, each)
-        if settings.sequences > 1:  # the others' steps come between two chunks of an image
-            paused = native_held(model, image, itemsize)
-            name = "vision workspace while others run"
-            parts += [Component(name, paused, phase, "predicted") for phase in OTHERS]
-    else:
-        # transformers encodes all images of a request in one batch; its outputs are in the prefill's bytes.
-        many = ImageSize(image.tokens * settings.images, image.patches * settings.images)
-        embedded = settings.context * HALF * model.facts.text.hidden_size
-        merge = transformers_merge(model, settings.context, many.tokens)
-        workspace, held = max(transformers_workspace(model, many) + embedded, merge) * itemsize // HALF, 0
-        pixels = many.patches * WIDE * _vision(model).patch_dim
-        parts.append(Component("pixel values", pixels, why="float32"))
-    why = f"{image.patches:,} patches ({image.tokens:,} image tokens)"
-    parts.append(Component("vision workspace", workspace, "vision", "predicted", why))
-    if held:
+    if settings.sequences > 1:  # the others' steps come between two chunks of an image
+        paused = native_held(model, image, itemsize)
+        name = "vision workspace while others run"
+        parts += [Component(name, paused, phase, "predicted") for phase in OTHERS]
+    workspace = native_workspace(model, image, itemsize, settings.vision_weights)
+    parts.append(_workspace(image, workspace))
+    if held := held_outputs(settings, image, each):
         others = max(0, held - each)
         parts.append(Component("encoder outputs of other images", others, "vision"))
         parts.append(Component("encoder outputs", held, "prefill", why=f"{held // max(each, 1)} image(s)"))
     return parts
+
+
+def transformers_vision_components(model: Inventory, settings: Settings) -> list[Component]:
+    """Workspace of the tower with transformers, which encodes all images of a request in one batch.
+
+    Its outputs are in the prefill's bytes.
+    """
+    if model.facts.vision is None or settings.images == 0:
+        return []
+    image = largest_image(model, settings.max_pixels)
+    many = ImageSize(image.tokens * settings.images, image.patches * settings.images)
+    embedded = settings.context * HALF * model.facts.text.hidden_size
+    merge = transformers_merge(model, settings.context, many.tokens)
+    workspace = max(transformers_workspace(model, many) + embedded, merge) * settings.itemsize // HALF
+    pixels = many.patches * WIDE * _vision(model).patch_dim
+    return [Component("pixel values", pixels, why="float32"), _workspace(image, workspace)]
+
+
+def _workspace(image: ImageSize, nbytes: int) -> Component:
+    why = f"{image.patches:,} patches ({image.tokens:,} image tokens)"
+    return Component("vision workspace", nbytes, "vision", "predicted", why)
 
 
 def held_outputs(settings: Settings, image: ImageSize, each: int) -> int:

@@ -24,15 +24,14 @@ which reads rows of it there (`models/main_memory.py`).
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from snugvl.core.sizes import MIB, format_size
+from snugvl.core.sizes import format_size
+from snugvl.planner.engines import rules_of
+from snugvl.planner.engines.transformers.offload import layer_bytes
 from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.offload import layer_bytes
-from snugvl.planner.footprint.vllm_tensors import loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
 from snugvl.planner.settings import FEW_BITS, GROUPS, Settings
 
@@ -83,7 +82,7 @@ def ready_made_parts(
 
     `own`: in our own format.
     """
-    if settings.engine != "native":
+    if not rules_of(settings.engine).own_layout:
         return (group.nbytes,)
     if group.kind == "matrix":
         return (settings.itemsize * group.elements,)
@@ -155,7 +154,8 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
     wide = (settings.itemsize * group.elements,)
     if group.kind in ("packed", "blocks"):
         return (group.nbytes,)
-    native = settings.engine == "native"
+    rules = rules_of(settings.engine)
+    native = rules.own_layout
     if group.kind == "scale":  # our engine's are counted with their matrix
         return (BLOCK_SCALE_BYTES * group.elements,) if settings.weights == "fp8" and not native else ()
     columns = group.shape[-1] if group.shape else 1
@@ -165,7 +165,7 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
         return (int8_parts(rows, columns) or wide) if int8 else wide
     if group.kind == "tower":
         return tower_parts(rows, columns) if settings.vision_weights == "int8" else wide
-    if settings.engine == "transformers" and group.kind == "matrix" and not group.expert:
+    if rules.bitsandbytes and group.kind == "matrix" and not group.expert:
         return bitsandbytes_parts(rows, columns, settings) or wide
     if not native:
         return (group.elements,) if settings.weights == "fp8" and group.kind == "fp8" else wide
@@ -266,35 +266,14 @@ def weight_components(model: Inventory, settings: Settings) -> tuple[Component, 
     return _components(model, needed)
 
 
-def _vllm_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
-    """What vLLM makes of the tensors on one GPU. The rounding is that of the rotary caches, too.
-
-    "Model loading took" has the rounding in it; what is left over in segments is free for small activations,
-    but no segment with a tensor in it goes back to the driver.
-    """
-    nbytes: dict[Part, int] = defaultdict(int)
-    for tensor in tensors_of(model, settings):
-        nbytes[tensor.part] += tensor.nbytes
-    share = settings.tensor_parallel * settings.pipeline_parallel
-    parts = [
-        Component(LABELS[part], nbytes[part], why=_why(model, part, settings, share))
-        for part in PARTS
-        if nbytes[part]
-    ]
-    allocator = loading_bytes(model, replace(settings, chunk=0))
-    rounding = allocator.allocated - sum(nbytes.values()) - sum(rotary_caches(model))
-    left_over = allocator.reserved - allocator.allocated
-    return (
-        *parts,
-        Component("allocator rounding", rounding, basis="predicted", why="multiples of 512 bytes and 2 MiB"),
-        Component("left over in segments", left_over, basis="predicted", why="segments of 2 and 20 MiB"),
-    )
-
-
 @lru_cache(maxsize=4096)  # all that plans for every form of every model ask for
 def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
-    if settings.engine == "vllm":
-        return _vllm_components(model, settings)
+    return rules_of(settings.engine).weight_components(model, settings)
+
+
+def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Component, ...]:
+    """Weights per part on one GPU in a segment that holds all of them, and the allocator's rounding."""
+    rules = rules_of(settings.engine)
     parts, resident = [], []
     for part in PARTS:
         entries = [entry for entry in sizes(model, settings, part) if entry[0]]
@@ -304,7 +283,7 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         place = {"vision": settings.vision, "embedding": settings.embedding}.get(part, "gpu")
         if place == "cpu" or (part == "vision" and without_tower(settings)) or not nbytes:
             continue
-        if part == "decoder" and settings.engine == "native":
+        if part == "decoder" and rules.own_layout:
             together = list(joined(model, settings))
             # Hybrid layers are of other shapes, and some files store the matrices joined: as they are.
             if sum(size * count for size, count in together) == nbytes:
@@ -318,25 +297,24 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         resident += entries
         crossing = crossing_bytes(model, settings) if place == "streamed" else 0
         streamed = f", a room through which {format_size(crossing)} stream" if crossing else ""
-        parts.append(Component(LABELS[part], nbytes, why=_why(model, part, settings, share) + streamed))
+        parts.append(Component(LABELS[part], nbytes, why=part_why(model, part, settings, share) + streamed))
     exact = sum(size * count for size, count in resident)
-    rounding = max(0, _reserved(resident, exact, settings) - exact)
+    rounding = max(0, rules.segment_bytes(resident) - exact)
     why = "one segment, and small ones"
     parts.append(Component("allocator rounding", rounding, basis="predicted", why=why))
     return tuple(parts)
 
 
-def _reserved(resident: list[tuple[int, int]], exact: int, settings: Settings) -> int:
-    """What holds them. Our engine and transformers take one segment for all before they load them."""
-    if settings.engine == "transformers":
-        return up(exact, 4 * MIB)  # measured 1.0 to 3.5 MiB beyond
+def one_segment(resident: list[tuple[int, int]]) -> int:
+    """What torch reserves for all of these (bytes, how many): one segment before loading, and small ones."""
     small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
     return reserved_bytes(small) + together_bytes(resident)
 
 
 def without_tower(settings: Settings) -> bool:
-    """Whether the vision tower is left out: by wish, or by vLLM where no images are allowed."""
-    return settings.language_only or (settings.images == 0 and settings.engine == "vllm")
+    """Whether the vision tower is left out: by wish, or by an engine where no images are allowed."""
+    dropped = settings.images == 0 and rules_of(settings.engine).drops_unused_tower
+    return settings.language_only or dropped
 
 
 def tower_bytes(model: Inventory, settings: Settings) -> int:
@@ -384,7 +362,8 @@ def weight_bytes(model: Inventory, settings: Settings) -> int:
     return sum(size * count for part in PARTS for size, count in sizes(model, settings, part))
 
 
-def _why(model: Inventory, part: Part, settings: Settings, share: int) -> str:
+def part_why(model: Inventory, part: Part, settings: Settings, share: int) -> str:
+    """Formats of a part, for people."""
     shared = f", shared by {share} GPUs" if share > 1 else ""
     plain = "fp32" if settings.itemsize == 4 else "bf16"
     kind: str = settings.vision_weights if part == "vision" else settings.head

@@ -5,8 +5,8 @@ from typing import Any
 
 from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import load_options, next_command, plain_command
+from snugvl.planner.engines.transformers.placement import placement
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.placement import placement
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.sections import Measured, headline
 from snugvl.planner.verdicts import why_engine

@@ -8,11 +8,10 @@ from typing import Final, Literal
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
-from snugvl.planner.capabilities import parts_of
 from snugvl.planner.commands import next_command, plain_command
+from snugvl.planner.engines import rules_of
+from snugvl.planner.engines.native.parts import parts_of
 from snugvl.planner.footprint.images import pixels_for, scales
-from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
-from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import ENGINE_NAMES, Engine, Settings
@@ -150,7 +149,8 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     facts = [("engine", ENGINE_FACTS[settings.engine]), ("weights", _weights(choice))]
     parts = "prompt, images and answer" if settings.images else "prompt and answer"
     context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
-    if settings.engine == "native" and settings.kv_tokens > settings.context:
+    rules = rules_of(settings.engine)
+    if rules.pooled and settings.kv_tokens > settings.context:
         many = settings.sequences > 1
         shared = f", which up to {settings.sequences} requests at once share" if many else ""
         context += f"; the whole cache has {settings.kv_tokens:,} tokens{shared}"
@@ -162,11 +162,8 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
         facts.append(("requests", f"{settings.concurrency} at the same time, each with its whole context"))
     if settings.gpus > 1:
         facts.append(("GPUs", _spread(settings)))
-    if settings.engine == "llamacpp":
-        if settings.on_gpu:
-            facts.append(("host", _beside(choice)))
-    elif choice.option.offload:
-        facts.append(("host", _offloaded(choice)))
+    if beside := rules.host_text(choice):
+        facts.append(("host", beside))
     if crossing := crossing_bytes(model, settings):
         facts.append(("tower", f"{format_size(crossing)} of it stay in main memory; {_crossing(choice)}"))
     if settings.embedding == "cpu":
@@ -188,28 +185,6 @@ def _spread(settings: Settings) -> str:
     return f"{settings.gpus}: " + ", ".join(f"{count} {what}" for count, what in parts if count > 1)
 
 
-def _beside(choice: Choice) -> str:
-    """What llama.cpp leaves in main memory."""
-    settings, model = choice.settings, choice.option.model
-    layers = model.facts.text.num_layers
-    parts = [f"the experts of {settings.host_experts} of {layers} layers"] if settings.host_experts else []
-    parts += [f"{settings.offloaded} of {layers} layers whole"] if settings.offloaded else []
-    parts += ["the vision tower"] if settings.vision == "cpu" else []
-    held = format_size(llamacpp_host_bytes(model, settings))
-    return f"{', '.join(parts) or 'the embedding'} in main memory ({held} in all), computed by the processor"
-
-
-def _offloaded(choice: Choice) -> str:
-    settings, model = choice.settings, choice.option.model
-    layers = model.facts.text.num_layers
-    tower = " and the vision tower" if vision_bytes(model, settings) else ""
-    held = layer_bytes(model, settings) + vision_bytes(model, settings)
-    return (
-        f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory ({format_size(held)}) "
-        "and cross PCI Express when they are computed"
-    )
-
-
 def _crossing(choice: Choice) -> str:
     """The price of a streamed tower."""
     gpu = choice.budget.gpu
@@ -229,7 +204,7 @@ def _weights(choice: Choice) -> str:
         return f"{weights}, so that what is below fits"
     if stored != weights and stored == "fp8":
         return f"{weights}: this engine turns the FP8 file into {weights} while loading"
-    if choice.budget.device.cpu and settings.engine == "native" and weights in ("fp32", "bf16"):
+    if choice.budget.device.cpu and rules_of(settings.engine).own_layout and weights in ("fp32", "bf16"):
         return f"{weights} (on a processor bf16 and fp32 are equally quick: it computes in fp32)"
     return weights
 
@@ -250,7 +225,7 @@ def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
                 "spare",
                 choice.spare_bytes,
                 "spare",
-                "vLLM makes it KV cache" if choice.option.engine == "vllm" else "",
+                rules_of(choice.option.engine).spare_note,
             )
         )
     if budget.forbidden_bytes:
@@ -390,7 +365,8 @@ def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:
 def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
     """Of an embedding that keeps the head in int8 where main memory would take it, for who asks."""
     settings, model = choice.settings, choice.option.model
-    if settings.engine != "native" or settings.head == "bf16" or model.facts.tied:
+    honours = rules_of(settings.engine).honours
+    if "embedding" not in honours or settings.head == "bf16" or model.facts.tied:
         return []
     # What the solver would try then; the same parts with less on the GPU fit.
     tried = parts_of(model, choice.budget.device, wishes.tower, "cpu")
@@ -513,8 +489,9 @@ def _refused(plan: Plan) -> Iterator[str]:
     reasons: dict[tuple[str, tuple[str, ...]], list[Engine]] = {}
     by_engine: dict[tuple[Engine, str], list[str]] = {}
     for name, refusal in plan.refusals:
-        left_out = chosen is not None and (name == chosen.option.model.name or refusal.engine == "llamacpp")
-        if not left_out and not (chosen is not None and chosen.option.engine == "llamacpp"):
+        wants_gguf = rules_of(refusal.engine).reads_only_gguf
+        left_out = chosen is not None and (name == chosen.option.model.name or wants_gguf)
+        if not left_out and not (chosen is not None and rules_of(chosen.option.engine).reads_only_gguf):
             by_engine.setdefault((refusal.engine, refusal.reason), []).append(name)
     for (engine, reason), names in by_engine.items():
         reasons.setdefault((reason, tuple(names)), []).append(engine)

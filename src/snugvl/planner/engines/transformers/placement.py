@@ -10,7 +10,7 @@ from typing import cast
 
 from snugvl.checkpoint.facts import TensorFact
 from snugvl.core.options import LoadOptions, WeightsName
-from snugvl.planner.footprint.offload import LAYER
+from snugvl.planner.engines.transformers.offload import LAYER
 from snugvl.planner.plan import Choice
 
 HOST = "cpu"

@@ -10,8 +10,8 @@ queries are wider than the hidden state and pictures enter several layers.
 from typing import Final
 
 from snugvl.checkpoint.facts import KVLayer, VisionFacts
-from snugvl.planner.footprint.ggml import Graph, Node
-from snugvl.planner.footprint.vllm import expert_width
+from snugvl.planner.engines.llamacpp.ggml import Graph, Node
+from snugvl.planner.engines.vllm.footprint import expert_width
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 

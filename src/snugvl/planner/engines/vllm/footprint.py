@@ -1,6 +1,6 @@
 """What vLLM holds beside weights and KV, and what it profiles at start (read in vLLM 0.22, 0.32 and 0.33).
 
-    rotary caches, deepstack buffers    made with the weights (`vllm_tensors.py`)
+    rotary caches, deepstack buffers    made with the weights (`tensors.py`)
     encoder cache       max(max_num_batched_tokens, tokens of the largest image) · (1 + levels) · hidden · 2
     encoder profile     one forward of the largest image that `max_pixels` allows, whatever is really sent
     decoder profile     max_num_batched_tokens, as transformers' bytes per token
@@ -22,11 +22,11 @@ vLLM starts.
 from functools import lru_cache
 from typing import Final
 
+from snugvl.planner.engines.vllm.tensors import deepstack_buffers, rotary_caches
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill
 from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
-from snugvl.planner.footprint.vllm_tensors import deepstack_buffers, rotary_caches
 from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import Settings
 

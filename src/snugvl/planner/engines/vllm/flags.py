@@ -13,10 +13,12 @@ import json
 import math
 from typing import Final
 
+from snugvl.planner.engines.vllm.footprint import NCCL, UNPROFILED
 from snugvl.planner.footprint.images import scales
-from snugvl.planner.footprint.vllm import NCCL, UNPROFILED
 from snugvl.planner.plan import Choice
 
+# (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
+VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 DIGITS: Final = 10_000
 
 

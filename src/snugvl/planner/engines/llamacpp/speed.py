@@ -11,7 +11,7 @@ RX 7900 XTX, an M1 Max and an M4. Main memory is assumed: two channels of DDR5, 
 from typing import Final
 
 from snugvl.hardware.machine import Gpu
-from snugvl.planner.footprint.llamacpp import EMBEDDING, EXPERTS, HEAD, TOWER, cache_bytes, placed
+from snugvl.planner.engines.llamacpp.footprint import EMBEDDING, EXPERTS, HEAD, TOWER, cache_bytes, placed
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 

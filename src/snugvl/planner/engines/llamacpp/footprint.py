@@ -23,11 +23,11 @@ from functools import lru_cache
 from typing import Final
 
 from snugvl.checkpoint.facts import KVLayer, TensorFact
+from snugvl.planner.engines.llamacpp.ggml import compute_bytes
+from snugvl.planner.engines.llamacpp.graphs import FLOAT, decoder_graph, tower_graph
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.ggml import compute_bytes
 from snugvl.planner.footprint.images import largest_image
-from snugvl.planner.footprint.llamacpp_graphs import FLOAT, decoder_graph, tower_graph
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Placement, Settings
 

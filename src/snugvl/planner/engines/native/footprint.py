@@ -24,7 +24,7 @@ Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/p
 from dataclasses import dataclass
 from typing import Final
 
-from snugvl.planner.footprint import hybrid
+from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.weights import GROUP, ready_made_group

@@ -6,8 +6,8 @@ that it would keep in main memory (`--cache-ram`, 8 GiB) aren't planned; a slot 
 
 from typing import Final
 
+from snugvl.planner.engines.llamacpp.footprint import CHECKPOINTS, cells, checkpoint_bytes
 from snugvl.planner.footprint.images import scales
-from snugvl.planner.footprint.llamacpp import CHECKPOINTS, cells, checkpoint_bytes
 from snugvl.planner.plan import Choice
 
 BATCH: Final = 2048  # tokens handed over at once; a step computes `-ub` of them

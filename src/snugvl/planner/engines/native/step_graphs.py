@@ -16,11 +16,8 @@ cuBLAS has what it works in: the same as for the graphs of decode steps, where t
 from dataclasses import dataclass, replace
 from typing import Final
 
-from snugvl.planner.footprint import hybrid
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.images import ImageSize
-from snugvl.planner.footprint.native import (
+from snugvl.planner.engines.native import hybrid
+from snugvl.planner.engines.native.footprint import (
     SMALL_ROWS,
     TOKEN_BYTES,
     library_bytes,
@@ -28,6 +25,9 @@ from snugvl.planner.footprint.native import (
     slices,
     split_workspace,
 )
+from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import BLOCK_TOKENS, LOW_BIT, Settings

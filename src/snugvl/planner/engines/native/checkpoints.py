@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from snugvl.planner.capabilities import NATIVE_STEPS
 from snugvl.planner.footprint.kv import state_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import Wishes
 
+# (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
+NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 CHECKPOINTS: Final = 4  # for the end of a picture, of the turns before and after it, and of an answer
 EACH: Final = 2  # a sequence
 TOKENS: Final = 1024  # of the pool for each: without its blocks it is of no use
@@ -28,7 +29,7 @@ def keeping(
 ) -> Settings:
     """Settings with checkpoints, up to `most` in all and into so many bytes; never with fewer than before."""
     each = state_bytes(model, settings)
-    if settings.engine != "native" or not each or not wishes.prefix_cache:
+    if not each or not wishes.prefix_cache:
         return settings
     now, most = settings.state_checkpoints, min(most, settings.kv_tokens // TOKENS)
     more = most - now if spare_bytes is None else min(most - now, spare_bytes // each)

@@ -1,0 +1,165 @@
+"""What the planner asks of an engine: what it can run where, how its settings vary, and what they take.
+
+An engine's folder has a `rules.py` with `RULES`, an instance of a subclass. What most engines have in common
+is the default here: PyTorch on a GPU that CUDA reaches, one GPU, no options that only one of them has.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.hardware.machine import Gpu, OperatingSystem
+from snugvl.planner.capabilities import Option, Refusal
+from snugvl.planner.footprint import kv, weights
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.total import PROCESS_BYTES, Device
+from snugvl.planner.generations import TORCH, Capability, older
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.plan import Choice
+from snugvl.planner.settings import Engine, KVFormat, Settings
+from snugvl.planner.wishes import Wishes
+
+NO_GGUF = "it reads no GGUF; llama.cpp does"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How many GPUs take part: those that share layers, groups of layers, and whole copies."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+
+class EngineRules(ABC):
+    """One engine's answers; stateless.
+
+    Attributes:
+        engine: its name.
+        rank: of engines that do equally well the one of the highest rank is chosen.
+        honours: options of `LoadOptions` that it can do, of those that not every engine can.
+        oldest: the oldest GPUs that it runs on, or None where it runs on any.
+        kv_formats: formats of its KV cache, best first.
+        fp8_cache_since: the oldest GPUs with which its KV cache can be FP8, or None where any will do.
+        scales_cache: its eight-bit cache has scales, so outliers of keys don't saturate.
+        own_layout: it makes matrices of its own from the checkpoint's: rounds, repacks and joins them.
+        bitsandbytes: it rounds by means of bitsandbytes.
+        has_parts: embedding, head and vision tower may be in other formats and places than the layers.
+        pooled: its KV cache is a pool that is planned for itself, with states of their own beside it.
+        one_at_a_time: it answers one request after the other.
+        offloads: it can keep decoder layers in main memory.
+        reads_only_gguf: it reads GGUF files, nothing else, and of them it is the first choice.
+        runs_remote_code: it can run Python files that a checkpoint brings.
+        in_process: a task's command runs it; others come with the server alone.
+        drops_unused_tower: without images the vision tower isn't loaded.
+        process_bytes: main memory of its process without a GPU, idle.
+        spare_note: what it does with memory that the plan leaves free; empty where nothing.
+    """
+
+    engine: ClassVar[Engine]
+    rank: ClassVar[int]
+    honours: ClassVar[frozenset[str]] = frozenset()
+    oldest: ClassVar[Capability | None] = TORCH
+    kv_formats: ClassVar[tuple[KVFormat, ...]] = ("bf16", "fp8")
+    fp8_cache_since: ClassVar[Capability | None] = None
+    scales_cache: ClassVar[bool] = False
+    own_layout: ClassVar[bool] = False
+    bitsandbytes: ClassVar[bool] = False
+    has_parts: ClassVar[bool] = False
+    pooled: ClassVar[bool] = False
+    one_at_a_time: ClassVar[bool] = False
+    offloads: ClassVar[bool] = False
+    reads_only_gguf: ClassVar[bool] = False
+    runs_remote_code: ClassVar[bool] = False
+    in_process: ClassVar[bool] = False
+    drops_unused_tower: ClassVar[bool] = False
+    process_bytes: ClassVar[int] = PROCESS_BYTES
+    spare_note: ClassVar[str] = ""
+
+    def not_here(self, device: Device, system: OperatingSystem) -> str | None:
+        """Why it runs on no machine of this maker, system or age, as a clause, or None."""
+        if system == "windows":
+            return "it does not run on Windows; in WSL2 it does"
+        if device.api != "CUDA":
+            return f"it has nothing for a GPU that is reached by {device.api}"
+        return older(device.compute_capability, self.oldest) if self.oldest else None
+
+    @abstractmethod
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+        """What could be tried with a model on a kind of device, best first, or why nothing."""
+
+    def offloading(self, option: Option, device: Device) -> Option | Refusal:
+        """An option with layers in main memory, or why they can't be there."""
+        return Refusal(self.engine, "only transformers and llama.cpp keep layers in main memory")
+
+    def stored_as(self, option: Option) -> str:
+        """Why it has no other weights of a checkpoint than these, as a clause."""
+        return f"the checkpoint is stored in {option.model.facts.quantization or 'bf16'}"
+
+    def context_limit(self, facts: ModelFacts) -> int:
+        """Tokens of the longest context with a model."""
+        return facts.text.max_position_embeddings
+
+    def at_once(self, sequences: int, concurrency: int) -> int:
+        """Requests that may run at once where `concurrency` are sure of room, and a goal says `sequences`."""
+        return concurrency
+
+    def spreads(self, model: Inventory, wishes: Wishes, count: int) -> Sequence[Spread]:
+        """Ways over up to `count` GPUs, fewest first."""
+        return (Spread(),)
+
+    def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
+        """What changes speed alone, fastest first."""
+        yield base
+
+    def way_offloads(self, model: Inventory, base: Settings) -> list[list[Settings]]:
+        """Ways with less and less on the GPU, by kind, the least costly kind first."""
+        return []
+
+    def host_bytes(self, model: Inventory, settings: Settings) -> int:
+        """Main memory that its process takes beside a GPU."""
+        raise NotImplementedError(f"{self.engine} keeps nothing in main memory")
+
+    @abstractmethod
+    def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
+        """Everything that it allocates, but its process and the GPU's context, in the order of a report."""
+
+    def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
+        """Keys and values of one sequence of `tokens` tokens on one GPU, with its states, in bytes."""
+        return kv.blocks_bytes(model, settings, tokens)
+
+    def kv_component(self, model: Inventory, settings: Settings) -> Component:
+        """The KV cache."""
+        return kv.sequences_component(model, settings)
+
+    def kv_name(self, settings: Settings) -> str:
+        """Format of the cache as people call it: that of the activations, or FP8."""
+        return "fp32" if settings.itemsize == 4 and settings.kv == "bf16" else settings.kv
+
+    def weight_components(self, model: Inventory, settings: Settings) -> tuple[Component, ...]:
+        """Weights per part on one GPU, and the allocator's rounding of all of them together."""
+        return weights.parts_in_one_segment(model, settings)
+
+    def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
+        """What torch reserves for weights of these sizes (bytes, how many)."""
+        return weights.one_segment(resident)
+
+    def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
+        """Tokens per second of one request, where it is predicted otherwise than by the roofline."""
+        return None
+
+    predicts_rate: ClassVar[bool] = False
+
+    def why(self, choice: Choice) -> str | None:
+        """Why it was chosen, as a clause, where that is a trait of the engine."""
+        return None
+
+    def host_text(self, choice: Choice) -> str | None:
+        """What of a plan stays in main memory beside a GPU, for people."""
+        return None
+
+    def command(self, choice: Choice) -> str | None:
+        """The engine's own command, without us, for a POSIX shell, where it has one."""
+        return None

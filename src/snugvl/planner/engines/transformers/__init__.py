@@ -1,0 +1,1 @@
+"""What the planner knows of transformers: its footprint, its speed, its command."""

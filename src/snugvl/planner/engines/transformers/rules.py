@@ -1,0 +1,128 @@
+"""Hugging Face transformers, to the planner."""
+
+from dataclasses import replace
+from typing import Final
+
+from snugvl.checkpoint.quantized import OWN_INSTEAD
+from snugvl.core.sizes import MIB, format_size
+from snugvl.planner.capabilities import Option, Refusal, prefers_fp32, stored_format
+from snugvl.planner.engines.rules import NO_GGUF, EngineRules
+from snugvl.planner.engines.transformers.offload import (
+    host_bytes,
+    layer_bytes,
+    offload_components,
+    vision_bytes,
+)
+from snugvl.planner.footprint import kv
+from snugvl.planner.footprint.allocator import up
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.decoder import transformers_components
+from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.vision import transformers_vision_components
+from snugvl.planner.footprint.weights import weight_components
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.plan import Choice
+from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.planner.wishes import Wishes
+
+PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
+BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
+OWN: Final = f"it doesn't read snugvl's own format; {OWN_INSTEAD}"
+
+
+class TransformersRules(EngineRules):
+    """transformers in a process of ours."""
+
+    engine = "transformers"
+    runs_remote_code = True
+    rank = 0
+    kv_formats = ("bf16",)
+    bitsandbytes = True
+    one_at_a_time = True
+    offloads = True
+    in_process = True
+
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+        """What transformers loads; int8 and int4 of a plain checkpoint are made by bitsandbytes."""
+        if model.facts.gguf is not None:
+            return Refusal("transformers", NO_GGUF)
+        if model.facts.own:
+            return Refusal("transformers", OWN)
+        stored = stored_format(model)
+        if stored in ("int8", "int4"):
+            return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
+        wide = Option(model, "transformers", "fp32", stored, float32=True)
+        plain = Option(model, "transformers", "bf16", stored)
+        if device.cpu and wishes.float32 is None and prefers_fp32(model, device):
+            return [wide, plain]
+        if wishes.float32:
+            plain = wide
+        if device.cpu or stored != "bf16" or model.mixed:  # bitsandbytes leaves experts as they are
+            return [plain]
+        low: tuple[WeightFormat, ...] = ("int8", "int4")
+        return [
+            plain,
+            *(Option(model, "transformers", weights, weights, needs=BITS.format(weights)) for weights in low),
+        ]
+
+    def offloading(self, option: Option, device: Device) -> Option | Refusal:
+        """Layers in main memory, of weights that aren't quantised."""
+        if device.cpu:
+            return super().offloading(option, device)
+        if option.model.facts.quantization is not None or option.weights != "bf16":
+            why = "layers of quantised checkpoints can't stay in main memory; the bf16 edition's can"
+            return Refusal("transformers", why)
+        return replace(option, offload=True)
+
+    def stored_as(self, option: Option) -> str:
+        """bitsandbytes rounds what isn't quantised, but no experts."""
+        if option.model.mixed and stored_format(option.model) == "bf16":
+            return (
+                "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a ready-made edition"
+            )
+        return super().stored_as(option)
+
+    def way_offloads(self, model: Inventory, base: Settings) -> list[list[Settings]]:
+        """The vision tower first: it crosses once a picture, a layer once a token."""
+        return [[replace(base, vision="cpu", offloaded=n) for n in range(model.facts.text.num_layers + 1)]]
+
+    def host_bytes(self, model: Inventory, settings: Settings) -> int:
+        """Layers and tower that are offloaded, and the process."""
+        return host_bytes(model, settings)
+
+    def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
+        """Weights, cache, pictures, and the workspace of whole prompts."""
+        parts = [*weight_components(model, settings), self.kv_component(model, settings)]
+        parts += transformers_vision_components(model, settings)
+        parts += offload_components(model, settings)
+        return parts + transformers_components(model, settings, fused=device.fused_attention)
+
+    def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
+        """Keys and values of one sequence, of layers with windows no more than the window."""
+        return kv.blocks_bytes(model, settings, tokens, windows=True)
+
+    def kv_component(self, model: Inventory, settings: Settings) -> Component:
+        """All sequences at their full context."""
+        windows = any(layer.window for layer, _ in model.kv_layers)
+        return kv.sequences_component(model, settings, windows=windows)
+
+    def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
+        """One segment for all weights, taken before they are loaded."""
+        exact = sum(size * count for size, count in resident)
+        return up(exact, 4 * MIB)  # measured 1.0 to 3.5 MiB beyond
+
+    def host_text(self, choice: Choice) -> str | None:
+        """Layers and tower that cross for every forward pass."""
+        if not choice.option.offload:
+            return None
+        settings, model = choice.settings, choice.option.model
+        layers = model.facts.text.num_layers
+        tower = " and the vision tower" if vision_bytes(model, settings) else ""
+        held = layer_bytes(model, settings) + vision_bytes(model, settings)
+        return (
+            f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory "
+            f"({format_size(held)}) and cross PCI Express when they are computed"
+        )
+
+
+RULES = TransformersRules()

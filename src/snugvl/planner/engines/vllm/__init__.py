@@ -1,0 +1,1 @@
+"""What the planner knows of vLLM: its footprint, its speed, its command."""
