@@ -74,11 +74,11 @@ class House:
 
     def engine_comparisons(self) -> list[str]:
         """Comparisons (`==`, `!=`, `in`, `is`, a `match` case) with an engine's name, outside the folders of
-        the engines, in any module of src."""
+        the engines (in `backends/` and in `planner/engines/`), in any module of src."""
         found: list[str] = []
         for path, tree in self.trees.items():
             name = self.name(path)
-            if re.match(rf"backends/({'|'.join(ENGINES)}|child|process)/", name):
+            if re.match(rf"(backends|planner/engines)/({'|'.join(ENGINES)}|child|process)/", name):
                 continue
             lines = (node.lineno for node in ast.walk(tree) if _asks_for_engine(node))
             found.extend(f"{name}:{line}" for line in lines)

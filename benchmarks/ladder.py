@@ -15,10 +15,10 @@ from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner.commands import next_command
+from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import catalogue_candidates
-from snugvl.planner.settings import ENGINE_NAMES
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 
@@ -83,7 +83,7 @@ def cells(choice: Choice) -> str:
         [
             short(choice.option.model.name),
             settings.weights_name,
-            ENGINE_NAMES[settings.engine],
+            rules_of(settings.engine).title,
             f"{settings.context:,}",
             image,
             memory,

@@ -12,7 +12,6 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
-    ENGINE_NAMES,
     ENGINES,
     FEW_BITS,
     Engine,
@@ -110,7 +109,7 @@ class Option:
         beside = "".join(f", {what}" for what, so in said.items() if so)
         settings = Settings(self.engine, self.weights, head=parts.head, vision_weights=parts.vision_weights)
         weights = self.model.facts.gguf.file_type if self.model.facts.gguf else settings.weights_name
-        return f"{self.model.name} in {weights}{beside}, with {ENGINE_NAMES[self.engine]}"
+        return f"{self.model.name} in {weights}{beside}, with {rules_of(self.engine).title}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """How a model is to be run: every choice that changes a byte, as one frozen value."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from snugvl.core.config import KVFormat as KVFormat
+from snugvl.core.options import Engine as Engine
 from snugvl.planner.engines import rules_of
 
-Engine = Literal["native", "transformers", "vllm", "llamacpp"]
 WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int6", "int5", "int4"]
 FEW_BITS: Final[dict[WeightFormat, int]] = {"int6": 6, "int5": 5, "int4": 4}  # of our engine, in groups
 GROUPS: Final[dict[WeightFormat, int]] = {"int6": 64, "int5": 64, "int4": 128}  # columns that share a scale
@@ -15,11 +15,8 @@ HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 
-ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm", "llamacpp")
+ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 PREFERRED: Final[Engine] = "native"  # of a command that names none
-ENGINE_NAMES: Final[dict[Engine, str]] = {
-    "native": "snugvl's own engine", "transformers": "transformers", "vllm": "vLLM", "llamacpp": "llama.cpp"
-}  # fmt: skip
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
 DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs

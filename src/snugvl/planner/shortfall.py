@@ -16,7 +16,7 @@ from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
-from snugvl.planner.settings import ENGINE_NAMES, Settings
+from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, LEAST_ROOM_TOKENS, Wishes
 
 
@@ -211,7 +211,7 @@ def refusal_line(plan: Plan) -> str:
     short = closest.footprint.total_bytes - budget.usable_bytes
     line = (
         f"{closest.option.model.name} does not fit {budget.name}: the smallest way, {closest.option.weights} "
-        f"with {ENGINE_NAMES[closest.option.engine]}, takes {takes}, "
+        f"with {rules_of(closest.option.engine).title}, takes {takes}, "
         f"{format_size(short)} more than the {format_size(budget.usable_bytes)} that may be used"
     )
     return f"{line}; {way_out(plan, budget)}"
@@ -225,7 +225,7 @@ def way_out(plan: Plan, budget: Budget) -> str:
     if plan.instead is not None:
         other = plan.instead
         on = f" on {other.settings.gpus} GPUs" if other.settings.gpus > 1 else ""
-        how = f"in {other.settings.weights_name}, with {ENGINE_NAMES[other.option.engine]}{on}"
+        how = f"in {other.settings.weights_name}, with {rules_of(other.option.engine).title}{on}"
         return f"{other.option.model.name} fits, {how}"
     remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
     if remedies:

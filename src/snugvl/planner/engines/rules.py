@@ -37,7 +37,9 @@ class EngineRules(ABC):
     """One engine's answers; stateless.
 
     Attributes:
-        engine: its name.
+        engine: its name in options.
+        title: its name for people, within a sentence.
+        kind: what it is, for people.
         rank: of engines that do equally well the one of the highest rank is chosen.
         honours: options of `LoadOptions` that it can do, of those that not every engine can.
         oldest: the oldest GPUs that it runs on, or None where it runs on any.
@@ -59,6 +61,8 @@ class EngineRules(ABC):
     """
 
     engine: ClassVar[Engine]
+    title: ClassVar[str]
+    kind: ClassVar[str]
     rank: ClassVar[int]
     honours: ClassVar[frozenset[str]] = frozenset()
     oldest: ClassVar[Capability | None] = TORCH

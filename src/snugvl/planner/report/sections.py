@@ -14,7 +14,7 @@ from snugvl.planner.engines.native.parts import parts_of
 from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
-from snugvl.planner.settings import ENGINE_NAMES, Engine, Settings
+from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import way_out
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
@@ -22,14 +22,6 @@ from snugvl.planner.wishes import Wishes
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "limit", "margin"]
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
-
-ENGINE_FACTS = {
-    "native": "snugvl's own (native)",
-    "transformers": "Hugging Face transformers",
-    "vllm": "vLLM, a server of its own (installed separately)",
-    "llamacpp": "llama.cpp, a server of its own",
-}
-
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
 QUICK_PIXELS: Final = 512 * 512
@@ -128,7 +120,7 @@ def headline(plan: Plan, machine: Machine) -> str:
             return f"{plan.cure.choice.option.model.name} doesn't run with {plan.cure.without} on {where}"
         short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
         return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
-    name, engine = plan.choice.option.model.name, ENGINE_NAMES[plan.choice.option.engine]
+    name, engine = plan.choice.option.model.name, rules_of(plan.choice.option.engine).title
     rate = plan.choice.speed.decode_tokens_per_s
     slow = f", at about {rate:,.1f} tokens/s" if rate is not None else ""
     only = f", only with layers in main memory{slow}" if plan.choice.option.offload else ""
@@ -146,7 +138,7 @@ def headline(plan: Plan, machine: Machine) -> str:
 def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     """Label and value of each setting."""
     settings, model = choice.settings, choice.option.model
-    facts = [("engine", ENGINE_FACTS[settings.engine]), ("weights", _weights(choice))]
+    facts = [("engine", rules_of(settings.engine).kind), ("weights", _weights(choice))]
     parts = "prompt, images and answer" if settings.images else "prompt and answer"
     context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
     rules = rules_of(settings.engine)
@@ -496,7 +488,7 @@ def _refused(plan: Plan) -> Iterator[str]:
     for (engine, reason), names in by_engine.items():
         reasons.setdefault((reason, tuple(names)), []).append(engine)
     for (reason, those), engines in sorted(reasons.items(), key=lambda each: "GGUF" in each[0][0]):
-        yield f"{_listed(those)} with {' or '.join(ENGINE_NAMES[each] for each in engines)}: {reason}"
+        yield f"{_listed(those)} with {' or '.join(rules_of(each).title for each in engines)}: {reason}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -31,6 +31,8 @@ class LlamacppRules(EngineRules):
     """A llama-server of its own, on GPUs of every maker and on processors."""
 
     engine = "llamacpp"
+    title = "llama.cpp"
+    kind = "llama.cpp, a server of its own"
     rank = 1
     honours = frozenset(("kv_cache",))
     oldest = None

@@ -27,6 +27,8 @@ class NativeRules(EngineRules):
     """The engine of this package."""
 
     engine = "native"
+    title = "snugvl's own engine"
+    kind = "snugvl's own (native)"
     rank = 3
     honours = frozenset(("tower", "embedding", "speculation", "kv_cache", "step_graphs"))
     own_layout = True

@@ -34,6 +34,8 @@ class TransformersRules(EngineRules):
     """transformers in a process of ours."""
 
     engine = "transformers"
+    title = "transformers"
+    kind = "Hugging Face transformers"
     runs_remote_code = True
     rank = 0
     kv_formats = ("bf16",)

@@ -30,6 +30,8 @@ class VllmRules(EngineRules):
     """A vLLM server of its own."""
 
     engine = "vllm"
+    title = "vLLM"
+    kind = "vLLM, a server of its own (installed separately)"
     runs_remote_code = True
     rank = 2
     honours = frozenset(("kv_cache",))
