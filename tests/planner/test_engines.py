@@ -1,4 +1,4 @@
-"""An engine is a folder, an option is a row: what the planner knows of them is said there and nowhere else."""
+"""An engine is a folder, an option is a row: what the planner knows of them is said there alone."""
 
 from dataclasses import fields
 
@@ -14,7 +14,7 @@ WISHED = {"memory": "memory_bytes"}  # options whose wish has another name
 
 
 def test_nobody_outside_of_an_engines_folder_asks_for_its_name() -> None:
-    """In the planner nobody; elsewhere no more than there were when this was counted. Fewer: lower the number."""
+    """In the planner nobody; elsewhere no more than when this was counted. With fewer lower the number."""
     compared = house.House(house.ROOT).engine_comparisons()
     assert [where for where in compared if where.startswith("planner/")] == []
     assert len(compared) <= 26
