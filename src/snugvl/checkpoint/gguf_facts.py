@@ -9,6 +9,7 @@ from math import prod
 from typing import Any, Final
 
 from snugvl.checkpoint.facts import GgufFacts, KVLayer, ModelFacts, Role, TensorFact, TextFacts, VisionFacts
+from snugvl.checkpoint.families import family_of_gguf, traits_of
 from snugvl.checkpoint.gguf_network import ARCHITECTURE, levels_of, parsed
 from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
@@ -19,10 +20,6 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
 UNLIKE: Final = "snugvl.unlike"  # of an mmproj that was left out
 MMPROJ: Final = "clip"  # the architecture of a vision tower's own file
-FAMILIES: Final = {
-    "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5",
-    "qwen2vl": "qwen2_5_vl", "phi3": "phi3",
-}  # fmt: skip
 # Of so many layers one looks at everything, in architectures whose files don't say it.
 PATTERNS: Final = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4}
 UNPLANNED: Final = (
@@ -66,7 +63,7 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
         revision=material.revision,
         source=material.source,
         architecture=architecture,
-        family=FAMILIES.get(architecture, architecture),
+        family=family_of_gguf(architecture),
         text=_text(section, architecture, tensors),
         vision=vision,
         tensors=tensors,
@@ -158,7 +155,7 @@ def _kv_layers(section: Section, architecture: str, layers: int, head: int) -> I
     pattern = section.values.get("attention.sliding_window_pattern") or PATTERNS.get(architecture)
     every = section.values.get("full_attention_interval", 4)
     recurrent = section.values.get("ssm.state_size")
-    if recurrent and FAMILIES.get(architecture) != "qwen3_5" and architecture != "qwen3next":
+    if recurrent and not traits_of(family_of_gguf(architecture)).recurrent and architecture != "qwen3next":
         raise UnsupportedModel(f"{section.where} has recurrent states of a kind that isn't planned yet")
     for layer in range(layers):
         if recurrent and (layer + 1) % every:

@@ -14,14 +14,29 @@ from typing import Any
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families import gemma3, internvl, qwen2_5_vl, qwen3_5, qwen3_vl, smolvlm, text
 from snugvl.checkpoint.families.network import Network
+from snugvl.checkpoint.families.traits import Traits
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
 _NATIVE: tuple[ModuleType, ...] = (qwen3_vl, qwen3_5, qwen2_5_vl, text)
 _PLANNED: tuple[ModuleType, ...] = (qwen3_vl, qwen3_5, qwen2_5_vl, internvl, gemma3, smolvlm, text)
 _BY_ARCHITECTURE = {name: module for module in _PLANNED for name in module.ARCHITECTURES}
+_TRAITS: dict[str, Traits] = {
+    family: traits for module in _PLANNED for family, traits in getattr(module, "TRAITS", {}).items()
+}
+_OF_GGUF = {architecture: family for family, traits in _TRAITS.items() for architecture in traits.gguf}
 ARCHITECTURES = tuple(_BY_ARCHITECTURE)
 SUPPORTED: tuple[str, ...] = tuple(name for module in _NATIVE for name in module.NATIVE)
+
+
+def traits_of(family: str) -> Traits:
+    """What engines make of a family; the defaults for one that says nothing."""
+    return _TRAITS.get(family, Traits())
+
+
+def family_of_gguf(architecture: str) -> str:
+    """The family of an architecture as GGUF files name it; its own name where no family claims it."""
+    return _OF_GGUF.get(architecture, architecture)
 
 
 def describe(root: Section, images: Section | None) -> Network:

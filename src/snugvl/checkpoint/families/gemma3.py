@@ -5,12 +5,15 @@ from dataclasses import replace
 
 from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
 from snugvl.checkpoint.families.network import Expected, Network, norm
+from snugvl.checkpoint.families.traits import Traits
 from snugvl.checkpoint.families.vision import edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import FixedSquare
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 SEES, TEXT = "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"
+# `rope_scaling` of the larger Gemmas is linear, 8; `LinearScalingRotaryEmbedding` keeps all of its positions.
+TRAITS = {"gemma3": Traits(stretched=8), "gemma3_text": Traits(stretched=1)}
 ARCHITECTURES = (SEES, TEXT)
 _DEFAULTS = {
     "hidden": 2304, "intermediate": 9216, "layers": 26, "heads": 8, "kv_heads": 4, "head_dim": 256,

@@ -25,10 +25,12 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_facts,
 )
 from snugvl.checkpoint.families.rotary import read_mrope, read_vision_theta
+from snugvl.checkpoint.families.traits import Traits
 from snugvl.checkpoint.families.vision import one_side
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
+TRAITS = {"qwen2_5_vl": Traits(gguf=("qwen2vl",), mrope=True), "qwen2_vl": Traits(mrope=True)}
 ARCHITECTURES = NATIVE = ("Qwen2_5_VLForConditionalGeneration",)
 _DEFAULTS = {
     "hidden": 8192, "intermediate": 29568, "layers": 80, "heads": 64, "kv_heads": 8,

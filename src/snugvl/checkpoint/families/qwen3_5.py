@@ -23,9 +23,15 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_tensors,
 )
 from snugvl.checkpoint.families.rotary import read_mrope
+from snugvl.checkpoint.families.traits import Traits
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import UnsupportedModel
 
+TRAITS = {
+    "qwen3_5": Traits(
+        gguf=("qwen35", "qwen35moe"), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True
+    )
+}
 ARCHITECTURES = NATIVE = ("Qwen3_5ForConditionalGeneration",)
 _DEFAULTS = {
     "hidden": 4096, "intermediate": 12288, "layers": 32, "heads": 16, "kv_heads": 4, "head_dim": 256,

@@ -18,10 +18,15 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_tensors,
 )
 from snugvl.checkpoint.families.rotary import read_mrope
+from snugvl.checkpoint.families.traits import Traits
 from snugvl.checkpoint.section import Section
 
 DENSE = "Qwen3VLForConditionalGeneration"
 MIXTURE = "Qwen3VLMoeForConditionalGeneration"
+TRAITS = {
+    "qwen3_vl": Traits(gguf=("qwen3vl", "qwen3vlmoe"), mrope=True),
+    "qwen3_vl_moe": Traits(mrope=True),
+}
 ARCHITECTURES, NATIVE = (DENSE, MIXTURE), (DENSE,)
 _DENSE_DEFAULTS = {
     "hidden": 4096, "intermediate": 22016, "layers": 32, "heads": 32, "kv_heads": 32, "head_dim": 128,

@@ -10,6 +10,7 @@ queries are wider than the hidden state and pictures enter several layers.
 from typing import Final
 
 from snugvl.checkpoint.facts import KVLayer, VisionFacts
+from snugvl.checkpoint.families import traits_of
 from snugvl.planner.engines.llamacpp.ggml import Graph, Node
 from snugvl.planner.engines.vllm.footprint import expert_width
 from snugvl.planner.inventory import Inventory
@@ -98,7 +99,7 @@ class _Step:
         graph, text = self.graph, self.model.facts.text
         queries = text.num_heads * self.layer.head_dim
         keys = self.layer.kv_heads * self.layer.head_dim
-        gated = self.model.facts.family == "qwen3_5"  # queries come with a gate of their width
+        gated = traits_of(self.model.facts.family).gated_queries  # queries come with a gate of their width
         normed = _normed(graph, x)
         q = self._rotated(self._projected(normed, queries * (2 if gated else 1)), queries if gated else 0)
         v = self._projected(normed, keys)

@@ -25,6 +25,7 @@ from math import prod
 from typing import Final, NamedTuple
 
 from snugvl.checkpoint.facts import TensorFact
+from snugvl.checkpoint.families import traits_of
 from snugvl.core.sizes import MIB
 from snugvl.planner.footprint.allocator import CachingAllocator, up
 from snugvl.planner.inventory import Inventory, Kind, Part, group_of, widths
@@ -36,12 +37,6 @@ MOST_GPUS: Final = 1 << 10
 SCALE_BYTES: Final = 4  # scales of FP8 blocks are float32 in memory
 ROTARY_BYTES: Final = 2
 MROPE_FACTOR: Final = 4
-MROPE_FAMILIES: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_5")
-# Of the families that rotate a part of each head: one of so many values.
-ROTARY_DIVISOR: Final = {"qwen3_5": 4}
-# Of the families whose local and global layers rotate differently: how far the latter's positions are
-# stretched (`rope_scaling` of the larger Gemmas: linear, 8; `LinearScalingRotaryEmbedding` keeps them all).
-STRETCHED_FAMILIES: Final = {"gemma3": 8, "gemma3_text": 1}
 
 _JOINED: Final = {
     "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
@@ -160,12 +155,12 @@ def _split(name: str) -> tuple[str, str, str]:
 
 def rotary_caches(model: Inventory) -> tuple[int, ...]:
     """Bytes of each table of cosines and sines (`--max-model-len` shrinks none of them)."""
-    family, positions = model.facts.family, model.facts.text.max_position_embeddings
-    width = widths(model).d // ROTARY_DIVISOR.get(family, 1) * ROTARY_BYTES
-    if family in MROPE_FAMILIES:
+    traits, positions = traits_of(model.facts.family), model.facts.text.max_position_embeddings
+    width = widths(model).d // traits.rotary_divisor * ROTARY_BYTES
+    if traits.mrope:
         return (MROPE_FACTOR * positions * width,)
-    if family in STRETCHED_FAMILIES:
-        return positions * width, STRETCHED_FAMILIES[family] * positions * width
+    if traits.stretched is not None:
+        return positions * width, traits.stretched * positions * width
     return ((positions + (model.facts.native_positions or 0)) * width,)
 
 
