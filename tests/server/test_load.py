@@ -17,7 +17,7 @@ from snugvl.inputs.trials import PROCESSES
 from tests.patience import PATIENCE_S
 
 BENCHMARKS = str(Path(__file__).parent.parent.parent / "benchmarks")
-CLIENTS = 200
+CLIENTS = 60
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
 
