@@ -26,11 +26,13 @@ import httpx
 import httpx2
 import pytest
 
+from tests.draws import draw_fewer
 from tests.patience import PATIENCE_S
 
 # No test finds the servers, the measurements and the configuration of whoever runs it.
 _folder = tempfile.TemporaryDirectory(prefix="snugvl-tests-")
 os.environ |= {"XDG_CACHE_HOME": f"{_folder.name}/cache", "XDG_CONFIG_HOME": f"{_folder.name}/config"}
+draw_fewer()
 # Where a test doesn't say how long it waits for a server: httpx's five seconds pass on a busy machine.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
 

@@ -157,7 +157,7 @@ def test_greedy_tokens_with_guesses(
         requests = requests_of(prompts)
         assert run(shared, requests, late=("one image", "a video")) == expected
         assert (shared.stats.preemptions > 0) == ("num_blocks" in changes)
-        # The company is what the other places for states and blocks are about; alone they go beside the first.
+        # Alone beside the first; the other places for states and blocks are about the company.
         for name, request in () if changes else requests.items():
             before, steps = shared.stats, shared.steps
             assert run(shared, {name: request})[name] == expected[name]

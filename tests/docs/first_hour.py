@@ -2,8 +2,8 @@
 
 A transcript is a block of `console` whose lines after "$ " are typed, in a folder with the examples and the
 recordings of machines where a clone has them, with an empty cache. What follows is what they print,
-standard error included; times are masked. Each command is a process of its own, forked by one that has imported
-what they all import: that is most of the time of starting them.
+standard error included; times are masked. Each command is a process of its own, forked by one that has
+imported what they all import: that is most of the time of starting them.
 """
 
 import json

@@ -41,8 +41,8 @@ def test_every_answer_is_in_the_document(base: str, fits: bool) -> None:
         if not fits and without_body(operation):
             continue  # nothing can be wrong about it
         takes_body = not without_body(operation)
-        sent += try_out(operation, mode, 3 if takes_body else 1)
-    assert sent > 50
+        sent += try_out(operation, mode, 2 if takes_body else 1)
+    assert sent > 40
 
 
 def test_the_model_itself(base: str, pocket: NativeBackend) -> None:

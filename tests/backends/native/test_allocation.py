@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import snugvl
@@ -30,6 +30,7 @@ from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes, wishes_of
+from tests.draws import draws
 
 MIB, GIB = 1 << 20, 1 << 30
 NAMES = (
@@ -56,7 +57,7 @@ def made(facts: ModelFacts, place: Place, planned: Allocation | None = None, **s
     return allocate(facts, LoadOptions(facts.name, **said), place, planned)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     card=st.sampled_from(["rtx-5060", "rtx-3060", "rtx-4090", "t4", "a100", "none"]),
     system=st.sampled_from(["linux", "wsl2"]),
@@ -103,7 +104,7 @@ def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
     assert chosen.kv_tokens == chosen.context or f"the whole cache has {chosen.kv_tokens:,} tokens" in text
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(
     free=st.integers(3 * GIB, 40 * GIB),
     more=st.integers(0, 4 * GIB),
@@ -199,7 +200,7 @@ def test_the_plan_that_runs_says_what_the_driver_may_take() -> None:
         allocate(FP8, LoadOptions(FP8.name), gpu(2 * GIB), planned)
 
 
-@settings(max_examples=16, deadline=None)
+@draws(16)
 @given(free=st.integers(1 << 20, 60 * GIB), weights=st.sampled_from(["auto", "bf16", "int4"]))
 def test_never_more_than_may_be_used(free: int, weights: Any) -> None:
     place, facts = gpu(free), FACTS[NAMES[2]]
