@@ -73,13 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quicken()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     longest = (
-        "test_a_real_vllm_keeps_the_contract",
-        "test_the_python_clients",
         "test_types_are_clean",
-        "test_it_prints_this_in_either_order",
-        "test_clients_of_every_kind_at_once",
-        "test_an_engine_that_is_killed_three_times",
         "test_after_each_fault_it_serves_and_nothing_is_left",
+        "test_clients_of_every_kind_at_once",
+        "test_the_python_clients",
+        "test_it_prints_this_in_either_order",
+        "test_nothing_is_launched_that_was_not_rehearsed",
     )
     first = [item for name in longest for item in items if item.name == name]
     items[:] = [item for item in items if item.name not in longest]

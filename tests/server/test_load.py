@@ -60,6 +60,7 @@ def test_clients_of_every_kind_at_once(served: Any, script: Callable[[str], Any]
     assert by_kind["bad: bomb"].keys() == {"413"}
 
 
+@pytest.mark.extended  # tests/backends/process kills engines, and each protocol tells errors in streams
 def test_an_engine_that_is_killed_three_times(
     served: Any, script: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

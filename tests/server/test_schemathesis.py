@@ -42,7 +42,7 @@ def test_every_answer_is_in_the_document(base: str, fits: bool) -> None:
             continue  # nothing can be wrong about it
         takes_body = not without_body(operation)
         sent += try_out(operation, mode, 2 if takes_body else 1)
-    assert sent > 40
+    assert sent > 24
 
 
 def test_the_model_itself(base: str, pocket: NativeBackend) -> None:
