@@ -5,6 +5,7 @@ import atexit
 import gc
 import os
 import ssl
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 
 # What is imported and collected stays: to look through it again and again takes an eighth of the time.
 gc.disable()
+
+# Bytecode is kept, whatever the image says: each of some hundred processes would compile torch again, in 3 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Kernels run in Triton's interpreter where there is no GPU. Triton reads this when it is imported, and torch
 # imports it.
