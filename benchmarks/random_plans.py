@@ -122,12 +122,12 @@ def facts(model: str) -> ModelFacts:
     return facts_of(model, offline=True)
 
 
-def ggufs(folder: Path) -> tuple[str, ...]:
+def ggufs(folder: Path, names: Sequence[str] = GGUFS) -> tuple[str, ...]:
     """Files of the exact shapes, without weights."""
     from training.gguf_export import export
 
-    paths = [folder / f"{name.rpartition('/')[2]}-Q4_K_M.gguf" for name in GGUFS]
-    for name, path in zip(GGUFS, paths, strict=True):
+    paths = [folder / f"{name.rpartition('/')[2]}-Q4_K_M.gguf" for name in names]
+    for name, path in zip(names, paths, strict=True):
         if not path.exists():
             export(name, path, "Q4_K_M")
     return tuple(map(str, paths))

@@ -5,6 +5,7 @@ import atexit
 import gc
 import os
 import ssl
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 
 # What is imported and collected stays: to look through it again and again takes an eighth of the time.
 gc.disable()
+
+# Bytecode is kept, whatever the image says: each of some hundred processes would compile torch again, in 3 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Kernels run in Triton's interpreter where there is no GPU. Triton reads this when it is imported, and torch
 # imports it.
@@ -26,11 +31,13 @@ import httpx
 import httpx2
 import pytest
 
+from tests.draws import draw_fewer
 from tests.patience import PATIENCE_S
 
 # No test finds the servers, the measurements and the configuration of whoever runs it.
 _folder = tempfile.TemporaryDirectory(prefix="snugvl-tests-")
 os.environ |= {"XDG_CACHE_HOME": f"{_folder.name}/cache", "XDG_CONFIG_HOME": f"{_folder.name}/config"}
+draw_fewer()
 # Where a test doesn't say how long it waits for a server: httpx's five seconds pass on a busy machine.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
 
@@ -71,13 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quicken()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     longest = (
-        "test_a_real_vllm_keeps_the_contract",
-        "test_the_python_clients",
         "test_types_are_clean",
-        "test_it_prints_this_in_either_order",
-        "test_clients_of_every_kind_at_once",
-        "test_an_engine_that_is_killed_three_times",
         "test_after_each_fault_it_serves_and_nothing_is_left",
+        "test_clients_of_every_kind_at_once",
+        "test_the_python_clients",
+        "test_it_prints_this_in_either_order",
+        "test_nothing_is_launched_that_was_not_rehearsed",
     )
     first = [item for name in longest for item in items if item.name == name]
     items[:] = [item for item in items if item.name not in longest]

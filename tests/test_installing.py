@@ -71,7 +71,11 @@ def resolved(python: str, *extras: str, constraints: Path | None = None) -> dict
     return {normal(name): version for name, _, version in (line.partition("==") for line in lines)}
 
 
-@pytest.mark.parametrize("python", PYTHONS)
+# The oldest and the newest; one between them asks for nothing that neither does.
+@pytest.mark.parametrize(
+    "python",
+    [PYTHONS[0], *(pytest.param(each, marks=pytest.mark.extended) for each in PYTHONS[1:-1]), PYTHONS[-1]],
+)
 def test_the_constraints_hold_with_the_cuda_builds_of_torch(python: str) -> None:
     """With and without each extra; what torch doesn't pin itself is pinned, and nothing else: what users
     install in one file, what only tests need in another one."""

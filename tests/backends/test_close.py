@@ -26,7 +26,7 @@ PICTURE = Path(__file__).parents[2] / "examples" / "images" / "shapes.png"
 ROUNDS = """
 import json, sys, threading, psutil, snugvl
 this, rows = psutil.Process(), []
-for _ in range(8):
+for _ in range(4):
     with snugvl.load("pocket", device="cpu", backend=sys.argv[2]) as model:
         model.ask(sys.argv[1], "How many shapes?", sampling=snugvl.SamplingParams(max_tokens=8))
         model.detect(sys.argv[1], sampling=snugvl.SamplingParams(max_tokens=24))

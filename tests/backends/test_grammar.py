@@ -228,11 +228,10 @@ def test_closing_a_stream_with_a_grammar_frees_what_it_held(backend: NativeBacke
     assert not backend._engine.has_work
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_scene_and_detect_are_valid_whatever_the_network_says(backend: NativeBackend, seed: int) -> None:
+def test_scene_and_detect_are_valid_whatever_the_network_says(backend: NativeBackend) -> None:
     """Random weights: what is complete can be read, and what is cut has begun well."""
     picture = Image.new("RGB", (64, 64), "red")
-    sampling = SamplingParams(temperature=1.0, seed=seed, max_tokens=300)
+    sampling = SamplingParams(temperature=1.0, seed=0, max_tokens=300)
     reply = collect(backend.submit(scene.request(picture, backend.capabilities, sampling=sampling)))
     if reply.truncated:
         assert re.match(r'(```json\n)?\{(\n\s+)?"summary": ?"', reply.text)

@@ -11,7 +11,7 @@ import pytest
 from tests.patience import NEVER_S, PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-FAULTS = 12  # of which more than half end the engine's process, which takes seconds to come back
+FAULTS = 3  # of which more than half end the engine's process, which takes seconds to come back
 
 
 @pytest.fixture

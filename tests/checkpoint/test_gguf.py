@@ -6,13 +6,14 @@ from typing import Any
 
 import gguf
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.checkpoint.gguf import TYPES, Items, parse_gguf, read_gguf
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import CheckpointError, SnugvlError, UnsupportedModel
 from tests.checkpoint.gguf_samples import model, tower
+from tests.draws import draws
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_arrays_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_gguf(path)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.data())
 def test_a_broken_file_is_one_line(whole: bytes, data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(whole) - 1))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from snugvl.checkpoint.assemble import assemble, network_of
@@ -25,6 +25,7 @@ from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
+from tests.draws import draws
 
 Document = dict[str, Any]
 
@@ -139,7 +140,7 @@ def test_the_configurations_are_right_before_they_are_changed() -> None:
         plan(config, images)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@draws(150, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_value_at_any_key_is_a_plan_or_an_error_of_ours(data: st.DataObject) -> None:
     config, images = copy.deepcopy(data.draw(st.sampled_from(bases())))
@@ -160,7 +161,7 @@ def test_any_value_at_any_key_is_a_plan_or_an_error_of_ours(data: st.DataObject)
 ENTRY: Document = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(
     changes=st.dictionaries(st.sampled_from(("dtype", "shape", "data_offsets")), _VALUES, max_size=3),
     beside=_VALUES,

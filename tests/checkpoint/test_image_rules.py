@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.checkpoint.facts import ImageRule
 from snugvl.checkpoint.image_rules import FixedSquare, ScaledTiles, SmartResize, TilesAndThumbnail
 from snugvl.errors import ImageError, RequestError
+from tests.draws import draws
 
 COUNTS: dict[str, Any] = json.loads(Path(__file__).with_name("counts.json").read_text())
 QWEN3 = SmartResize(16, 2, 65536, 16777216)
@@ -116,7 +117,7 @@ def test_gemma_equals_its_image_processor() -> None:
 SIDES = st.integers(32, 4000)
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(SIDES, SIDES, st.integers(512**2, 1 << 24), st.integers(512**2, 1 << 24))
 def test_fewer_pixels_never_cost_more_tokens(width: int, height: int, first: int, second: int) -> None:
     low, high = min(first, second), max(first, second)

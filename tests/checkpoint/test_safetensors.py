@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from snugvl.checkpoint.safetensors import read_header, read_tensors, weight_files
 from snugvl.errors import CheckpointError, SnugvlError, UnsupportedModel
+from tests.draws import draws
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -106,7 +107,7 @@ def test_what_is_no_weights_file_is_named(raw: bytes, words: str, tmp_path: Path
         read_header(path)
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(raw=st.binary(max_size=200))
 def test_random_bytes_never_escape_as_another_exception(
     raw: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -1,11 +1,12 @@
 """Writes the reference of docs/cli.md from `--help`: `python -m tests.cli.help_pages`."""
 
+import io
 import os
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
-from snugvl.cli.app import app
+from snugvl.cli.app import app, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 MARK = "<!-- help -->\n"
@@ -19,9 +20,9 @@ def help_of(*command: str) -> str:
     """What `snugvl COMMAND --help` prints on a terminal 100 columns wide."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SNUGVL_")}
     environment |= {"COLUMNS": "100", "LANG": "C.UTF-8"}
-    line = [sys.executable, "-m", "snugvl.cli", *command, "--help"]
-    run = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
-    return "\n".join(line.rstrip() for line in run.stdout.strip().splitlines())
+    with mock.patch.dict(os.environ, environment, clear=True), redirect_stdout(io.StringIO()) as printed:
+        assert run([*command, "--help"]) == 0
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
 
 
 def reference() -> str:

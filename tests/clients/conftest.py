@@ -23,6 +23,7 @@ from tests.server.live import live
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 REQUIREMENTS = HERE / "requirements.txt"
+FRAMEWORK_REQUIREMENTS = HERE / "requirements-frameworks.txt"
 EXTENDED_REQUIREMENTS = HERE / "requirements-extended.txt"
 LOCK = SCRIPTS / "package-lock.json"
 CACHE = Path.home() / ".cache" / "snugvl-foreign-clients"
@@ -32,6 +33,12 @@ CACHE = Path.home() / ".cache" / "snugvl-foreign-clients"
 def foreign_python() -> Path:
     """The interpreter of an environment with every Python client that CI runs."""
     return python_with(REQUIREMENTS, "python")
+
+
+@pytest.fixture(scope="session")
+def framework_python() -> Path:
+    """The interpreter of an environment with the programs that stand on the official Python clients."""
+    return python_with(FRAMEWORK_REQUIREMENTS, "frameworks")
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,10 @@ import about, json
 names = "server willing data_url first second structure schema tool_question tool_answer".split()
 print(json.dumps({name: vars(about)[name.upper()] for name in names} | {"tool": about.OPENAI_TOOL}))
 """
-PYTHON = ["openai_sdk", "langchain_chat", "litellm_chat", "llm_cli", "ollama_client", "anthropic_sdk"]
-# Beyond CI's time. Each says in its heading which packages it is about and what it runs; docs/clients.md
+PYTHON = ["openai_sdk", "ollama_client", "anthropic_sdk"]
+# Beyond CI's time: programs that stand on those, and speak the same protocols.
+FRAMEWORKS = ["langchain_chat", "litellm_chat", "llm_cli"]
+# Beyond CI's time, too. Each says in its heading which packages it is about and what it runs; docs/clients.md
 # is written from that.
 EXTENDED = [
     "openai_history",
@@ -37,15 +39,24 @@ EXTENDED = [
     "outlines_typed",
 ]
 EXTENDED_NODE = ["openai_history", "ai_sdk", "ollama_js"]
-WITH_CI_PINS = {"litellm_loop"}  # whose pins don't agree with the others'
+WITH_FRAMEWORKS = {"litellm_loop"}  # whose pins don't agree with the others'
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
 
 
 def test_the_python_clients(foreign_python: Path, url: str, willing_url: str) -> None:
+    hold_conversations(PYTHON, foreign_python, url, willing_url)
+
+
+@pytest.mark.extended
+def test_the_python_frameworks(framework_python: Path, url: str, willing_url: str) -> None:
+    hold_conversations(FRAMEWORKS, framework_python, url, willing_url)
+
+
+def hold_conversations(names: list[str], python: Path, url: str, willing_url: str) -> None:
     """One after the other in one process: what they import takes most of their time, and is much the same."""
-    scripts = [str(SCRIPTS / f"{name}.py") for name in PYTHON]
-    together = (str(foreign_python), str(SCRIPTS / "together.py"), url, willing_url, str(PICTURE), *scripts)
+    scripts = [str(SCRIPTS / f"{name}.py") for name in names]
+    together = (str(python), str(SCRIPTS / "together.py"), url, willing_url, str(PICTURE), *scripts)
     outcomes = spoken(*together)
     assert list(outcomes) == scripts
     for script, outcome in outcomes.items():
@@ -60,9 +71,9 @@ def test_the_openai_sdk_for_node(foreign_node: Path, url: str, willing_url: str)
 @pytest.mark.extended
 @pytest.mark.parametrize("script", EXTENDED)
 def test_a_client_and_its_own_history(
-    script: str, extended_python: Path, foreign_python: Path, url: str, willing_url: str
+    script: str, extended_python: Path, framework_python: Path, url: str, willing_url: str
 ) -> None:
-    python = foreign_python if script in WITH_CI_PINS else extended_python
+    python = framework_python if script in WITH_FRAMEWORKS else extended_python
     check_loop(spoken(str(python), str(SCRIPTS / f"{script}.py"), url, willing_url, str(PICTURE)))
 
 

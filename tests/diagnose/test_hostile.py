@@ -8,12 +8,13 @@ import tracemalloc
 from io import BytesIO
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.diagnose.explain import explain, explain_stream
 from snugvl.diagnose.result import to_json, to_text
 from snugvl.diagnose.scan import PATTERNS
+from tests.draws import draws
 
 LOGS = {path.stem: path.read_bytes() for path in (Path(__file__).parent / "logs").glob("*.log")}
 HEALTHY = sorted(name for name in LOGS if name.startswith("healthy_"))
@@ -31,7 +32,7 @@ class Endless:
         return (self.piece * (size // len(self.piece) + 1))[:size]
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.data())
 def test_cut_and_mixed_logs_never_crash(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(LOGS)), min_size=1, max_size=3))
@@ -43,7 +44,7 @@ def test_cut_and_mixed_logs_never_crash(data: st.DataObject) -> None:
     to_text(found)
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(st.sampled_from(sorted(LOGS)), st.randoms(use_true_random=False))
 def test_changed_numbers_never_crash(name: str, order: random.Random) -> None:
     """What the log says goes to the planner: no memory, a petabyte, a context of one token."""
@@ -55,7 +56,7 @@ def test_changed_numbers_never_crash(name: str, order: random.Random) -> None:
     to_text(found)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.sampled_from(HEALTHY), st.integers(0, 1 << 16), st.randoms(use_true_random=False))
 def test_no_cause_is_invented_in_healthy_lines(name: str, cut: int, order: random.Random) -> None:
     lines = LOGS[name].splitlines(keepends=True)
@@ -63,7 +64,7 @@ def test_no_cause_is_invented_in_healthy_lines(name: str, cut: int, order: rando
     assert not explain_stream(BytesIO(b"".join(lines)[:cut])).causes
 
 
-@settings(max_examples=80, deadline=None)
+@draws(80)
 @given(st.text(max_size=400), st.sampled_from(PATTERNS))
 def test_any_text_around_a_literal_is_survived(text: str, pattern: object) -> None:
     needle = pattern.needle.decode()  # type: ignore[attr-defined]

@@ -11,7 +11,12 @@ from itertools import takewhile
 from pathlib import Path
 
 from tests.clients import test_clients
-from tests.clients.conftest import EXTENDED_REQUIREMENTS, REQUIREMENTS, SCRIPTS
+from tests.clients.conftest import (
+    EXTENDED_REQUIREMENTS,
+    FRAMEWORK_REQUIREMENTS,
+    REQUIREMENTS,
+    SCRIPTS,
+)
 from tests.clients.shapes import SHAPES
 
 HEADING = re.compile(r"(.+?)\n\nPackages: (.+?)\nRan: (.+)", re.DOTALL)
@@ -62,9 +67,10 @@ def scripts() -> list[tuple[Path, Path, bool]]:
     node = SCRIPTS / "package.json"
     rows = [(f"{name}.py", REQUIREMENTS, False) for name in test_clients.PYTHON]
     rows.append(("openai_sdk.mjs", node, False))
+    rows += [(f"{name}.py", FRAMEWORK_REQUIREMENTS, True) for name in test_clients.FRAMEWORKS]
     for name in test_clients.EXTENDED:
-        ours = name in test_clients.WITH_CI_PINS
-        rows.append((f"{name}.py", REQUIREMENTS if ours else EXTENDED_REQUIREMENTS, True))
+        ours = name in test_clients.WITH_FRAMEWORKS
+        rows.append((f"{name}.py", FRAMEWORK_REQUIREMENTS if ours else EXTENDED_REQUIREMENTS, True))
     rows += [(f"{name}.mjs", node, True) for name in test_clients.EXTENDED_NODE]
     return [(SCRIPTS / name, pins, extended) for name, pins, extended in rows]
 

@@ -2,11 +2,14 @@
 
 A transcript is a block of `console` whose lines after "$ " are typed, in a folder with the examples and the
 recordings of machines where a clone has them, with an empty cache. What follows is what they print,
-standard error included; times are masked.
+standard error included; times are masked. Each command is a process of its own, forked by one that has
+imported what they all import: that is most of the time of starting them.
 """
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +22,22 @@ PAGE = ROOT / "docs" / "first_hour.md"
 BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 SECONDS = re.compile(r"(?<!at least )\b\d+\.\d s\b")
 RECORDINGS = ROOT / "tests" / "hardware" / "recordings"
+# Reads lists of words, and writes what each prints as a command; nothing has run before the first is forked.
+FORKS = """
+import json, os, sys, tempfile
+import snugvl.backends.native.loading, snugvl.cli.plan, snugvl.model
+from snugvl.cli.entry import main
+for line in sys.stdin:
+    with tempfile.TemporaryFile() as file:
+        if not (child := os.fork()):
+            os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+            sys.argv = json.loads(line)
+            main()
+            os._exit(0)
+        os.waitpid(child, 0)
+        file.seek(0)
+        print(json.dumps(file.read().decode()), flush=True)
+"""
 
 
 def typed(block: str) -> list[str]:
@@ -38,13 +57,15 @@ def transcript(block: str) -> str:
             **kept, "PATH": path, "COLUMNS": "100", "HOME": folder, "HF_HOME": f"{folder}/hub",
             "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
+        commands = typed(block)
+        done = subprocess.run(
+            [sys.executable, "-c", FORKS], cwd=folder, env=environment, text=True, check=True,
+            input="".join(f"{json.dumps(shlex.split(command))}\n" for command in commands),
+            stdout=subprocess.PIPE, timeout=2 * PATIENCE_S,
+        )  # fmt: skip
         lines = []
-        for command in typed(block):
-            done = subprocess.run(
-                ["bash", "-c", command], cwd=folder, env=environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S,
-            )  # fmt: skip
-            printed = SECONDS.sub("… s", done.stdout).rstrip("\n")
+        for command, told in zip(commands, done.stdout.splitlines(), strict=True):
+            printed = SECONDS.sub("… s", json.loads(told)).rstrip("\n")
             lines.append(f"$ {command}\n{printed}\n" if printed else f"$ {command}\n")
     return "".join(lines)
 

@@ -240,13 +240,13 @@ def serve_captured(stage: Stage, sizes: EngineConfig) -> None:
 
 
 def mix() -> list[EngineRequest]:
-    """Prompts of 1 to 4,096 tokens, a quarter of them with a picture; the last ones, short, come at once."""
+    """Prompts of 1 to 4,096 tokens, half of them with a picture; the last ones, short, come at once."""
     made = []
-    for index in range(16):
-        grid = (1, 2 * random.randrange(1, 24), 2 * random.randrange(1, 24)) if index % 4 == 0 else None
+    for index in range(8):
+        grid = (1, 2 * random.randrange(1, 24), 2 * random.randrange(1, 24)) if index % 2 == 0 else None
         words = int(2 ** random.uniform(0, 12)) if index else 4096
-        made.append(request(f"mixed {index}", words, random.randrange(1, 9), grid))
-    return made + [request(f"short {index}", 1 + index % 6, 6 + index % 6, None) for index in range(CROWD)]
+        made.append(request(f"mixed {index}", words, random.randrange(1, 5), grid))
+    return made + [request(f"short {index}", 1 + index % 6, 3 + index % 6, None) for index in range(CROWD)]
 
 
 def store_blocks(network: LoadableNetwork) -> None:

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import RequestError, RequestTooLarge
+from tests.draws import draws
 from tests.engine.toy import IMAGE, Toy, engine, picture, request, run
 
 MODEL = Toy()
@@ -109,7 +110,7 @@ def test_no_number_asked_takes_turns_instead() -> None:
     assert here.stats.preemptions > 0
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     prompt=st.integers(1, 40),
     asked=st.one_of(st.none(), st.integers(1, 30)),

@@ -1,11 +1,11 @@
 """The block pool never leaks, never frees twice, and keeps every table's contents through sharing."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from snugvl.engine.blocks import BlockCopy, BlockPool
+from tests.draws import draws
 
 
 def test_counts() -> None:
@@ -109,4 +109,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPool.settings = draws(60, stateful_step_count=30)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import SIZES
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestError
+from tests.draws import draws
 from tests.engine.toy import Toy, engine, oracle, picture, request, run, tokens
 
 MODEL = Toy()
@@ -87,7 +88,7 @@ ITEMS = [picture(seed, h, w) for seed, h, w in ((1, 4, 6), (2, 8, 2), (3, 2, 2),
     cache=st.sampled_from([0, 10 * ROW_BYTES, 1 << 20]),
     aborts=st.dictionaries(st.integers(0, 5), st.integers(0, 20), max_size=2),
 )
-@settings(max_examples=15, deadline=None)
+@draws(15)
 def test_any_slicing_gives_the_same_tokens(
     operations: float,
     arrivals: list[tuple[int, list[int | VisionItem]]],

@@ -412,10 +412,9 @@ def compiler() -> GrammarCompiler:
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("part", range(4))
-def test_200_schemas_give_the_tokens_of_one_by_one(part: int) -> None:
+def test_50_schemas_give_the_tokens_of_one_by_one() -> None:
     """With pocket's real tokenizer: greedy and drawn, in steps that wait and in steps that run ahead."""
-    draw = random.Random(part)
+    draw = random.Random(0)
     sources = [json.dumps(schema(draw)) for _ in range(50)]
     rules = [compiler().compile(Grammar("json_schema", source)) for source in sources]
     found = []

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.sampling import SamplingParams
@@ -13,6 +13,7 @@ from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import GrammarState
 from snugvl.engine.sampling.sampler import Choice, fill_allowed, sample
 from snugvl.errors import RequestError
+from tests.draws import draws
 from tests.engine.eager import engine_with
 from tests.engine.toy import VOCAB, Toy, engine, picture, prompt_of, run, tokens
 from tests.masks import mask_of
@@ -205,7 +206,7 @@ def alone(which: int, rule: int, sampling: int) -> list[list[int]]:
     return [tokens(outputs, choice) for choice in range(params.get("n", 1))]
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     wanted=st.lists(
         st.tuples(*(st.integers(0, len(kinds) - 1) for kinds in (PROMPTS, RULES, SAMPLINGS))),

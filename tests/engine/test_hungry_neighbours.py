@@ -7,7 +7,7 @@ kernels late. Every look sees what a GPU would show then.
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.config import EngineConfig
@@ -125,7 +125,6 @@ def feed(card: Card, piece: int, every_s: float) -> float | None:
     return when
 
 
-@settings(deadline=None)
 @given(CARDS, st.sampled_from([1, 16, 50, 100]), st.sampled_from([0.01, 0.05]))
 def test_a_neighbour_has_its_500_mib_in_time_or_all_that_there_is(
     card: Card, mib: int, every_s: float

@@ -5,11 +5,12 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.errors import RequestTooLarge
+from tests.draws import draws
 from tests.engine.toy import Toy, engine, oracle, picture, request, run, tokens
 
 MODEL = Toy()
@@ -122,7 +123,7 @@ WORLDS = {
 }
 
 
-@settings(max_examples=80, deadline=None)
+@draws(80)
 @given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
     actions: list[tuple[str, object]], blocks: int, slots: int, budget: int

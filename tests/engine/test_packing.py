@@ -3,13 +3,14 @@
 import random
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.engine.admission import check_prompt
 from snugvl.engine.packing import Numbers, Shape, numbers_of, pack, shape_of
 from snugvl.engine.schedule import Chunk
 from snugvl.engine.sequence import Sequence
+from tests.draws import draws
 from tests.engine.toy import CONFIG, IMAGE, picture, request
 
 BLOCK = 4
@@ -34,7 +35,7 @@ spans = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 6), st.randoms()), 
 
 
 @given(spans)
-@settings(max_examples=40, deadline=None)
+@draws(40)
 def test_every_number_is_that_of_its_token(spans: list[tuple[int, int, random.Random]]) -> None:
     chunks = []
     for seed, generated, source in spans:

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.config import EngineConfig
@@ -15,6 +15,7 @@ from snugvl.engine.prefix import ROOT, block_key
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.engine.sequence import CheckedPrompt, VisionSlice
 from snugvl.errors import RequestTooLarge
+from tests.draws import draws
 from tests.engine.toy import BOMB, CONFIG, Toy, engine, oracle, picture, request, run, tokens
 
 MODEL = Toy()
@@ -78,7 +79,6 @@ def keys_of(prompt: CheckedPrompt, size: int) -> list[bytes]:
 
 
 @given(first=PARTS, second=PARTS, size=st.integers(1, 4))
-@settings(deadline=None)
 def test_equal_keys_mean_equal_beginnings(
     first: list[int | VisionItem], second: list[int | VisionItem], size: int
 ) -> None:
@@ -277,7 +277,7 @@ def right(length: int, count: int) -> tuple[int, ...]:
     return tuple(oracle(MODEL, request("r", *[i % 40 for i in range(length)]), count))
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(lengths=st.lists(st.integers(1, 30), min_size=2, max_size=6), blocks=st.integers(3, 12))
 def test_beginnings_of_one_text_in_few_blocks(lengths: list[int], blocks: int) -> None:
     here = engine(MODEL, num_blocks=blocks, max_model_len=48, max_batched_tokens=8)

@@ -1,11 +1,11 @@
 """Blocks with keys: what is found by a key holds its contents, whatever happened to the block before."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from snugvl.engine.blocks import BlockPool
+from tests.draws import draws
 
 SIZE, BLOCKS = 2, 6
 
@@ -172,4 +172,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestPool.settings = draws(50, stateful_step_count=30)

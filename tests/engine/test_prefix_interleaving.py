@@ -9,13 +9,14 @@ from contextlib import suppress
 from functools import cache
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from snugvl.engine import checkpoints
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestTooLarge
+from tests.draws import draws
 from tests.engine.eager import EagerGraphs, engine_with, finish
 from tests.engine.toy import POISON, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 
@@ -77,7 +78,7 @@ WORLDS = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@draws(50)
 @given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
     actions: list[tuple[str, object]], blocks: int, slots: int, more: int, ahead: bool
@@ -85,7 +86,7 @@ def test_any_interleaving_gives_the_same_tokens(
     interleave(make(blocks, slots, slots + more, ahead), actions, blocks)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(**WORLDS, states=st.integers(1, 6), spacing=st.integers(1, 2), stops=st.booleans())
 def test_any_interleaving_gives_the_same_tokens_with_states(
     actions: list[tuple[str, object]],

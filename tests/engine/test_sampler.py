@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.sampling import SamplingParams
@@ -14,6 +14,7 @@ from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.engine.sampling.sampler import Choice, begin_likeliest, sample
 from snugvl.engine.sequence import random_stream
+from tests.draws import draws
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 3.0, -torch.inf, 1.0]])
 
@@ -96,7 +97,7 @@ FILTERS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(row=ROWS, params=FILTERS)
 def test_support_equals_the_reference(row: list[float], params: SamplingParams) -> None:
     keep = support(torch.tensor([row]), [params])
@@ -104,7 +105,7 @@ def test_support_equals_the_reference(row: list[float], params: SamplingParams) 
     assert kept == reference(row, params)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     rows=st.lists(st.lists(st.integers(-9, 9), min_size=12, max_size=12), min_size=1, max_size=4),
     params=st.lists(FILTERS, min_size=4, max_size=4),
@@ -234,7 +235,7 @@ CHOICES = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(choices=st.lists(CHOICES, min_size=1, max_size=70))
 def test_a_batch_equals_each_row_alone(choices: list[Choice]) -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)) * 3

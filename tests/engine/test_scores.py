@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.config import EngineConfig
@@ -16,6 +16,7 @@ from snugvl.engine.sampling.sampler import Sampled
 from snugvl.errors import RequestError
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import ForwardBatch
+from tests.draws import draws
 from tests.engine.toy import HybridToy, Toy, engine, request, run
 
 MODEL, HYBRID = Toy(), HybridToy()
@@ -64,7 +65,7 @@ def test_alone(model: Toy, ids: tuple[int, ...]) -> None:
     check(model, ids, run(engine(model), scored("a", ids))["a"])
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(
     order=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=6),
     chunk=st.integers(3, 12),

@@ -4,9 +4,10 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from snugvl.engine.engine import Engine
+from tests.draws import draws
 from tests.engine.test_interleaving import PROMPTS, WORLDS, interleave
 from tests.engine.toy import POISON, HybridToy, engine, oracle, picture, request, run, tokens
 
@@ -134,7 +135,7 @@ def test_single_precision_too() -> None:
     assert small.stats.preemptions > 0
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
     actions: list[tuple[str, object]], blocks: int, slots: int, budget: int

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.errors import RequestError
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.tokenizer import Tokenizer
+from tests.draws import draws
 from tests.inputs.conftest import small_tokenizer
 
 
@@ -34,7 +35,7 @@ def stream(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@draws(100)
 def test_any_ids_and_stops(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=30))
     whole = tokenizer.decode(ids)

@@ -497,7 +497,7 @@ def test_what_takes_long_to_compile_is_compiled_once_for_a_request(
     assert ends == [False, True, True, True, True]
 
 
-@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("together", [pytest.param(1, marks=pytest.mark.extended), 2])
 def test_one_answer_takes_nothing_from_those_after_it(backend: Backend, together: int) -> None:
     """Matchers are used again; an answer that their automata have no room for goes on with new ones."""
     compiler, own = compiler_of(backend), 0

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pi_heif
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -26,6 +26,7 @@ from snugvl.errors import ImageError, ImageTooLarge, SnugvlWarning, warn
 from snugvl.inputs import image as image_module
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image, to_rgb
 from tests import phone_files  # noqa: F401 - it makes Pillow write HEIC
+from tests.draws import draws
 
 
 def picture(width: int = 40, height: int = 30, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -318,7 +319,7 @@ def test_turned_and_transparent_at_once() -> None:
 
 
 @given(st.sampled_from(sorted(READABLE)), st.data())
-@settings(max_examples=150, deadline=None)
+@draws(150)
 def test_damage_anywhere_is_an_image_error_or_a_picture(kind: str, data: st.DataObject) -> None:
     raw = bytearray(READABLE[kind](picture()))
     for _ in range(data.draw(st.integers(1, 4))):

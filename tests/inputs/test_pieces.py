@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -17,6 +17,7 @@ from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.spelling import spelling_of
 from snugvl.inputs.tokenizer import Tokenizer
+from tests.draws import draws
 from tests.inputs.pieces import STYLES, pieces, write
 
 text = st.text(
@@ -44,7 +45,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], **options: Any) -> str:
 
 @pytest.mark.parametrize("style", STYLES)
 @given(text=text)
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_a_stream_of_any_text_equals_transformers_decode(style: str, text: str) -> None:
     ids = ours(style).encode(text)
     assert ids == theirs(style).encode(text, add_special_tokens=False)
@@ -54,7 +55,7 @@ def test_a_stream_of_any_text_equals_transformers_decode(style: str, text: str) 
 
 @pytest.mark.parametrize("style", STYLES)
 @given(text=text)
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_the_lower_bound_of_tokens(style: str, text: str) -> None:
     with patch.object(tokenizer_module, "LONG_TEXT", 0):
         assert ours(style).least_tokens(text) <= len(ours(style).encode(text))
@@ -63,7 +64,7 @@ def test_the_lower_bound_of_tokens(style: str, text: str) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_any_tokens_but_broken_characters_equal_transformers_decode(style: str, data: st.DataObject) -> None:
     size = ours(style).vocab_size
     ids = data.draw(st.lists(st.integers(259, size - 1) | st.integers(0, 3 + 127), max_size=12))

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from snugvl.errors import CheckpointError, ImageError
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.settings import read_pixel_settings
+from tests.draws import draws
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +65,7 @@ def test_equals_transformers_in_other_modes(images: ImagePreprocessor, image_ora
 
 
 @given(width=st.integers(1, 500), height=st.integers(1, 500))
-@settings(max_examples=25, deadline=None)
+@draws(25)
 def test_any_size(images: ImagePreprocessor, image_oracle: Any, width: int, height: int) -> None:
     if max(width, height) > 200 * min(width, height):
         with pytest.raises(ImageError):

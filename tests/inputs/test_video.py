@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -67,7 +67,6 @@ def test_a_lower_limit_scales_as_transformers_does(
 
 
 @given(st.integers(4, 5000), st.integers(2, 800), st.integers(1, 4000), st.integers(1, 4000), st.booleans())
-@settings(deadline=None)
 def test_no_video_has_more_patches_than_were_planned(
     videos: VideoPreprocessor, most: int, frames: int, width: int, height: int, cap: bool
 ) -> None:
@@ -107,7 +106,6 @@ def test_more_frames_than_the_tower_holds_are_refused(videos: VideoPreprocessor)
 
 
 @given(st.integers(1, 3000), st.floats(0.5, 240))
-@settings(deadline=None)
 def test_sampling_equals_transformers(video_oracle: Any, total: int, fps: float) -> None:
     theirs = video_oracle.sample_frames(SimpleNamespace(total_num_frames=total, fps=fps), fps=2)
     limits = VideoLimits(min_frames=video_oracle.min_frames, max_frames=video_oracle.max_frames)

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kv_cache import KVCache
+from tests.draws import draws
 
 HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 8, 4
 lengths = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5)
@@ -84,28 +85,28 @@ def run(
     return ours, torch.cat(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(sequences=lengths, seed=st.integers(0, 1000))
 def test_any_mix_of_prefills_chunks_and_decodes(sequences: list[tuple[int, int]], seed: int) -> None:
     ours, expected = run(sequences, seed)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(sequences=lengths, seed=st.integers(0, 1000), window=st.none() | st.integers(1, 12))
 def test_few_tokens_one_by_one(sequences: list[tuple[int, int]], seed: int, window: int | None) -> None:
     ours, expected = run(sequences, seed, window, apart=True)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(cached=st.lists(st.integers(0, 30), min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_a_batch_of_decodes(cached: list[int], seed: int) -> None:
     ours, expected = run([(count, 1) for count in cached], seed)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(sequences=lengths, seed=st.integers(0, 1000), window=st.integers(1, 30))
 def test_a_window_over_any_mix(sequences: list[tuple[int, int]], seed: int, window: int) -> None:
     ours, expected = run(sequences, seed, window)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     torch_chunk_gated_delta_rule,
@@ -10,6 +10,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 
 from snugvl.layers.delta_rule import CHUNK, Rule, recur, scan
+from tests.draws import draws
 
 
 def rule(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float64, forget: float = 1.0) -> Rule:
@@ -42,7 +43,7 @@ def one_by_one(whole: Rule, now: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return torch.cat(outputs), now[0]
 
 
-@settings(max_examples=20, deadline=None)
+@draws(20)
 @given(
     tokens=st.integers(1, 2 * CHUNK + 9),
     cut=st.floats(0, 1),

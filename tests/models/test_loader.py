@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,19 +188,3 @@ def test_loading_takes_no_more_than_the_model_and_two_of_its_largest_tensors(
     beyond, largest = (int(value) for value in output.split())
     assert beyond <= 2 * largest
     assert beyond <= 48 << 20  # and in fact far less: pieces, never whole tensors
-
-
-@pytest.mark.parametrize("weights", ["bf16", "int8", "int4", "int6"])
-def test_a_start_imports_nothing_that_takes_long(weights: str) -> None:
-    """Some functions of torch import sympy where tensors have no memory, which takes half a second."""
-    code = f"""
-        import sys
-        from pathlib import Path
-        import torch
-        from snugvl.models.loader import Storage, load_model
-        load_model(Path(sys.argv[1]), dtype=torch.float32, device=torch.device("cpu"),
-                   storage=Storage({weights!r}))
-        print(sorted({{"sympy", "torch._dynamo", "scipy", "transformers"}} & set(sys.modules)))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(POCKET)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.backends.native.allocation import engine_config
@@ -21,6 +21,7 @@ from snugvl.planner.plan import Choice, allocation_of
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes, wishes_of
+from tests.draws import draws
 from tests.planner.machines import GIB, MIB, machine, rtx_5060
 from tests.planner.models import qwen3_vl
 from tests.planner.test_hybrid import SIZES, model_of, network
@@ -102,7 +103,7 @@ def test_on_a_cpu_what_is_tried_is_what_is_chosen_from(size: str) -> None:
     purpose=st.sampled_from(["chat", "documents", "detect", "batch"]),
     concurrency=st.sampled_from([1, 1, 3, 6]),
 )
-@settings(max_examples=25, deadline=None)
+@draws(25)
 def test_they_cost_no_comfort_and_more_memory_never_gives_less(
     size: str, total: int, more: int, purpose: Any, concurrency: int
 ) -> None:

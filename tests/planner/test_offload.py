@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snugvl.planner.engines.transformers.offload import host_bytes, layer_elements
@@ -18,6 +18,7 @@ from snugvl.planner.report.sections import report
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.speed import ASSUMED_LINK, STAGED_RATE, copy_rate
 from snugvl.planner.wishes import Wishes
+from tests.draws import draws
 from tests.planner.machines import GIB, MIB, machine
 from tests.planner.models import qwen3_vl
 
@@ -97,7 +98,7 @@ def test_a_quantised_checkpoint_is_refused_by_name() -> None:
 
 @given(total=st.integers(3 * 1024, 24 * 1024), more=st.integers(0, 4096), ram=st.integers(4, 40))
 @example(total=16_411, more=60, ram=4)  # larger steps instead of sixteen tokens more in the pool
-@settings(max_examples=12, deadline=None)
+@draws(12)
 def test_more_memory_never_gives_less(total: int, more: int, ram: int) -> None:
     small = plan_for(total * MIB, ram_bytes=ram * GIB).choice
     large = plan_for((total + more) * MIB, ram_bytes=ram * GIB).choice

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks.published_vllm import fp8
-from benchmarks.random_plans import ggufs
+from benchmarks.random_plans import GGUFS, ggufs
 
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.checkpoint.facts import ModelFacts
@@ -185,7 +185,7 @@ def test_speed_on_other_makers_gpus_is_what_people_publish(
     gpu: str, system: str, ram: str, published: float, tmp_path: Any
 ) -> None:
     """An 8B as Q4_K_M: ggml-org/llama.cpp#26284, brand-o/normiebench#3 and #40 (Llama 3.1)."""
-    model = facts_of(ggufs(tmp_path)[3], offline=True)
+    model = facts_of(ggufs(tmp_path, GGUFS[3:])[0], offline=True)
     on = describe(gpu, os=system, ram=ram)
     choice = solve([Candidate(model)], on, Wishes(images=0, context=1024)).choice
     assert choice is not None

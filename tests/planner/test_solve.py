@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.errors import DoesNotFit, RequestError
@@ -18,6 +18,7 @@ from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Plan
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
+from tests.draws import draws
 from tests.planner.machines import GIB, MIB, machine, rtx_5060
 from tests.planner.models import Fixed, qwen3_vl, text_only, with_rule
 
@@ -57,7 +58,7 @@ def one(size: str, fp8: bool = True, wishes: Wishes | None = None, on: object = 
     gpus=st.sampled_from([1, 2]),
     wishes=wishes_strategy,
 )
-@settings(max_examples=25, deadline=None)
+@draws(25)
 def test_more_memory_never_yields_less(total: int, more: int, os: str, gpus: int, wishes: Wishes) -> None:
     small = solve(CATALOGUE[-4:], machine(total * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]
     large = solve(CATALOGUE[-4:], machine((total + more) * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]
@@ -68,7 +69,7 @@ def test_more_memory_never_yields_less(total: int, more: int, os: str, gpus: int
     total=st.integers(1024, 100 * 1024), held=st.floats(0, 0.9), os=st.sampled_from(["linux", "wsl2"]),
     gpus=st.sampled_from([1, 2]), wishes=wishes_strategy,
 )  # fmt: skip
-@settings(max_examples=25, deadline=None)
+@draws(25)
 def test_no_plan_exceeds_its_budget_or_ignores_a_wish(
     total: int, held: float, os: str, gpus: int, wishes: Wishes
 ) -> None:

@@ -25,7 +25,7 @@ from tests.planner.models import SHAPES, qwen3_vl
 from tests.planner.trace import Trace, fused_attention
 
 # 2B and 4B have one tower, 8B a wider one.
-SIZES = [("2B", torch.bfloat16), ("4B", torch.float32), ("8B", torch.bfloat16)]
+SIZES = [("4B", torch.float32), ("8B", torch.bfloat16)]
 LAYERS, VOCAB = 3, 1024  # the workspace doesn't depend on them
 OURS = "snugvl.models.vision_blocks.scaled_dot_product_attention"
 OURS_TEXT = "snugvl.layers.attention.scaled_dot_product_attention"

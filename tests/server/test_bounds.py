@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.messages import Request
@@ -25,6 +25,7 @@ from snugvl.server.errors import InvalidRequest
 from snugvl.server.intake.intake import Intake
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
 from snugvl.server.settings import ServerSettings
+from tests.draws import draws
 from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService, FakeStream
 from tests.server.live import live
@@ -197,7 +198,7 @@ def separators(value: object) -> int:
     return 1 + max(len(items) - 1, 0) + sum(map(separators, items))
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(value=VALUES, plain=st.booleans(), piece=st.integers(1, 40))
 def test_values_are_counted_without_parsing(value: object, plain: bool, piece: int) -> None:
     data = json.dumps(value, ensure_ascii=plain).encode()
@@ -206,7 +207,7 @@ def test_values_are_counted_without_parsing(value: object, plain: bool, piece: i
         assert count_values(data) == 1 + separators(value)
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(data=st.text('"\\,[{a', max_size=60).map(str.encode), piece=st.integers(1, 9))
 def test_pieces_do_not_change_the_count(data: bytes, piece: int) -> None:
     whole = count_values(data)

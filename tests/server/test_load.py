@@ -17,7 +17,8 @@ from snugvl.inputs.trials import PROCESSES
 from tests.patience import PATIENCE_S
 
 BENCHMARKS = str(Path(__file__).parent.parent.parent / "benchmarks")
-CLIENTS = 200
+CLIENTS = 60
+LIMIT = 64  # of requests at once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
 
@@ -36,6 +37,7 @@ def script() -> Iterator[Callable[[str], Any]]:
 def served(script: Callable[[str], Any]) -> Iterator[Any]:
     """A real `snugvl serve`, with a line in its log for every request."""
     options = ["--device", "cpu", "--served-model-name", "pocket"]
+    options += ["--max-concurrent", str(LIMIT)]
     with script("serving").serve("pocket", options, quiet=False) as found:
         yield found
 
@@ -43,12 +45,12 @@ def served(script: Callable[[str], Any]) -> Iterator[Any]:
 def test_clients_of_every_kind_at_once(served: Any, script: Callable[[str], Any], tmp_path: Path) -> None:
     load, out = script("server_load"), tmp_path / "load.json"
     figures, wrong = load.measure(
-        served, Namespace(requests=CLIENTS, concurrent=CLIENTS, seed=0, cpus="", out=out)
+        served, Namespace(requests=CLIENTS, concurrent=CLIENTS, limit=LIMIT, seed=0, cpus="", out=out)
     )
     load.tell(figures, wrong, served.tail(), out)
     figures = json.loads(out.read_text())
     assert figures["wrong"] == []
-    assert figures["512_at_once"].keys() == {"200", "429"}
+    assert figures["twice_the_limit_at_once"].keys() == {"200", "429"}
     held = figures["held"]
     pipes = 2 * PROCESSES  # of those that try grammars, which start with the first of them
     assert held["after"]["engine"]["files"] <= held["before"]["engine"]["files"] + pipes
@@ -58,6 +60,7 @@ def test_clients_of_every_kind_at_once(served: Any, script: Callable[[str], Any]
     assert by_kind["bad: bomb"].keys() == {"413"}
 
 
+@pytest.mark.extended  # tests/backends/process kills engines, and each protocol tells errors in streams
 def test_an_engine_that_is_killed_three_times(
     served: Any, script: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,6 @@
 """Every route of the OpenAPI document, with data that fits it and data that doesn't: no undocumented answer.
 
-The same examples every time, as many as two cores get through in about a minute.
+The same examples every time, a few of each route.
 """
 
 from collections.abc import Iterator
@@ -41,8 +41,8 @@ def test_every_answer_is_in_the_document(base: str, fits: bool) -> None:
         if not fits and without_body(operation):
             continue  # nothing can be wrong about it
         takes_body = not without_body(operation)
-        sent += try_out(operation, mode, 8 if takes_body else 2)
-    assert sent > 100
+        sent += try_out(operation, mode, 2 if takes_body else 1)
+    assert sent > 24
 
 
 def test_the_model_itself(base: str, pocket: NativeBackend) -> None:
@@ -53,8 +53,8 @@ def test_the_model_itself(base: str, pocket: NativeBackend) -> None:
     with live(Shared(pocket), ServerSettings(deadline_s=1.0)) as url:
         for operation in operations(base):
             if operation.path.startswith(PROTOCOLS) and not without_body(operation):
-                sent += try_out(operation, GenerationMode.POSITIVE, 3, url)
-    assert sent > 16
+                sent += try_out(operation, GenerationMode.POSITIVE, 1, url)
+    assert sent > 8
 
 
 def undocumented() -> FastAPI:

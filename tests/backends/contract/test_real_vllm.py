@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 FILES = ("test_answers", "test_sampling", "test_refusals", "test_differences", "test_life")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(6 * PATIENCE_S)
 def test_a_real_vllm_keeps_the_contract() -> None:
     vllm_python()  # installed, or a reason to skip

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import snugvl
@@ -30,6 +30,7 @@ from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes, wishes_of
+from tests.draws import draws
 
 MIB, GIB = 1 << 20, 1 << 30
 NAMES = (
@@ -56,7 +57,7 @@ def made(facts: ModelFacts, place: Place, planned: Allocation | None = None, **s
     return allocate(facts, LoadOptions(facts.name, **said), place, planned)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     card=st.sampled_from(["rtx-5060", "rtx-3060", "rtx-4090", "t4", "a100", "none"]),
     system=st.sampled_from(["linux", "wsl2"]),
@@ -103,7 +104,7 @@ def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
     assert chosen.kv_tokens == chosen.context or f"the whole cache has {chosen.kv_tokens:,} tokens" in text
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(
     free=st.integers(3 * GIB, 40 * GIB),
     more=st.integers(0, 4 * GIB),
@@ -140,20 +141,26 @@ def test_more_memory_never_gives_less_of_what_people_value(
     assert after[1] >= before[1]
 
 
-@pytest.mark.parametrize("purpose", PURPOSES)
-def test_a_name_changes_nothing(purpose: Any) -> None:
+@pytest.mark.parametrize(
+    ("purpose", "card", "machine"),
+    [
+        ("chat", "rtx-5060", {"os": "wsl2", "held": "951MiB"}), ("documents", "rtx-3060", {}),
+        ("detect", "rtx-4090", {}), ("batch", "rtx-3060", {}),
+    ],
+)  # fmt: skip
+def test_a_name_changes_nothing(purpose: Any, card: str, machine: dict[str, Any]) -> None:
     """Who names the model that a plan recommends gets the same settings, from `plan` and from `serve`."""
     from snugvl.planner.recommend import catalogue_candidates
 
-    for here in (describe("rtx-5060", os="wsl2", held="951MiB"), describe("rtx-3060"), describe("rtx-4090")):
-        led = solve(catalogue_candidates(), here, Wishes(purpose=purpose)).choice
-        assert led is not None
-        facts = led.option.model.facts
-        served = wishes_of(LoadOptions(facts.name, purpose=purpose), sees=True)
-        assert served == Wishes(purpose=purpose)
-        named = solve([Candidate(facts)], here, served).choice
-        assert named is not None
-        assert named.settings == led.settings
+    here = describe(card, **machine)
+    led = solve(catalogue_candidates(), here, Wishes(purpose=purpose)).choice
+    assert led is not None
+    facts = led.option.model.facts
+    served = wishes_of(LoadOptions(facts.name, purpose=purpose), sees=True)
+    assert served == Wishes(purpose=purpose)
+    named = solve([Candidate(facts)], here, served).choice
+    assert named is not None
+    assert named.settings == led.settings
 
 
 def test_less_than_planned_is_planned_again_and_said_in_numbers() -> None:
@@ -193,7 +200,7 @@ def test_the_plan_that_runs_says_what_the_driver_may_take() -> None:
         allocate(FP8, LoadOptions(FP8.name), gpu(2 * GIB), planned)
 
 
-@settings(max_examples=16, deadline=None)
+@draws(16)
 @given(free=st.integers(1 << 20, 60 * GIB), weights=st.sampled_from(["auto", "bf16", "int4"]))
 def test_never_more_than_may_be_used(free: int, weights: Any) -> None:
     place, facts = gpu(free), FACTS[NAMES[2]]

@@ -206,11 +206,11 @@ def test_memory_stays_flat(running: Running) -> None:
 
     assert running.service.pid is not None
     child, own = psutil.Process(running.service.pid), psutil.Process()
-    running.run(ask(6))  # caches and arenas settle
+    running.run(ask(4))  # caches and arenas settle
     before = child.memory_info().rss, own.memory_info().rss
-    running.run(ask(12))
+    running.run(ask(6))
     grown = child.memory_info().rss - before[0], own.memory_info().rss - before[1]
-    assert max(grown) < 24 << 20
+    assert max(grown) < 16 << 20
 
 
 def test_killed_in_the_middle_of_a_stream_it_serves_again(running: Running) -> None:

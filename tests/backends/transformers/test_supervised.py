@@ -18,7 +18,9 @@ from tests.backends.contract.engines import closing_ends_every_answer
 from tests.backends.transformers.conftest import Opened
 from tests.backends.waiting import ready, until
 
-pytestmark = pytest.mark.slow
+# Starts that import transformers. In every suite such a child has a whole life (contract/test_life.py),
+# and our own engine's is killed, comes back, and fails for good (process/test_supervised_pocket.py).
+pytestmark = pytest.mark.extended
 ASKED = Request(
     (user(Image.new("RGB", (64, 64), "red"), "What is this?"),),
     SamplingParams(max_tokens=16, ignore_eos=True),

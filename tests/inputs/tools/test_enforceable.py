@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
@@ -13,6 +13,7 @@ from snugvl.core.messages import Grammar
 from snugvl.inputs.constraints import grammar_text
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
 from snugvl.inputs.trials import Trials
+from tests.draws import draws
 
 LEFT_OUT = [
     ({"propertyNames": {"pattern": "a"}}, "propertyNames"),
@@ -198,7 +199,7 @@ def values() -> list[Any]:
 VALUES = values()
 
 
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(PARTS, PARTS)
 def test_a_closed_schema_takes_nothing_new_and_is_not_empty(schema: Any, definition: Any) -> None:
     whole = {**schema, "$defs": {"D": definition}}

@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.messages import Tool, ToolForm, ToolUse
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
+from tests.draws import draws
 from tests.inputs.tools.reading import read
 
 CODE = {
@@ -248,7 +249,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("form", FORMS[1:])
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(pieces=st.lists(PIECES, max_size=24))
 def test_nothing_raises_and_cuts_change_nothing(form: str, pieces: list[str]) -> None:
     answer = "".join(pieces)

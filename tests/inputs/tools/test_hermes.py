@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.messages import Tool, ToolUse
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
+from tests.draws import draws
 from tests.inputs.tools import reading
 
 USE = ToolUse((Tool("get_weather"), Tool("add-2"), Tool("now")))
@@ -131,7 +132,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(pieces=st.lists(PIECES, max_size=30))
 def test_nothing_raises_and_cuts_change_nothing(pieces: list[str]) -> None:
     answer = "".join(pieces)

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kv_cache import E4M3, KVCache, e4m3_bytes
+from tests.draws import draws
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -65,7 +66,7 @@ def on_cpu(
     return paged_attention(query.cpu(), plain, 0, placed, scale, window).to(query.device)
 
 
-@settings(max_examples=5, deadline=None)
+@draws(5)
 @given(
     st.sampled_from([(2, 1, 16), (4, 2, 32), (2, 2, 80)]),
     st.lists(st.integers(1, 110), min_size=1, max_size=2),
@@ -75,7 +76,7 @@ def test_decode(shape: Shape, lengths: list[int], window: int | None) -> None:
     torch.testing.assert_close(*decode(shape, lengths, window), **tolerance(DEVICE))
 
 
-@settings(max_examples=5, deadline=None)
+@draws(5)
 @given(
     st.sampled_from([(2, 1, 16), (4, 2, 32), (2, 2, 80)]),
     st.lists(st.tuples(st.integers(1, 80), st.integers(0, 40)), min_size=1, max_size=2),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
@@ -16,6 +16,7 @@ from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import FEW_BITS, Format, Weights, to_few_bits, to_int8
+from tests.draws import draws
 
 TOLERANCE = 2e-5
 
@@ -251,7 +252,7 @@ def stored_for_skinny(kind: Format, rows: int, columns: int, device: torch.devic
     return replace(weights, data=weights.data.to(for_skinny(device))) if kind == "bf16" else weights
 
 
-@settings(max_examples=8, deadline=None)
+@draws(8)
 @given(
     kind=st.sampled_from(["bf16", "fp8", "int8", "int4"]),
     rows=st.integers(1, 70),

@@ -5,7 +5,7 @@ from itertools import product as product_of
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import linear
 
@@ -14,6 +14,7 @@ from snugvl.layers.kernels.products import tiles
 from snugvl.layers.kernels.products.linear import product, product_with_tail
 from snugvl.layers.kernels.products.tiles import Fragments
 from snugvl.layers.weights import Format, Weights
+from tests.draws import draws
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 
 
@@ -27,7 +28,7 @@ def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...] = (8, 2, 2)) -> 
         patch.setattr(kernels, name, lambda *_, **__: Fragments(*tile) if len(tile) == 4 else Fragments(8, 2))
 
 
-@settings(max_examples=5, deadline=None)
+@draws(5)
 @given(
     kind=st.sampled_from(["fp8", "int8"]),
     rows=st.integers(16, 40),
@@ -45,7 +46,7 @@ def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tu
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
 
 
-@settings(max_examples=8, deadline=None)
+@draws(8)
 @given(
     rows=st.integers(16, 40),
     groups=st.integers(1, 18),  # one, two and three slices of a warp
@@ -66,7 +67,7 @@ def test_int4_by_fragments_is_torchs(
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
 
 
-@settings(max_examples=8, deadline=None)
+@draws(8)
 @given(
     rows=st.integers(16, 40),
     columns=st.integers(1, 90).map(lambda count: 8 * count),  # up to three slices of a warp

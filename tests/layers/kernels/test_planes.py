@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
@@ -10,6 +10,7 @@ from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products import planes, widen
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.weights import FEW_BITS, Format, to_few_bits
+from tests.draws import draws
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 from tests.layers.kernels.test_unpack import halves, run
 
@@ -29,7 +30,7 @@ def test_the_assembly_joins_both_planes(kind: Format) -> None:
         assert found == [codes[word][place] - (1 << (bits - 1)) for place in range(8) for word in range(2)]
 
 
-@settings(max_examples=6, deadline=None)
+@draws(6)
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.integers(16, 70),

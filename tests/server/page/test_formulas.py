@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.server.fake import FakeService, Script
@@ -134,11 +133,11 @@ def test_what_is_a_formula_and_what_an_amount(url: str, open_page: OpenPage) -> 
     assert dict(zip(READ, found, strict=True)) == READ
 
 
-@pytest.mark.parametrize("text", [r"$\frac{a}$", r"$\nosuchcommand{x}$", "$" + "x" * 2500 + "$"])
-def test_what_can_not_be_read_stays_as_it_was_written(url: str, open_page: OpenPage, text: str) -> None:
-    (shown,) = open_page(url).evaluate(SHOWN, [text])
-    assert shown["text"] == text
-    assert "math" not in shown["elements"]
+def test_what_can_not_be_read_stays_as_it_was_written(url: str, open_page: OpenPage) -> None:
+    texts = [r"$\frac{a}$", r"$\nosuchcommand{x}$", "$" + "x" * 2500 + "$"]
+    for text, shown in zip(texts, open_page(url).evaluate(SHOWN, texts), strict=True):
+        assert shown["text"] == text
+        assert "math" not in shown["elements"]
 
 
 def test_a_hostile_formula_is_text(url: str, open_page: OpenPage) -> None:

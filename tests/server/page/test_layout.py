@@ -34,7 +34,7 @@ def width(page: Page, selector: str) -> float:
 
 @pytest.mark.parametrize(
     ("window", "opened", "folded"),
-    [(1280, 760, 760), (1440, 880, 880), (1920, 860, 1250), (2560, 1450, 1850)],
+    [(1280, 760, 760), (1920, 860, 1250)],
 )
 def test_the_conversation_has_what_the_window_leaves(
     serve: Serve, open_page: OpenPage, window: int, opened: int, folded: int
@@ -70,7 +70,7 @@ def test_the_sum_unfolds_the_panel(serve: Serve, open_page: OpenPage) -> None:
     expect(page.locator("#ledger")).to_be_visible()
 
 
-@pytest.mark.parametrize("window", [390, 1280, 1920])
+@pytest.mark.parametrize("window", [390, 1280])
 def test_what_is_wide_scrolls_by_itself(serve: Serve, open_page: OpenPage, window: int) -> None:
     page = open_page(serve(FakeService(Script((ANSWER,)))), window)
     take_sample(page, "Shapes")

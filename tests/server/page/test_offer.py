@@ -20,7 +20,7 @@ def tabs(page: Page) -> list[str]:
     return [tab.inner_text() for tab in page.get_by_role("tab").all()]
 
 
-@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
+@pytest.mark.parametrize(("width", "height"), [(390, 844)])
 def test_a_model_of_text_alone_is_asked_without_a_picture(
     serve: Serve, open_page: OpenPage, picture: bytes, width: int, height: int
 ) -> None:
