@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import openai
 import pytest
 from PIL import Image
@@ -13,6 +16,7 @@ from PIL import Image
 import snugvl
 from snugvl import AsyncClient, Client, Message, SamplingParams, errors, user
 from snugvl.client import failures
+from snugvl.client.connection import Sockets
 from snugvl.core.messages import Picture, Text, Video
 from snugvl.core.service import Health
 from snugvl.server.settings import ServerSettings
@@ -237,6 +241,18 @@ def test_closing_ends_what_waits_in_another_thread(raw: RawServer) -> None:
     assert [isinstance(error, snugvl.EngineError) for error in raised] == [True] * 8
     with pytest.raises(snugvl.EngineError, match="client is closed"):
         client.models()
+
+
+def test_a_socket_that_opens_while_its_client_closes_is_shut() -> None:
+    request, sockets = httpx.Request("GET", "http://a"), Sockets()
+    sockets.watch(request)
+    sockets.shut()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(PATIENCE_S)
+        opened = Mock(get_extra_info={"socket": ours}.get)
+        request.extensions["trace"]("connection.connect_tcp.complete", {"return_value": opened})
+        assert theirs.recv(1) == b""
 
 
 def test_nothing_of_openai_leaves_for_the_server(raw: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:

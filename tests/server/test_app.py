@@ -1,6 +1,11 @@
 """The app as a whole: what every answer has, whoever gives it."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -49,6 +54,21 @@ def test_a_stream_in_which_nothing_happens_is_kept_alive(monkeypatch: pytest.Mon
         text = httpx.post(base + "/v1/chat/completions", json={**CHAT, "stream": True}).text
     assert ": keep-alive\n\n" in text
     assert text.endswith("data: [DONE]\n\n")
+
+
+def test_nothing_of_a_stream_goes_on_when_it_has_ended() -> None:
+    async def events() -> AsyncIterator[Event]:
+        yield Event("1")
+
+    async def left() -> set[asyncio.Task[Any]]:
+        context: Any = SimpleNamespace(settings=ServerSettings())
+        nobody: Any = None
+        answer = event_stream(nobody, context, events())
+        await answer({"type": "http"}, nobody, AsyncMock())
+        await asyncio.sleep(0)  # the turn in which what was cancelled ends
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(left()) == set()
 
 
 @pytest.mark.parametrize(

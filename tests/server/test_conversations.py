@@ -25,7 +25,7 @@ from snugvl.server.openai import responses_request as responses
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.messages import MAX_PARTS
 from snugvl.server.openai.messages import conversation_of as chat_conversation
-from snugvl.server.together import MAX_MEDIA
+from snugvl.server.together import MAX_MEDIA, fetch_all
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 
@@ -81,6 +81,14 @@ def test_more_pictures_than_are_taken_are_refused_before_one_is_looked_at(
         answer = http.post(path, json=body)
     assert (answer.status_code, looked) == (400, [])
     assert f"{MAX_MEDIA + 1} pictures and videos; at most {MAX_MEDIA}" in answer.text
+
+
+def test_as_many_pictures_as_are_taken_are_taken() -> None:
+    async def fetch(part: int, path: str) -> Picture:
+        return Picture(Image.new("RGB", (1, 1), (part % 256, 0, 0)))
+
+    wanted = {f"messages[0].content[{part}]": part for part in range(MAX_MEDIA)}
+    assert asyncio.run(fetch_all(wanted, fetch, lambda _: None)).keys() == wanted.keys()
 
 
 def test_frames_are_pictures_too(http: httpx.Client) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Send
 
 from snugvl.core.messages import Text
 from snugvl.server import receiving
@@ -142,6 +143,18 @@ def test_too_many_at_once() -> None:
         until(lambda: httpx.post(base + "/v1/chat/completions", json=CHAT).is_success)
 
 
+def test_all_keys_together_are_too_many_at_once() -> None:
+    service = FakeService(script=FOREVER)
+    settings = ServerSettings(api_keys=("one", "two", "three"), max_concurrent=2)
+    with live(service, settings) as base, ExitStack() as open_streams:
+        url, keys = base + "/v1/chat/completions", [{"x-api-key": key} for key in settings.api_keys]
+        for key in keys[:2]:
+            open_streams.enter_context(httpx.stream("POST", url, json=STREAM, headers=key))
+        answer = httpx.post(url, json=CHAT, headers=keys[2])
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "queue_full"
+
+
 def test_one_key_does_not_take_the_place_of_another() -> None:
     service = FakeService(script=FOREVER)
     settings = ServerSettings(api_keys=("one", "two"), key_concurrent=1)
@@ -242,6 +255,30 @@ def test_what_a_request_has_taken_is_taken_off_its_deadline() -> None:
         assert middleware._remaining_s({"type": "http", "method": "GET"}) is None
     finally:
         REQUEST_RECORD.reset(token)
+
+
+def test_an_answer_that_has_begun_is_not_ended_by_the_deadline_of_its_beginning() -> None:
+    sent: list[str] = []
+
+    async def app(scope: object, receive: object, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.05)  # longer than there is
+        await send({"type": "http.response.body", "body": b"all of it"})
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def answer() -> None:
+        REQUEST_RECORD.set(RequestRecord("a", started=time.monotonic() - 600))
+        scope = {"type": "http", "method": "POST", "path": "/v1/vision/ask", "headers": []}
+        await Receiving(app, ServerSettings(deadline_s=600.0))(scope, receive, send)
+
+    asyncio.run(answer())
+    assert sent == ["http.response.start", "http.response.body"]
 
 
 def _body(sent: int, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> RequestBody:

@@ -173,7 +173,7 @@ class Finished:
 
 
 async def generate(context: Context, request: Request, *, ceiling: bool = False) -> Generation:
-    """Start a request, with the server's deadline where it has none of its own.
+    """Start a request, with what is left of the server's deadline.
 
     `max_tokens` beyond what the context leaves, or beyond the whole context, is lowered to what is left:
     clients' defaults are made for large models. The answer's header tells it.
@@ -193,9 +193,8 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
     _check_length(context, request.messages if request.prompt is None else request.prompt, request.tools)
     limit_s = context.settings.deadline_s
     if limit_s is not None:
-        left_s = max(limit_s - current().seconds, 0.0)  # of what the whole request may take
-        own_s = left_s if request.deadline_s is None else request.deadline_s
-        request = replace(request, deadline_s=min(own_s, left_s))
+        # Of what the whole request may take, its preparation included.
+        request = replace(request, deadline_s=max(limit_s - current().seconds, 0.0))
     if context.settings.log_prompts:
         prompts.info("%s prompt: %r", current().id, _words(request))
     for text in await _warnings(context, request):

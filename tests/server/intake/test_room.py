@@ -226,6 +226,30 @@ def test_who_has_begun_is_not_behind_those_who_wait_for_it() -> None:
     asyncio.run(work())
 
 
+def test_who_leaves_while_waiting_for_more_is_in_nobodys_way() -> None:
+    async def work() -> None:
+        room, more = PixelRoom(200, 30.0, 100), asyncio.Event()
+
+        async def user(name: str, first: int, second: int) -> None:
+            REQUEST_RECORD.set(RequestRecord(name))
+            async with room.reserve(first):
+                await more.wait()
+                async with room.reserve(second):
+                    pass
+
+        leaves, stays = (asyncio.create_task(user(*each)) for each in (("1", 60, 130), ("2", 40, 110)))
+        await turns()
+        more.set()
+        await turns()
+        assert len(room._more) == 2
+        leaves.cancel()
+        await stays
+        assert room.used == 0
+        assert not room._more
+
+    asyncio.run(work())
+
+
 def test_defaults_hold_what_all_share_below_256_mib_and_the_largest_picture_fits() -> None:
     settings = IntakeSettings()
     assert 3 * settings.image.max_pixels <= settings.shared_bytes <= 192 << 20
