@@ -12,7 +12,7 @@ Each case is a command line of `snugvl plan`, run through the real parser in thi
                  *and* less speed (of weights, where the cache has no more), never less speed for nothing, and
                  never smaller images or a shorter context in the same format (but where layers come back from
                  main memory, which was a last resort; or the vision tower, and the plan says what
-                 streaming it would make room for), nor a model of lower rank, unless several times as fast,
+                 streaming it would make room for; or where a GPU makes it several times as fast), nor a model of lower rank, unless several times as fast,
                  or with no smaller images in a longer context and half as fast at least: those are what the
                  issue names, ranks aren't
     text         no figure that nobody can act on, no line twice; commands stand alone on their lines
@@ -575,7 +575,8 @@ def _worse(before: Choice, after: Choice) -> str:
         return f"{more:g} bits at {now:.1f} tokens/s instead of {bits:g} at {was:.1f}"
     back = before.option.offload and not after.option.offload  # from the last resort, many times slower
     more_at_once = after.settings.concurrency > before.settings.concurrency  # transformers has one
-    if before.settings.weights_name == after.settings.weights_name and not back and not more_at_once:
+    exempt = back or more_at_once or _far_quicker(before, after)  # a GPU instead of the processor
+    if before.settings.weights_name == after.settings.weights_name and not exempt:
         if after.settings.context < before.settings.context:
             return f"a context of {after.settings.context} instead of {before.settings.context}"
         if after.tokens < before.tokens:
