@@ -150,9 +150,9 @@ def test_all_keys_together_are_too_many_at_once() -> None:
         url, keys = base + "/v1/chat/completions", [{"x-api-key": key} for key in settings.api_keys]
         for key in keys[:2]:
             open_streams.enter_context(httpx.stream("POST", url, json=STREAM, headers=key))
-        answer = httpx.post(url, json=CHAT, headers=keys[2])
+        answer = open_streams.enter_context(httpx.stream("POST", url, json=STREAM, headers=keys[2]))
         assert answer.status_code == 429
-        assert answer.json()["error"]["code"] == "queue_full"
+        assert json.loads(answer.read())["error"]["code"] == "queue_full"
 
 
 def test_one_key_does_not_take_the_place_of_another() -> None:
