@@ -48,7 +48,7 @@ ROOT = {
     "errors": set(),
     "version": set(),
     "model": {"tasks", "inputs", "client", "backends"},
-    "loading": {"model", "checkpoint", "backends", "planner.engines", "planner.settings"},
+    "loading": {"model", "checkpoint", "backends", "planner.engines"},
 }
 KNOWN = {"core", "errors", "version"}
 SLOW = (

@@ -10,6 +10,7 @@ from snugvl.core.options import (
     BackendName,
     DtypeName,
     EmbeddingName,
+    Engine,
     KVCacheName,
     LoadOptions,
     Progress,
@@ -24,7 +25,6 @@ from snugvl.core.options import (
 from snugvl.errors import RequestError, UnsupportedModel
 from snugvl.model import Model
 from snugvl.planner.engines import rules_of
-from snugvl.planner.settings import Engine
 
 
 def load(

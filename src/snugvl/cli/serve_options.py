@@ -16,8 +16,7 @@ from snugvl.core.options import flag, special
 from snugvl.planner.engines import rules_of
 
 if TYPE_CHECKING:
-    from snugvl.core.options import LoadOptions
-    from snugvl.planner.settings import Engine
+    from snugvl.core.options import Engine, LoadOptions
 
 Model = Annotated[
     str | None,

@@ -263,7 +263,7 @@ ROWS: Final[dict[str, Row]] = {
 
 
 def special(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of options and their values those that not every engine can do."""
+    """Options whose values not every engine can do, of those given by name and value."""
     known = ((name, ROWS[name]) for name in values if name in ROWS)
     return {name: values[name] for name, row in known if values[name] in row.special}
 

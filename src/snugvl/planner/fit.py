@@ -170,7 +170,7 @@ class Fitter:
     def _offloads(self, goal: Goal) -> list[list[Settings]]:
         """Ways with less and less on the GPU, by kind."""
         kv: KVFormat = next(iter(self.kv_formats), "bf16")
-        return self.rules.way_offloads(self.option.model, self.base(goal, kv, Spread()))
+        return self.rules.offload_ways(self.option.model, self.base(goal, kv, Spread()))
 
     def why_not_offloaded(self) -> str:
         """What is missing even with layers in main memory, with the numbers."""
@@ -221,7 +221,7 @@ class Fitter:
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:
-        """What changes speed alone, fastest first."""
+        """Settings that differ in speed alone, fastest first."""
         return self.rules.variants(self.option.model, base, cpu=self.cpu)
 
     def fastest(self, base: Settings) -> Settings | None:

@@ -10,10 +10,8 @@ Capability = tuple[int, int]
 
 PLANES: Final = (8, 0)  # whose kernels unpack five and six bits
 NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
-TORCH: Final = (
-    7,
-    5,
-)  # oldest GPUs of torch's builds for CUDA 13, and of vLLM, whose FP8 goes through Marlin there
+# Oldest GPUs of torch's builds for CUDA 13, and of vLLM, whose FP8 weights go through Marlin from here on.
+TORCH: Final = (7, 5)
 
 
 def older(capability: Capability | None, needed: Capability) -> str | None:

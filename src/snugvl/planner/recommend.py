@@ -72,17 +72,13 @@ def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) ->
     """The plan as the printed command makes it.
 
     A floor of image tokens is for `plan` alone: what comes of it, the command says as pixels and a context,
-    and the rest follows from these. A model that was led to is named by the command; where it would be
-    planned otherwise then, the command names the format, too.
+    and the rest follows from these.
     """
     choice = plan.choice
-    if choice is None or (plan.wishes.min_image_tokens is None and len(candidates) == 1):
+    if choice is None or plan.wishes.min_image_tokens is None:
         return plan
     chosen = [each for each in candidates if each.facts.name == choice.option.model.name]
     served = _served(choice, plan.wishes, chosen, machine)
-    if plan.wishes.min_image_tokens is None:
-        same = served is None or served.settings == choice.settings
-        return plan if same else replace(plan, choice=replace(choice, pinned=True))
     rival = plan.streamed and _served(plan.streamed, replace(plan.wishes, tower="streamed"), chosen, machine)
     return plan if served is None else replace(plan, choice=served, budget=served.budget, streamed=rival)
 
@@ -90,7 +86,7 @@ def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) ->
 def _served(
     choice: Choice, wishes: Wishes, candidates: Sequence[Candidate], machine: Machine
 ) -> Choice | None:
-    """What the command of a choice plans on this machine."""
+    """The choice that the printed command of another makes on this machine, or None where nothing fits."""
     sees = choice.option.model.facts.vision is not None
     return solve(candidates, machine, wishes_of(load_options(choice, wishes), sees=sees)).choice
 

@@ -103,6 +103,7 @@ def solve(
     refusals: list[tuple[str, Refusal]] = []
     choices: list[Choice] = []
     slow: list[Choice] = []
+    passed_over: list[Fitter] = []
     for candidate in sorted(candidates, key=lambda each: -each.quality):
         if led and _enough(choices, candidate.quality):
             break
@@ -110,6 +111,7 @@ def solve(
         # Slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
         tried = [(fitter, candidate.quality) for fitter in possible if not led or _leads(fitter)]
         fitters += tried
+        passed_over += [fitter for fitter in possible if led and not _leads(fitter)]
         if not led or not tried:  # of one that is too large, its size is what keeps it from running
             refusals += [(candidate.facts.name, refusal) for refusal in refused]
         made = [
@@ -127,6 +129,8 @@ def solve(
         choices, slow = slow, []
     plan = _decide(fitters, choices, refusals, wishes, found)
     plan = replace(plan, slower=_slower(slow, plan.choice))
+    if plan.choice is not None and _named_otherwise(plan.choice, passed_over):
+        plan = replace(plan, choice=replace(plan.choice, pinned=True))
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
     return plan
@@ -152,6 +156,22 @@ def _leads(fitter: Fitter) -> bool:
     """Whether anybody may be led to an option: no tower that streams unasked, no weights by bitsandbytes."""
     option = fitter.option
     return option.parts.vision in ("gpu", fitter.wishes.tower) and not option.by_bits
+
+
+def _named_otherwise(choice: Choice, passed_over: list[Fitter]) -> bool:
+    """Whether a model that was led to is planned in another format by its name.
+
+    Args:
+        passed_over: fitters of what nobody is led to. Of these, a streamed tower never beats one on the GPU.
+    """
+    rivals = (
+        _choice(fitter, fitter.best, choice.quality)
+        for fitter in passed_over
+        if fitter.option.model.name == choice.option.model.name
+        and fitter.option.by_bits
+        and fitter.best is not None
+    )
+    return any(rival.score[:1] + rival.score[2:] > choice.score[:1] + choice.score[2:] for rival in rivals)
 
 
 def _possible(
@@ -189,7 +209,7 @@ def _possible(
 
 
 def _of_one(fitters: list[Fitter]) -> list[Fitter]:
-    """Of a GGUF the engine that reads nothing else, where it can be had; of ours what is left, on a GPU."""
+    """Fitters for a GGUF: of the engine that reads nothing else, where it is there; else ours, on a GPU."""
     theirs = [each for each in fitters if rules_of(each.option.engine).reads_only_gguf]
     gguf = any(each.option.model.facts.gguf is not None and each.cpu for each in fitters)
     return theirs if theirs or gguf else fitters
@@ -310,8 +330,10 @@ def _streamed(choices: list[Choice]) -> Choice | None:
     """What a streamed tower would make room for beyond the best choice."""
     rivals = [each for each in choices if each.option.parts.vision == "streamed"]
     rival = max(rivals, key=lambda each: each.score[RIVAL], default=None)
-    streams = "tower" in rules_of(choices[0].option.engine).honours if choices else False
-    if rival is None or choices[0].option.parts.vision == "streamed" or not streams:
+    if rival is None:
+        return None
+    best = choices[0].option
+    if best.parts.vision == "streamed" or "tower" not in rules_of(best.engine).honours:
         return None
     return rival if rival.score[RIVAL] > choices[0].score[RIVAL] else None
 

@@ -60,12 +60,11 @@ def why_engine(plan: Plan) -> str:
     choice = plan.choice
     assert choice is not None, "nothing was chosen"
     engine, settings = choice.option.engine, choice.settings
-    trait = rules_of(engine).why(choice)
     if choice.option.offload:
         reason = "nothing here holds the model whole, and it can keep layers in main memory"
     elif plan.wishes.backend == engine:
         reason = "as asked for"
-    elif trait:
+    elif trait := rules_of(engine).why(choice):
         reason = trait
     elif settings.data_parallel > 1:
         reason = f"{settings.data_parallel} GPUs with a copy each for {settings.concurrency} requests at once"

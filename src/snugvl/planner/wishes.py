@@ -122,14 +122,13 @@ class Wishes:
         if self.backend == "auto":
             return
         honours = rules_of(self.backend).honours
-        said = {each.name: getattr(self, each.name) for each in fields(self)}
-        asked = special(
-            {each.name: said[each.name] for each in fields(self) if said[each.name] != each.default}
-        )
-        for name in (name for name in asked if name not in honours):
-            option = flag(name, getattr(self, name))
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        said = {each.name: value for each, value in values if value != each.default}
+        for name, value in special(said).items():
+            if name in honours:
+                continue
             raise RequestError(
-                f"{option} {getattr(self, name)} is not for --backend {self.backend}; say --backend "
+                f"{flag(name, value)} {value} is not for --backend {self.backend}; say --backend "
                 f"native, or leave one "
                 "of them out",
                 field=name,

@@ -37,8 +37,8 @@ from snugvl.core.messages import Message, Request, ToolUse
 from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import EngineError
 
-# What the server decides itself. A user's words for them would be overruled in silence.
 NO_SPECIAL: Final = ("special", "skip_special_tokens: llama.cpp leaves control tokens out")
+# What the server decides itself. A user's words for them would be overruled in silence.
 OURS: Final = ("--host", "--port", "--api-key", "--alias", "-a")
 ADDED: Final = ("--metrics", "-lv", "4")  # its counters; and a log that names every buffer
 MAX_QUOTED: Final = 200

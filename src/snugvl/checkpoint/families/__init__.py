@@ -30,7 +30,7 @@ SUPPORTED: tuple[str, ...] = tuple(name for module in _NATIVE for name in module
 
 
 def traits_of(family: str) -> Traits:
-    """What engines make of a family; the defaults for one that says nothing."""
+    """Traits of a family; the defaults for one whose module says nothing."""
     return _TRAITS.get(family, Traits())
 
 

@@ -1,4 +1,4 @@
-"""What engines make of a family beyond its `config.json`: said by its module, read by engines' plans."""
+"""Facts of a family beyond its `config.json`: said by the family's module, read by engines' plans."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the planner asks of an engine: what it can run where, how its settings vary, and what they take.
+"""Questions of the planner to an engine: where it runs what, how its settings vary, and what they take.
 
 An engine's folder has a `rules.py` with `RULES`, an instance of a subclass. What most engines have in common
 is the default here: PyTorch on a GPU that CUDA reaches, one GPU, no options that only one of them has.
@@ -7,11 +7,12 @@ is the default here: PyTorch on a GPU that CUDA reaches, one GPU, no options tha
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.hardware.machine import Gpu, OperatingSystem
-from snugvl.planner.capabilities import Option, Refusal
+from snugvl.planner.capabilities import Option, Refusal, stored_format
 from snugvl.planner.footprint import kv, weights
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.total import PROCESS_BYTES, Device
@@ -21,7 +22,8 @@ from snugvl.planner.plan import Choice
 from snugvl.planner.settings import Engine, KVFormat, Settings
 from snugvl.planner.wishes import Wishes
 
-NO_GGUF = "it reads no GGUF; llama.cpp does"
+NO_GGUF: Final = "it reads no GGUF; llama.cpp does"
+OWN: Final = f"it doesn't read snugvl's own format; {OWN_INSTEAD}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,6 @@ class EngineRules(ABC):
         kind: what it is, for people.
         rank: of engines that do equally well the one of the highest rank is chosen.
         honours: options of `LoadOptions` that it can do, of those that not every engine can.
-        oldest: the oldest GPUs that it runs on, or None where it runs on any.
         kv_formats: formats of its KV cache, best first.
         fp8_cache_since: the oldest GPUs with which its KV cache can be FP8, or None where any will do.
         scales_cache: its eight-bit cache has scales, so outliers of keys don't saturate.
@@ -58,6 +59,7 @@ class EngineRules(ABC):
         drops_unused_tower: without images the vision tower isn't loaded.
         process_bytes: main memory of its process without a GPU, idle.
         spare_note: what it does with memory that the plan leaves free; empty where nothing.
+        predicts_rate: `decode_rate` says how fast it decodes; else the roofline bounds it.
     """
 
     engine: ClassVar[Engine]
@@ -65,7 +67,6 @@ class EngineRules(ABC):
     kind: ClassVar[str]
     rank: ClassVar[int]
     honours: ClassVar[frozenset[str]] = frozenset()
-    oldest: ClassVar[Capability | None] = TORCH
     kv_formats: ClassVar[tuple[KVFormat, ...]] = ("bf16", "fp8")
     fp8_cache_since: ClassVar[Capability | None] = None
     scales_cache: ClassVar[bool] = False
@@ -81,6 +82,7 @@ class EngineRules(ABC):
     drops_unused_tower: ClassVar[bool] = False
     process_bytes: ClassVar[int] = PROCESS_BYTES
     spare_note: ClassVar[str] = ""
+    predicts_rate: ClassVar[bool] = False
 
     def not_here(self, device: Device, system: OperatingSystem) -> str | None:
         """Why it runs on no machine of this maker, system or age, as a clause, or None."""
@@ -88,11 +90,17 @@ class EngineRules(ABC):
             return "it does not run on Windows; in WSL2 it does"
         if device.api != "CUDA":
             return f"it has nothing for a GPU that is reached by {device.api}"
-        return older(device.compute_capability, self.oldest) if self.oldest else None
+        return older(device.compute_capability, TORCH)
+
+    def unread(self, model: Inventory) -> Refusal | None:
+        """Refusal of a checkpoint that only llama.cpp or our own engine reads; None for every other one."""
+        if model.facts.gguf is not None:
+            return Refusal(self.engine, NO_GGUF)
+        return Refusal(self.engine, OWN) if model.facts.own else None
 
     @abstractmethod
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
-        """What could be tried with a model on a kind of device, best first, or why nothing."""
+        """Ways to try a model on a kind of device, best first, or why there is none."""
 
     def offloading(self, option: Option, device: Device) -> Option | Refusal:
         """An option with layers in main memory, or why they can't be there."""
@@ -100,7 +108,7 @@ class EngineRules(ABC):
 
     def stored_as(self, option: Option) -> str:
         """Why it has no other weights of a checkpoint than these, as a clause."""
-        return f"the checkpoint is stored in {option.model.facts.quantization or 'bf16'}"
+        return f"the checkpoint is stored in {stored_format(option.model)}"
 
     def context_limit(self, facts: ModelFacts) -> int:
         """Tokens of the longest context with a model."""
@@ -115,10 +123,10 @@ class EngineRules(ABC):
         return (Spread(),)
 
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
-        """What changes speed alone, fastest first."""
+        """Settings that differ in speed alone, fastest first."""
         yield base
 
-    def way_offloads(self, model: Inventory, base: Settings) -> list[list[Settings]]:
+    def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
         """Ways with less and less on the GPU, by kind, the least costly kind first."""
         return []
 
@@ -147,21 +155,19 @@ class EngineRules(ABC):
         return weights.parts_in_one_segment(model, settings)
 
     def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
-        """What torch reserves for weights of these sizes (bytes, how many)."""
+        """Bytes that torch reserves for weights of these sizes (bytes, how many)."""
         return weights.one_segment(resident)
 
     def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
-        """Tokens per second of one request, where it is predicted otherwise than by the roofline."""
+        """Tokens per second of one request, where `predicts_rate`; None where the card isn't known."""
         return None
-
-    predicts_rate: ClassVar[bool] = False
 
     def why(self, choice: Choice) -> str | None:
         """Why it was chosen, as a clause, where that is a trait of the engine."""
         return None
 
     def host_text(self, choice: Choice) -> str | None:
-        """What of a plan stays in main memory beside a GPU, for people."""
+        """Parts of a plan that stay in main memory beside a GPU, for people; None where none do."""
         return None
 
     def command(self, choice: Choice) -> str | None:

@@ -10,10 +10,9 @@ prefix cache needs copies of states besides, checkpoints: as many as the solver 
 Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2309.06180) for the blocks.
 
 Windows are honoured by vLLM, whose blocks are a chapter of their own (`engines/vllm/pages.py`), and by
-transformers:
-its cache keeps `window - 1` tokens of such a layer (`DynamicSlidingWindowLayer`), but as a view of the
-prompt's own keys and values, which live until the first new token replaces them. So one prompt's are whole
-meanwhile.
+transformers: its cache keeps `window - 1` tokens of such a layer (`DynamicSlidingWindowLayer`), but as a view
+of the prompt's own keys and values, which live until the first new token replaces them. So one prompt's are
+whole meanwhile.
 """
 
 from snugvl.core.config import RECENT

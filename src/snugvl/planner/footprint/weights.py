@@ -306,7 +306,7 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
 
 
 def one_segment(resident: list[tuple[int, int]]) -> int:
-    """What torch reserves for all of these (bytes, how many): one segment before loading, and small ones."""
+    """Bytes that torch reserves for all of these (bytes, how many): one segment, and small ones."""
     small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
     return reserved_bytes(small) + together_bytes(resident)
 

@@ -1,1 +1,1 @@
-"""What the planner knows of llama.cpp: its footprint, its speed, its command."""
+"""llama.cpp to the planner: its rules, footprint, speed, and flags."""

@@ -35,7 +35,6 @@ class LlamacppRules(EngineRules):
     kind = "llama.cpp, a server of its own"
     rank = 1
     honours = frozenset(("kv_cache",))
-    oldest = None
     scales_cache = True
     offloads = True
     reads_only_gguf = True
@@ -62,12 +61,12 @@ class LlamacppRules(EngineRules):
         for chunk in CHUNKS:
             yield replace(base, chunk=chunk)
 
-    def way_offloads(self, model: Inventory, base: Settings) -> list[list[Settings]]:
+    def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
         """Experts, layers, the tower."""
         return offloads(model, next(self.variants(model, base, cpu=False)))
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
-        """What llama-server has beside a GPU."""
+        """Main memory that llama-server takes beside a GPU, in bytes."""
         return host_bytes(model, settings)
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
@@ -94,7 +93,7 @@ class LlamacppRules(EngineRules):
         return "GGUF files are its own"
 
     def host_text(self, choice: Choice) -> str | None:
-        """What the processor computes beside the GPU."""
+        """Parts that the processor computes beside the GPU, and their size, for people."""
         settings, model = choice.settings, choice.option.model
         if not settings.on_gpu:
             return None

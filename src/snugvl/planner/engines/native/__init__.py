@@ -1,1 +1,1 @@
-"""What the planner knows of snugvl's own engine: its footprint, its speed, its command."""
+"""snugvl's own engine to the planner: its rules, footprint, formats, and snapshots of states."""

@@ -1,1 +1,1 @@
-"""What the planner knows of transformers: its footprint, its speed, its command."""
+"""Hugging Face transformers to the planner: its rules, and where its layers are placed."""

@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
-from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.core.sizes import MIB, format_size
 from snugvl.planner.capabilities import Option, Refusal, prefers_fp32, stored_format
-from snugvl.planner.engines.rules import NO_GGUF, EngineRules
+from snugvl.planner.engines.rules import EngineRules
 from snugvl.planner.engines.transformers.offload import (
     host_bytes,
     layer_bytes,
@@ -27,7 +26,6 @@ from snugvl.planner.wishes import Wishes
 
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
-OWN: Final = f"it doesn't read snugvl's own format; {OWN_INSTEAD}"
 
 
 class TransformersRules(EngineRules):
@@ -46,10 +44,8 @@ class TransformersRules(EngineRules):
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
         """What transformers loads; int8 and int4 of a plain checkpoint are made by bitsandbytes."""
-        if model.facts.gguf is not None:
-            return Refusal("transformers", NO_GGUF)
-        if model.facts.own:
-            return Refusal("transformers", OWN)
+        if refusal := self.unread(model):
+            return refusal
         stored = stored_format(model)
         if stored in ("int8", "int4"):
             return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
@@ -84,7 +80,7 @@ class TransformersRules(EngineRules):
             )
         return super().stored_as(option)
 
-    def way_offloads(self, model: Inventory, base: Settings) -> list[list[Settings]]:
+    def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
         """The vision tower first: it crosses once a picture, a layer once a token."""
         return [[replace(base, vision="cpu", offloaded=n) for n in range(model.facts.text.num_layers + 1)]]
 
@@ -114,7 +110,7 @@ class TransformersRules(EngineRules):
         return up(exact, 4 * MIB)  # measured 1.0 to 3.5 MiB beyond
 
     def host_text(self, choice: Choice) -> str | None:
-        """Layers and tower that cross for every forward pass."""
+        """Layers and tower that cross for every forward pass, and their size, for people."""
         if not choice.option.offload:
             return None
         settings, model = choice.settings, choice.option.model

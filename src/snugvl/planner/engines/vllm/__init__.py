@@ -1,1 +1,1 @@
-"""What the planner knows of vLLM: its footprint, its speed, its command."""
+"""vLLM to the planner: its rules, footprint, tensors, cache blocks, and flags."""

@@ -8,8 +8,7 @@ from typing import Final
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.capabilities import Option, Refusal, stored_format
 from snugvl.planner.commands import visible
-from snugvl.planner.engines.rules import NO_GGUF, EngineRules, Spread
-from snugvl.planner.engines.transformers.rules import OWN
+from snugvl.planner.engines.rules import EngineRules, Spread
 from snugvl.planner.engines.vllm.flags import VLLM_STEPS, vllm_arguments
 from snugvl.planner.engines.vllm.footprint import vllm_components
 from snugvl.planner.engines.vllm.pages import pages, sequence_bytes
@@ -47,10 +46,8 @@ class VllmRules(EngineRules):
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
         """The checkpoint as it is stored, on GPUs."""
-        if model.facts.gguf is not None:
-            return Refusal("vllm", NO_GGUF)
-        if model.facts.own:
-            return Refusal("vllm", OWN)
+        if refusal := self.unread(model):
+            return refusal
         if device.cpu:
             return Refusal("vllm", "there is no GPU; start its build for CPUs yourself and use --attach URL")
         if model.facts.source == "folder" and model.facts.name == "pocket":
