@@ -143,13 +143,53 @@ def test_arguments_that_have_no_place_are_named(snugvl: Run) -> None:
     )
 
 
-@pytest.mark.parametrize(("word", "ours"), [("models", "list"), ("run", "chat"), ("download", "pull")])
-def test_what_other_programs_call_a_command(snugvl: Run, word: str, ours: str) -> None:
-    ran = snugvl(word)
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["models"], "list"),
+        (["run"], "chat"),
+        (["download"], "pull"),
+        (["help"], "--help"),
+        (["version"], "--version"),
+        (["config", "list"], "show"),
+        (["config", "rm"], "unset"),
+    ],
+)
+def test_what_other_programs_call_a_command(snugvl: Run, words: list[str], ours: str) -> None:
+    ran = snugvl(*words)
     assert (ran.code, ran.err.split(" (")[0]) == (
         2,
-        f"snugvl: No such command '{word}'. Did you mean '{ours}'?",
+        f"snugvl: No such command '{words[-1]}'. Did you mean '{ours}'?",
     )
+
+
+def test_a_picture_where_a_command_belongs(snugvl: Run) -> None:
+    said = (
+        "snugvl: No such command 'a b.png'; to describe that: snugvl caption 'a b.png' (see snugvl --help)\n"
+    )
+    assert snugvl("a b.png").err != said  # it names no file: it has a blank, and isn't there
+    named = (
+        "snugvl: No such command 'x/a.png'; to describe that: snugvl caption x/a.png (see snugvl --help)\n"
+    )
+    assert snugvl("x/a.png") == Ran(2, "", named)
+
+
+@pytest.mark.parametrize("command", sorted(get_command(app).commands))  # type: ignore[attr-defined]
+def test_an_unknown_option_is_not_answered_with_a_guess(snugvl: Run, command: str) -> None:
+    """`--frobnicate` was once answered with "Possible options: --format", --force or --once."""
+    for option in ("--frobnicate", "--xyzzy"):
+        said = f"snugvl: No such option: {option} (see snugvl {command} --help)\n"
+        assert snugvl(command, option) == Ran(2, "", said)
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "meant"),
+    [("detect", "--objects", "--object"), ("caption", "--detial", "--detail"), ("caption", "--temp", "--temperature"),
+     ("serve", "--max_pixels", "--max-pixels")],
+)  # fmt: skip
+def test_a_misspelled_option_is_named(snugvl: Run, command: str, typed: str, meant: str) -> None:
+    said = f"snugvl: No such option: {typed}. Did you mean {meant}? (see snugvl {command} --help)\n"
+    assert snugvl(command, typed) == Ran(2, "", said)
 
 
 TREE = [
