@@ -76,11 +76,11 @@ def test_each_bad_file_is_one_line(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("empty", "no pictures in"),
+        ("empty", "no pictures in empty: it is empty"),
         ("*.nothing", "no file matches"),
         ("only-below", "add --recursive"),
-        ("https://example.org/a.png", "URL"),
-        ("", ""),
+        ("https://example.org/a.png", "curl -s URL | snugvl caption -"),
+        ("", "the name of the picture is empty; give a path"),
     ],
 )
 def test_arguments_that_mean_no_picture(
@@ -139,8 +139,16 @@ def test_arguments_that_have_no_place_are_named(snugvl: Run) -> None:
     ran = snugvl("top", "http://127.0.0.1:1")
     assert (ran.code, ran.err) == (
         2,
-        "snugvl: too many arguments: http://127.0.0.1:1 (see snugvl top --help)\n",
+        "snugvl: too many arguments: http://127.0.0.1:1; a server is named with --server http://127.0.0.1:1 "
+        "(see snugvl top --help)\n",
     )
+
+
+def test_no_server_is_answered_with_the_option_that_names_one(snugvl: Run) -> None:
+    ran = snugvl("top", "--server", "http://127.0.0.1:1")
+    assert "no server answers at http://127.0.0.1:1 (" in ran.err
+    assert "; start one with `snugvl serve`, or name one with --server URL" in ran.err
+    assert "Errno" not in ran.err
 
 
 @pytest.mark.parametrize(

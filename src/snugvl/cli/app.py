@@ -169,6 +169,7 @@ _ELSEWHERE: Final = {
         "help": "--help",
     },
 }
+_STRAY_SERVER: Final = re.compile(r"too many arguments: (https?://\S+)$")
 _NO_COMMAND: Final = re.compile(r"No such command '(.*?)'\.?")
 
 
@@ -194,4 +195,6 @@ def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
         known = [name.lstrip("-") for name in getattr(error, "possibilities", None) or []]
         near = meant(option.lstrip("-"), known)
         message = f"No such option: {option}" + (f". Did you mean --{near}?" if near else "")
+    elif url := _STRAY_SERVER.match(message):
+        message = f"{message}; a server is named with --server {url[1]}"
     say(f"{message}{config.blame(words, message)} (see {command} --help)")

@@ -35,10 +35,12 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
     """The names of the images, in order. A file that doesn't exist stays: its own error comes later.
 
     Raises:
-        InputError: a folder without pictures, a pattern that matches nothing.
+        InputError: a folder without pictures, a pattern that matches nothing, an empty name.
     """
     names: list[str] = []
     for argument in arguments:
+        if not argument:
+            raise InputError("the name of the picture is empty; give a path")
         path = Path(argument)
         if argument == STDIN:
             names.append(_stdin())
@@ -121,6 +123,8 @@ def _in_folder(folder: Path, recursive: bool) -> list[str]:
         return pictures
     if not recursive and _pictures(folder, recursive=True):
         raise InputError(f"no pictures in {folder}, but in folders of it; add --recursive")
+    if not any(folder.iterdir()):
+        raise InputError(f"no pictures in {folder}: it is empty")
     raise InputError(
         f"no pictures in {folder}: none of its files ends in {', '.join(sorted(SUFFIXES))}; "
         "name a file to try it, whatever its name"
