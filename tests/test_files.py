@@ -215,7 +215,7 @@ def test_of_several_one_is_seen_and_it_is_said(name: str, door: Door, house: Hou
     expected = (
         "holds 3 pictures: its main one was looked at, and no other"
         if name == "burst.heic"
-        else "is animated (4 frames): its first was looked at, all are in a video"
+        else "is animated (4 frames): its first was looked at, and no other (a video shows all)"
     )
     assert outcome.notes.count(expected) == 1
 
@@ -304,7 +304,7 @@ def test_the_command_line_names_the_files(
     task, *rest = words
     assert run([task, str(first), str(second), *rest, *common]) == 0
     told = capsys.readouterr().err.splitlines()
-    note = "is animated (4 frames): its first was looked at, all are in a video"
+    note = "is animated (4 frames): its first was looked at, and no other (a video shows all)"
     assert sorted(told) == [f"snugvl: {path} {note}" for path in (first, second)]
     code = run([task, str(first), str(pages), *rest, *common])
     assert code == (3 if "--together" in words else 7)

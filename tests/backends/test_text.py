@@ -130,7 +130,7 @@ def test_long_rope_beyond_its_original_context_is_refused(tmp_path: Path) -> Non
     text = text_checkpoints.MODELS["phi-3 long"]
     text_checkpoints.write(folder, replace(text, values=text.values | {"vocab_size": 384}))
     with pytest.raises(
-        RequestError, match=r"ends at 128 tokens here, 400 are wished; transformers goes up to 512"
+        RequestError, match=r"ends at 128 tokens here, 400 are asked for; transformers goes up to 512"
     ):
         load_engine(LoadOptions(str(folder), device="cpu", dtype="float32", context=400))
     loaded = load_engine(LoadOptions(str(folder), device="cpu", dtype="float32"))

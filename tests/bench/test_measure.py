@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.responses import Response
 
 from snugvl.bench.measure import Measurement, Settings
 from snugvl.bench.report import Report, report
@@ -16,8 +17,10 @@ from snugvl.errors import (
     ModelNotServed,
     RequestError,
     RequestTooLarge,
+    SnugvlWarning,
     Unauthorized,
 )
+from snugvl.tasks.training import FEW, PHOTOGRAPH, VIDEO
 from tests.bench.fake import Fake, answer, event, refusal, serving, streamed
 from tests.patience import PATIENCE_S
 
@@ -280,3 +283,27 @@ def test_a_result_of_another_format(tmp_path: Path) -> None:
     path.write_text(to_json(result))
     with pytest.raises(InputError, match=r"format 2.*reads 1"):
         load(path)
+
+
+def test_short_answers_have_no_decode_rate_and_a_note_says_so() -> None:
+    said = "answers of fewer than 8 tokens are too short for a decode rate"
+    assert said in notes(measured(Fake()))
+    assert said not in notes(measured(Fake(), workload=replace(WORK, max_tokens=8)))
+
+
+def test_what_a_model_never_learned_is_no_news_about_random_pictures(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    def warned(text: str) -> Fake:
+        def respond(body: dict[str, Any]) -> Response:
+            response = streamed(answer(body))
+            response.headers["snugvl-warning"] = text
+            return response
+
+        return Fake(answer=respond)
+
+    for unlearned in (PHOTOGRAPH, VIDEO, FEW.format(least=1, count="none")):
+        measured(warned(unlearned))
+        assert not recwarn.list
+    with pytest.warns(SnugvlWarning, match="ignored top_k"):
+        measured(warned("ignored top_k"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snugvl.bench.record import Record
+from snugvl.bench.record import LEAST_TOKENS, Record
 from snugvl.bench.summary import percentile, rate, spread, summarize
 
 
@@ -18,7 +18,7 @@ def test_one_request() -> None:
     assert one.first_token_s == pytest.approx(0.5)
     assert one.latency_s == pytest.approx(0.8)
     assert one.gaps_s == pytest.approx((0.1, 0.2))
-    assert one.decode_tokens_per_s == pytest.approx(2 / 0.3)
+    assert record(1.0, 1.5, *[1.5 + n / 10 for n in range(1, 8)]).decode_tokens_per_s == pytest.approx(10)
 
 
 def test_tokens_that_come_several_in_a_piece() -> None:
@@ -28,13 +28,19 @@ def test_tokens_that_come_several_in_a_piece() -> None:
 
 
 def test_tokens_without_text_at_the_end_take_their_time() -> None:
-    one = Record(0.0, 5.0, (1.0, 2.0), 4.0, output_tokens=7)
-    assert one.decode_tokens_per_s == pytest.approx(2.0)
+    one = Record(0.0, 5.0, (1.0, 2.0), 4.0, output_tokens=10)
+    assert one.decode_tokens_per_s == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("pieces", [(), (1.0,), (1.0, 1.0)])
 def test_no_decode_rate_without_time_between_pieces(pieces: tuple[float, ...]) -> None:
-    assert record(0.0, *pieces, tokens=2).decode_tokens_per_s is None
+    assert record(0.0, *pieces, tokens=9).decode_tokens_per_s is None
+
+
+@pytest.mark.parametrize("tokens", range(1, LEAST_TOKENS))
+def test_no_decode_rate_of_an_answer_that_one_read_of_the_socket_may_hold(tokens: int) -> None:
+    """Two tokens that came 25 µs apart once made 40,555 tokens/s."""
+    assert record(0.0, 1.0, 1.000025, tokens=tokens).decode_tokens_per_s is None
 
 
 def test_percentiles_are_interpolated() -> None:

@@ -108,14 +108,15 @@ def test_a_question_may_come_first(snugvl: Run, pictures: Path, monkeypatch: pyt
     assert (ran.code, "what doesn't exist" in ran.err) == (3, True)
 
 
-def test_words_behind_pictures_are_what_is_looked_for(
+def test_words_beside_pictures_are_what_is_looked_for(
     snugvl: Run, backend: FakeBackend, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(pictures)
     for words in (["red", "circle"], ["red circle"]):
         ran = snugvl("detect", "a.png", "b.jpg", *words, "--json")
         assert [record["params"] for record in records(ran.out)] == [{"objects": ["red circle"]}] * 2
-        assert "'red circle': no such file, so this is looked for: --object 'red circle'\n" in ran.err
+        hint = "; several have commas between them: red, circle" if len(words) == 2 else ""
+        assert f"'red circle': no such file, so this is looked for: --object 'red circle'{hint}\n" in ran.err
     ran = snugvl("detect", "a.png", "red circle, cup", "--quiet", "--json")
     assert records(ran.out)[0]["params"] == {"objects": ["red circle", "cup"]}
     assert ran.err == ""
@@ -123,6 +124,14 @@ def test_words_behind_pictures_are_what_is_looked_for(
     assert records(ran.out)[0]["params"] == {"objects": ["red circle", "cup"]}
     assert "'red circle', 'cup': no such file, so this is looked for: " in ran.err
     assert "--object 'red circle' --object cup\n" in ran.err
+    for words in (["red", "circle", "a.png"], ["red circle", "a.png", "b.jpg"], ["red, circle", "a.png"]):
+        ran = snugvl("detect", *words, "--json")
+        named = ["red", "circle"] if "," in words[0] else ["red circle"]
+        assert (ran.code, records(ran.out)[0]["params"]) == (0, {"objects": named})
+        many = len(words) == 3 and words[0] == "red"
+        assert ("; several have commas between them: red, circle\n" in ran.err) == many
+    ran = snugvl("detect", "missing.png", "cup", "a.png")
+    assert (ran.code, "missing.png doesn't exist" in ran.err) == (7, True)
     ran = snugvl("detect", "a.png", "cup", "--object", "dog")
     assert (ran.code, "'cup' is no file; name what to look for with another --object" in ran.err) == (2, True)
     for mistyped in ("none.png", "below/none", "none.txt"):

@@ -176,7 +176,7 @@ def test_no_text_at_all(snugvl: Run, file: Path, pictures: Path) -> None:
 
 def test_what_is_typed_is_refused_without_a_line_of_the_file(snugvl: Run, file: Path) -> None:
     for words, said in (
-        (("portt", "3"), "portt is not an option of any command"),
+        (("portt", "3"), "portt is not an option of any command (did you mean port?)"),
         (("serve.port", "x"), "port: 'x' is not a whole number"),
     ):
         assert snugvl("config", "set", *words) == Ran(3, "", f"snugvl: {said}\n")
@@ -201,3 +201,13 @@ def test_what_only_a_run_finds_wrong_names_the_file(
     written(file, 'model = "no/model"\n')
     assert "is set in" not in snugvl("serve", "other/model").err
     assert "is set in" not in snugvl("caption", pictures / "none.png").err
+
+
+def test_bare_config_says_what_it_can_and_one_word_says_key_and_value(snugvl: Run, file: Path) -> None:
+    ran = snugvl("config")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == snugvl("config", "--help").out
+    assert snugvl("config", "set", "model=a/b") == Ran(0, "", f"snugvl: model is set in {file}\n")
+    assert file.read_text() == 'model = "a/b"\n'
+    ran = snugvl("config", "set", "model")
+    assert (ran.code, "the value is missing: snugvl config set model VALUE" in ran.err) == (2, True)

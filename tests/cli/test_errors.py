@@ -76,11 +76,11 @@ def test_each_bad_file_is_one_line(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("empty", "no pictures in"),
+        ("empty", "no pictures in empty: it is empty"),
         ("*.nothing", "no file matches"),
         ("only-below", "add --recursive"),
-        ("https://example.org/a.png", "URL"),
-        ("", ""),
+        ("https://example.org/a.png", "curl -s URL | snugvl caption -"),
+        ("", "the name of the picture is empty; give a path"),
     ],
 )
 def test_arguments_that_mean_no_picture(
@@ -139,17 +139,63 @@ def test_arguments_that_have_no_place_are_named(snugvl: Run) -> None:
     ran = snugvl("top", "http://127.0.0.1:1")
     assert (ran.code, ran.err) == (
         2,
-        "snugvl: too many arguments: http://127.0.0.1:1 (see snugvl top --help)\n",
+        "snugvl: too many arguments: http://127.0.0.1:1; a server is named with --server http://127.0.0.1:1 "
+        "(see snugvl top --help)\n",
     )
 
 
-@pytest.mark.parametrize(("word", "ours"), [("models", "list"), ("run", "chat"), ("download", "pull")])
-def test_what_other_programs_call_a_command(snugvl: Run, word: str, ours: str) -> None:
-    ran = snugvl(word)
+def test_no_server_is_answered_with_the_option_that_names_one(snugvl: Run) -> None:
+    ran = snugvl("top", "--server", "http://127.0.0.1:1")
+    assert "no server answers at http://127.0.0.1:1 (" in ran.err
+    assert "; start one with `snugvl serve`, or name one with --server URL" in ran.err
+    assert "Errno" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["models"], "list"),
+        (["run"], "chat"),
+        (["download"], "pull"),
+        (["help"], "--help"),
+        (["version"], "--version"),
+        (["config", "list"], "show"),
+        (["config", "rm"], "unset"),
+    ],
+)
+def test_what_other_programs_call_a_command(snugvl: Run, words: list[str], ours: str) -> None:
+    ran = snugvl(*words)
     assert (ran.code, ran.err.split(" (")[0]) == (
         2,
-        f"snugvl: No such command '{word}'. Did you mean '{ours}'?",
+        f"snugvl: No such command '{words[-1]}'. Did you mean '{ours}'?",
     )
+
+
+def test_a_picture_where_a_command_belongs(snugvl: Run) -> None:
+    named = "No such command 'x/a.png'; to describe that: snugvl caption x/a.png"
+    assert snugvl("x/a.png") == Ran(2, "", f"snugvl: {named} (see snugvl --help)\n")
+
+
+@pytest.mark.parametrize("command", sorted(get_command(app).commands))  # type: ignore[attr-defined]
+def test_an_unknown_option_is_not_answered_with_a_guess(snugvl: Run, command: str) -> None:
+    """`--frobnicate` was once answered with "Possible options: --format", --force or --once."""
+    for option in ("--frobnicate", "--xyzzy"):
+        said = f"snugvl: No such option: {option} (see snugvl {command} --help)\n"
+        assert snugvl(command, option) == Ran(2, "", said)
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "meant"),
+    [
+        ("detect", "--objects", "--object"),
+        ("caption", "--detial", "--detail"),
+        ("caption", "--temp", "--temperature"),
+        ("serve", "--max_pixels", "--max-pixels"),
+    ],
+)
+def test_a_misspelled_option_is_named(snugvl: Run, command: str, typed: str, meant: str) -> None:
+    said = f"snugvl: No such option: {typed}. Did you mean {meant}? (see snugvl {command} --help)\n"
+    assert snugvl(command, typed) == Ran(2, "", said)
 
 
 TREE = [

@@ -159,7 +159,7 @@ def test_nobody_there(unused_url: str) -> None:
         async with AsyncClient(unused_url, max_retries=0) as client:
             await client.health()
 
-    wanted = rf"no server answers at {unused_url} \(.*refused\); start one with `snugvl serve`"
+    wanted = rf"no server answers at {unused_url} \([^\[]*refused\); start one with `snugvl serve`"
     with Client(unused_url, max_retries=0) as client:
         for call in (client.health, client.memory, client.models, lambda: client.caption(PICTURE)):
             with pytest.raises(snugvl.EngineUnavailable, match=wanted):

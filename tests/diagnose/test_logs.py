@@ -182,7 +182,7 @@ def test_an_unknown_log_is_not_guessed_at() -> None:
     found = explain_file(LOGS / "unknown_engine.log")
     assert not found.recognised
     assert not found.causes
-    assert to_text(found).startswith("Not recognised")
+    assert to_text(found).startswith("Not recognised: snugvl knows no line of this log, of ")
 
 
 def test_a_log_cut_off_after_loading_is_not_called_healthy() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugvl.core.sizes import GIB, MIB
+from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.errors import InputError
 from snugvl.hardware.describe import describe
 from snugvl.hardware.gpus import reserved_bytes
@@ -32,6 +32,12 @@ def test_what_is_not_said_is_assumed_and_noted() -> None:
     machine = describe("rtx-5060", os="wsl2")
     assert machine.gpus[0].held_bytes == GIB
     assert len(machine.notes) == 2
+    assert machine.notes[0].endswith("; --ram SIZE says how much there is.")
+    card = describe("rtx-3090")
+    kept = format_size(reserved_bytes(card.gpus[0].total_bytes))
+    assert (
+        f"hold nothing of the GPU's memory, beside the {kept} that the driver keeps; --held" in card.notes[1]
+    )
     assert describe("rtx-5060", os="linux").gpus[0].tenants[0].name == RESERVED  # and nobody else
     said = describe("rtx-5060", held=0, ram="32GiB")
     assert said.notes == (

@@ -388,7 +388,9 @@ def test_an_animation_is_its_first_frame_and_says_so(kind: str) -> None:
     assert np.abs(np.asarray(seen) - first).mean() < 12
     told: list[str] = []
     open_image(animation(kind), name="moves", note=told.append)
-    assert told == ["moves is animated (12 frames): its first was looked at, all are in a video"]
+    assert told == [
+        "moves is animated (12 frames): its first was looked at, and no other (a video shows all)"
+    ]
 
 
 def test_a_warning_points_at_the_line_of_the_program() -> None:

@@ -174,5 +174,5 @@ def test_a_context_that_only_others_run() -> None:
     plan = planned(facts, machine(24 * GIB), Wishes(context=8192))
     assert require(plan).option.engine == "vllm"
     assert why_engine(plan) == (
-        "vllm: its context ends at 4,096 tokens here, 8,192 are wished; transformers goes up to 262,144"
+        "vllm: its context ends at 4,096 tokens here, 8,192 are asked for; transformers goes up to 262,144"
     )

@@ -182,7 +182,7 @@ def test_commands_stand_alone_on_their_lines() -> None:
 
 def test_a_model_that_is_too_large_is_refused_for_its_size() -> None:
     _, found, _ = read("Qwen/Qwen3-VL-235B-A22B-Instruct", "h100")
-    assert "too much (weights alone would take 439.0 GiB)" in found.why_not[0]
+    assert "too much (weights would take 439.0 GiB alone)" in found.why_not[0]
     _, found, _ = read(None, "h100", {"purpose": "batch"})
     assert not any("does not run the" in line for line in found.why_not)
 
@@ -239,6 +239,28 @@ def test_words_of_formats_and_shares_are_usual_ones() -> None:
     )
     for odd in ("int8 head", "int8 tower", "o other", " with native", "wasn't described"):
         assert odd not in text
+
+
+def test_what_is_assumed_of_main_memory_is_said_where_a_part_of_the_model_is_in_it() -> None:
+    plan, _, text = read(None, "rtx-3090")
+    assert plan.choice is not None
+    assert plan.choice.settings.embedding == "cpu"
+    assert "System memory wasn't described; 16.00 GiB is assumed, " in text
+    assert "int6: answers hardly differ from those of the original weights." in text
+    assert "while others run would take" in text  # not "while others run alone would take"
+    plan, _, text = read("Qwen/Qwen3-VL-2B-Instruct", "rtx-3090")
+    assert plan.choice is not None
+    assert plan.choice.settings.embedding == "gpu"
+    assert "System memory" not in text
+
+
+def test_formats_of_a_cache_are_those_of_its_engine() -> None:
+    plan, _, text = read("Qwen/Qwen3-VL-32B-Instruct-GGUF:Q4_K_M", "rx-7900-xtx")
+    assert plan.choice is not None
+    assert plan.choice.settings.kv_name == "q8_0"
+    assert "the KV cache in f16, with the same images and context: " in text
+    assert "; in q8_0 it fits\n" in text
+    assert "FP8" not in text
 
 
 def test_one_request_at_a_time_is_said_where_more_were_asked_for() -> None:

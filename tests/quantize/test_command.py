@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -139,18 +140,23 @@ def test_fp8_and_random_tokens_and_few_bits(quantize: Run, tmp_path: Path, tiny_
     )
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # `timeout` and systemd send the second
 def test_nothing_is_left_of_a_run_that_ends_early(
-    quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # or it would end the tests
     place = tmp_path / "place"
     place.mkdir()
 
     def interrupted(*_: Any, **__: Any) -> None:
         assert any(place.iterdir()), "shards are there"
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(writing.Shards, "copy", interrupted)
-    ran = quantize(place / "out", "--with", files / "a.txt", "--bits", "4.75")
+    try:
+        ran = quantize(place / "out", "--with", files / "a.txt", "--bits", "4.75")
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert ran.code == 130
     assert "interrupted; nothing was written" in ran.err
     assert not any(place.iterdir())

@@ -104,7 +104,27 @@ def test_a_wrong_body_names_its_field(client: TestClient, sent: Any, param: str,
 
 def test_the_value_is_shown(client: TestClient) -> None:
     message = client.post("/v1/chat", json=body(temperature=3)).json()["error"]["message"]
-    assert message == "temperature: Input should be less than or equal to 2, got 3"
+    assert message == "temperature must be at most 2, not 3"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ([], "the body must be an object"),
+        ({"messages": "hi"}, "messages must be a list, not 'hi'"),
+        ({"messages": [7]}, "messages[0] must be an object, not 7"),
+        (body(temperature="warm"), "temperature must be a number, not 'warm'"),
+        (body(temperature=None), "temperature must be a number, not null"),
+        (body(temperature=-1), "temperature must be at least 0, not -1"),
+        (body(max_tokens=1.5), "max_tokens must be an integer, not 1.5"),
+        (content({"type": "sound"}), "messages[0].content[0]: type 'sound' is not supported; use 'text'"),
+    ],
+)
+def test_what_a_value_must_be_is_said_in_plain_words(client: TestClient, sent: Any, said: str) -> None:
+    """pydantic says "Input should be a valid dictionary or object to extract fields from"."""
+    message = client.post("/v1/chat", json=sent).json()["error"]["message"]
+    assert message.startswith(said)
+    assert message.count(" or ") <= 1
 
 
 def test_of_very_many_errors_one_is_told(client: TestClient) -> None:
@@ -184,6 +204,7 @@ def test_lost_paths_and_methods(client: TestClient) -> None:
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "POST"
     assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert wrong.json()["error"]["message"] == "GET /v1/chat is not possible; use POST"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def device_of(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             why = _hindrance(device.index or 0) or f"torch sees {count} CUDA GPUs"
-            raise RequestError(f"device {name!r} is not there: {why}; or use cpu", field="device")
+            raise RequestError(f"device {name!r} is not there: {why}; use cpu", field="device")
     return _numbered(device)
 
 

@@ -4,12 +4,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 MOST_MESSAGE = 300
 DONE = b"[DONE]"
 
 CountedBy = Literal["usage", "pieces"]
+
+# Two pieces may arrive in one read of the socket: their time is then the network's, not that of decoding.
+LEAST_TOKENS: Final = 8  # of an answer that has a decode rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,9 @@ class Record:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first, per second from the first piece to the end of the answer."""
-        if not self.pieces_s or self.output_tokens < 2:
+        """Tokens after the first, per second from the first piece to the end of the answer; None of fewer
+        than `LEAST_TOKENS` tokens."""
+        if not self.pieces_s or self.output_tokens < LEAST_TOKENS:
             return None
         end = self.finished_s if self.finished_s is not None else self.pieces_s[-1]
         seconds = end - self.pieces_s[0]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 from snugvl.bench.memory import GpuPeak, MemoryPeak, higher
-from snugvl.bench.record import Record
+from snugvl.bench.record import LEAST_TOKENS, Record
 from snugvl.bench.result import Result
 from snugvl.bench.summary import METRICS, Summary
 from snugvl.bench.workload import Workload
@@ -160,6 +160,8 @@ def _about_tokens(result: Result) -> Iterator[str]:
     short = sum(record.output_tokens < result.workload.max_tokens for record in good)
     if short:
         yield f"{short:,} of {len(good):,} answers ended before {result.workload.max_tokens:,} tokens"
+    if all(record.output_tokens < LEAST_TOKENS for record in good):
+        yield f"answers of fewer than {LEAST_TOKENS} tokens are too short for a decode rate"
     yield from _about_pieces(counted)
 
 

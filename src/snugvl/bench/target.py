@@ -2,6 +2,7 @@
 
 import random
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,15 @@ from snugvl.bench.workload import Manner, Workload, extras, message, words
 from snugvl.client import Client
 from snugvl.client.connection import Address, address_of
 from snugvl.client.failures import told
-from snugvl.errors import EngineError, EngineUnavailable, ModelNotServed, RequestError, SnugvlError
+from snugvl.core.training import UNLEARNED
+from snugvl.errors import (
+    EngineError,
+    EngineUnavailable,
+    ModelNotServed,
+    RequestError,
+    SnugvlError,
+    SnugvlWarning,
+)
 
 FEW_WORDS, MANY_WORDS = 16, 216
 PROBE_TOKENS = 2
@@ -116,7 +125,9 @@ class _Probe:
         """One streamed request; its usage, empty where the server tells none."""
         fields = {"model": manner.model, "messages": [asked], "max_tokens": PROBE_TOKENS, "stream": True}
         usage: dict[str, Any] = {}
-        with told(self._address):
+        with told(self._address), warnings.catch_warnings():
+            # Nobody reads what is answered to random pictures and words.
+            warnings.filterwarnings("ignore", f".*{UNLEARNED}", SnugvlWarning)
             stream = self._client.openai.post(
                 self._address.url("/v1/chat/completions"),
                 cast_to=object,

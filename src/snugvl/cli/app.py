@@ -7,6 +7,7 @@ SNUGVL_DEBUG=1.
 import gc
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -30,9 +31,10 @@ from snugvl.cli import (
     pull,
     quantize,
     serve,
+    sources,
     top,
 )
-from snugvl.cli.help import Command, Group
+from snugvl.cli.help import Command, Group, meant
 from snugvl.cli.running import explained
 from snugvl.cli.stderr import plainly, say, trace, warnings_said
 from snugvl.cli.stdout import ClosedPipe
@@ -138,21 +140,37 @@ def main(launched: Launched | None = None) -> None:
     sys.exit(run(launched=launched))
 
 
-# What other programs call it.
+# What other programs call it, by the group that is asked.
 _ELSEWHERE: Final = {
-    "models": "list",
-    "ls": "list",
-    "run": "chat",
-    "start": "serve",
-    "status": "ps",
-    "download": "pull",
-    "remove": "rm",
-    "delete": "rm",
-    "describe": "caption",
-    "benchmark": "bench",
-    "find": "detect",
+    "snugvl": {
+        "models": "list",
+        "ls": "list",
+        "run": "chat",
+        "start": "serve",
+        "status": "ps",
+        "download": "pull",
+        "remove": "rm",
+        "delete": "rm",
+        "describe": "caption",
+        "benchmark": "bench",
+        "find": "detect",
+        "help": "--help",
+        "version": "--version",
+    },
+    "snugvl config": {
+        "list": "show",
+        "ls": "show",
+        "cat": "show",
+        "edit": "path",
+        "add": "set",
+        "rm": "unset",
+        "remove": "unset",
+        "delete": "unset",
+        "help": "--help",
+    },
 }
-_NO_COMMAND: Final = re.compile(r"No such command '(\w+)'\.?")
+_STRAY_SERVER: Final = re.compile(r"too many arguments: (https?://\S+)$")
+_NO_COMMAND: Final = re.compile(r"No such command '(.*?)'\.?")
 
 
 def _in_options(error: SnugvlError, words: Sequence[str]) -> SnugvlError:
@@ -169,6 +187,14 @@ def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
     command = context.command_path if context else "snugvl"
     message = plainly(error.format_message())
     found = _NO_COMMAND.match(message)
-    if found and found[1] in _ELSEWHERE:
-        message = f"{found[0].rstrip('.')}. Did you mean {_ELSEWHERE[found[1]]!r}?"
+    if found and found[1] in (ours := _ELSEWHERE.get(command, {})):
+        message = f"{found[0].rstrip('.')}. Did you mean {ours[found[1]]!r}?"
+    elif found and command == "snugvl" and sources.pictured(found[1]):
+        message = f"{found[0].rstrip('.')}; to describe that: {shlex.join(['snugvl', 'caption', found[1]])}"
+    elif option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
+        known = [name.lstrip("-") for name in getattr(error, "possibilities", None) or []]
+        near = meant(option.lstrip("-"), known)
+        message = f"No such option: {option}" + (f". Did you mean --{near}?" if near else "")
+    elif url := _STRAY_SERVER.match(message):
+        message = f"{message}; a server is named with --server {url[1]}"
     say(f"{message}{config.blame(words, message)} (see {command} --help)")

@@ -54,12 +54,9 @@ def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], st
     """
     images = list(arguments)
     if question is None:
-        *_, last = images
+        images = sources.words_last(images)
+        last = images[-1]
         shown = [sources.pictured(word) for word in images]
-        if shown[-1] and not shown[0] and all(shown[shown.index(True) :]):
-            images = [*images[shown.index(True) :], *images[: shown.index(True)]]
-            shown.sort(reverse=True)
-            last = images[-1]
         count = shown.index(False) if False in shown else len(images)
         if count == len(images) and (len(images) < 2 or Path(last).exists() or last == sources.STDIN):
             raise typer.BadParameter(f"the question is missing: {last} is an image; put the question last")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snugvl.cli import options
+from snugvl.cli.signals import ended_like_ctrl_c
 from snugvl.cli.stderr import printable, say
 from snugvl.cli.stdout import write
 from snugvl.core.options import LoadOptions, flag
@@ -161,7 +159,7 @@ def bench(
 def _measure(measurement: Measurement, json: Path | None, plot: Path | None, tell: Tell) -> None:
     """Run, print, save; exit as it went."""
     interrupt = None
-    with _ended_like_ctrl_c():
+    with ended_like_ctrl_c():
         try:
             measurement.run()
         except KeyboardInterrupt as error:
@@ -178,22 +176,6 @@ def _measure(measurement: Measurement, json: Path | None, plot: Path | None, tel
         raise EngineError(f"every request failed: {bad[0].error}: {bad[0].message}")
     if bad:
         raise typer.Exit(SOME_FAILED)
-
-
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM does what Ctrl+C does: a server that was started is stopped, too."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _put(result: Result, json: Path | None, plot: Path | None, tell: Tell) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snugvl.cli.help import Command, Group
+from snugvl.cli.help import Command, Group, meant
 from snugvl.cli.stderr import plainly, printable, say
 from snugvl.cli.stdout import write
 from snugvl.errors import InputError, SnugvlError
@@ -36,6 +36,12 @@ app = typer.Typer(
     cls=Group, help="Keep the options that you give every time (model, memory, port …) in a TOML file."
 )
 Key = Annotated[str, typer.Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
+
+
+@app.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def path() -> Path:
@@ -110,9 +116,15 @@ def get(key: Key) -> None:
 def set_(
     context: typer.Context,
     key: Key,
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="Text, a number, true or false.")],
+    value: Annotated[
+        str | None, typer.Argument(metavar="VALUE", help="Text, a number, true or false; or KEY=VALUE.")
+    ] = None,
 ) -> None:
     """Set a key."""
+    if value is None:
+        key, equals, value = key.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"the value is missing: snugvl config set {key} VALUE")
     table, name = _split(key)
     try:
         _checked(_with("", table, name, _toml(value)), context)
@@ -193,19 +205,27 @@ def _checked(text: str, context: typer.Context) -> dict[str, dict[str, Any]]:
             for name, inner in value.items():
                 if name not in commands[key]:
                     raise InputError(
-                        f"{where(key, name)}: {name} is not an option of snugvl {key}; remove it"
+                        f"{where(key, name)}: {name} is not an option of snugvl {key}"
+                        f"{_near(name, list(commands[key]))}; remove it"
                     )
                 parameter = commands[key][name]
                 given[key][parameter.name] = _value(context, parameter, inner, f"{where(key, name)}: {name}")
             continue
         having = [command for command, known in commands.items() if key in known]
         if not having:
-            raise InputError(f"{where('', key)}: {key} is not an option of any command; remove it")
+            near = _near(key, [name for known in commands.values() for name in known])
+            raise InputError(f"{where('', key)}: {key} is not an option of any command{near}; remove it")
         for command in having:
             parameter = commands[command][key]
             checked = _value(context, parameter, value, f"{where('', key)}: {key}")
             given[command].setdefault(parameter.name, checked)
     return given
+
+
+def _near(key: str, known: Sequence[str]) -> str:
+    """A question whether the nearest key was meant; empty where none is near."""
+    near = meant(key, known)
+    return f" (did you mean {near}?)" if near else ""
 
 
 def _commands(context: typer.Context) -> Iterator[tuple[str, Any]]:

@@ -88,13 +88,13 @@ def detect(
 def _asked(
     images: Sequence[str], objects: Sequence[str] | None, *, quiet: bool
 ) -> tuple[list[str], list[str]]:
-    """The pictures and the names of objects. Words behind the pictures are one name, or several between
-    commas; where one of them has blanks, as in `'red circle' cup`, each is one.
+    """The pictures and the names of objects. Words behind or before the pictures are one name,
+    or several between commas; where one of them has blanks, as in `'red circle' cup`, each is one.
 
     Raises:
         typer.BadParameter: such words, and --object, too.
     """
-    pictures, words = sources.words_behind(images)
+    pictures, words = sources.words_beside(images)
     text = " ".join(words)
     if words and objects:
         raise typer.BadParameter(f"{text!r} is no file; name what to look for with another --object")
@@ -105,7 +105,10 @@ def _asked(
     if words and not quiet:
         line = " ".join(f"--object {shlex.quote(name.strip())}" for name in asked)
         named = ", ".join(map(repr, words)) if len(asked) > 1 < len(words) else repr(text)
-        say(f"{named}: no such file, so this is looked for: {line}")
+        more = (
+            f"; several have commas between them: {', '.join(words)}" if len(asked) == 1 < len(words) else ""
+        )
+        say(f"{named}: no such file, so this is looked for: {line}{more}")
     return pictures, asked
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 NUMBERS = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "str": "TEXT"}
+
+
+def meant(word: str, known: Sequence[str]) -> str | None:
+    """The one of `known` that `word` misspells or begins; None where none is near."""
+    from difflib import get_close_matches
+
+    begun = [name for name in known if len(word) > 2 and name.startswith(word)]
+    near = begun[:1] or get_close_matches(word, known, n=1, cutoff=0.75)
+    return near[0] if near else None
 
 
 class _Read:

@@ -16,6 +16,7 @@ import typer
 
 from snugvl.cli import options, session, sources, values
 from snugvl.cli.options import ModelChoice
+from snugvl.cli.signals import ended_like_ctrl_c
 from snugvl.cli.stderr import say, several
 from snugvl.cli.stdout import write
 from snugvl.core.options import LoadOptions
@@ -111,7 +112,8 @@ def quantize(
                 )
         job = partial(_copying, load, out, weights, group=group)
     try:
-        _quantize(load, out, job, json=json, quiet=quiet)
+        with ended_like_ctrl_c():
+            _quantize(load, out, job, json=json, quiet=quiet)
     except KeyboardInterrupt:
         say(f"interrupted; nothing was written to {out}")
         raise typer.Exit(INTERRUPTED) from None

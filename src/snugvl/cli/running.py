@@ -144,9 +144,11 @@ def explained(error: SnugvlError) -> str:
     """A server's error in words for who typed a command: with the option that mends it."""
     if isinstance(error, Unauthorized):
         return f"{error}; say it with {HOW}"
-    there = running() if isinstance(error, EngineUnavailable) and "no server answers at" in str(error) else []
-    urls = [server.url for server in there if server.url not in str(error)]
-    return f"{error}; one of yours runs at {' and '.join(urls)}" if urls else str(error)
+    if not isinstance(error, EngineUnavailable) or "no server answers at" not in str(error):
+        return str(error)
+    text = str(error).replace("give its address", "name one with --server URL")
+    urls = [server.url for server in running() if server.url not in text]
+    return f"{text}; one of yours runs at {' and '.join(urls)}" if urls else text
 
 
 def owner(port: int) -> Running | None:

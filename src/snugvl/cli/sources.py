@@ -35,10 +35,12 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
     """The names of the images, in order. A file that doesn't exist stays: its own error comes later.
 
     Raises:
-        InputError: a folder without pictures, a pattern that matches nothing.
+        InputError: a folder without pictures, a pattern that matches nothing, an empty name.
     """
     names: list[str] = []
     for argument in arguments:
+        if not argument:
+            raise InputError("the name of the picture is empty; give a path")
         path = Path(argument)
         if argument == STDIN:
             names.append(_stdin())
@@ -68,22 +70,33 @@ def pictured(word: str) -> bool:
     return there or named or (glob.has_magic(word) and bool(glob.glob(word)))  # noqa: PTH207
 
 
-def words_behind(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Pictures, and words behind them that name no file and aren't written like one."""
+def words_last(arguments: Sequence[str]) -> list[str]:
+    """The arguments with words before the first picture moved behind the last one. Where words stand between
+    or behind the pictures, all stay as they are."""
+    shown = [pictured(word) for word in arguments]
+    if True in shown and not shown[0] and all(shown[shown.index(True) :]):
+        first = shown.index(True)
+        return [*arguments[first:], *arguments[:first]]
+    return list(arguments)
+
+
+def words_beside(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Pictures, and words behind or before them that name no file and aren't written like one."""
+    given, arguments = list(arguments), words_last(arguments)
     count = next((n for n, word in enumerate(arguments) if not pictured(word)), len(arguments))
-    behind = list(arguments[count:])
+    behind = arguments[count:]
     if not count or any(pictured(word) or Path(word).suffix or "/" in word for word in behind):
-        return list(arguments), []
-    return list(arguments[:count]), behind
+        return given, []
+    return arguments[:count], behind
 
 
 def pictures_alone(arguments: Sequence[str], command: str) -> list[str]:
     """The arguments of a command that takes pictures and no words.
 
     Raises:
-        typer.BadParameter: words are behind the pictures; says which command takes them.
+        typer.BadParameter: words are beside the pictures; says which command takes them.
     """
-    pictures, words = words_behind(arguments)
+    pictures, words = words_beside(arguments)
     if words:
         text = " ".join(words)
         raise typer.BadParameter(
@@ -110,6 +123,8 @@ def _in_folder(folder: Path, recursive: bool) -> list[str]:
         return pictures
     if not recursive and _pictures(folder, recursive=True):
         raise InputError(f"no pictures in {folder}, but in folders of it; add --recursive")
+    if not any(folder.iterdir()):
+        raise InputError(f"no pictures in {folder}: it is empty")
     raise InputError(
         f"no pictures in {folder}: none of its files ends in {', '.join(sorted(SUFFIXES))}; "
         "name a file to try it, whatever its name"

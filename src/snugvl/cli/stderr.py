@@ -19,6 +19,10 @@ _PLAIN = (
         re.compile(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", re.DOTALL),
         r"too many arguments: \1",
     ),
+    (
+        re.compile(r"^Invalid value for '(--[\w-]+)': (\S+) is not in the range at least ([\d.]+)"),
+        r"\1 must be at least \3, not \2",
+    ),
     (re.compile(r"^Invalid value: "), ""),
     (re.compile(r"^Invalid value for '(--[\w-]+)': \1 "), r"\1 "),
     (re.compile(r"^Invalid value for '--([\w-]+)': \1 "), r"--\1 "),

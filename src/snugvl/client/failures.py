@@ -1,5 +1,6 @@
 """A server's errors as the exceptions that a loaded model raises: the same class, the server's message."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from json import JSONDecodeError
@@ -145,7 +146,7 @@ def _retry_after_s(error: APIError) -> float | None:
 
 
 def _reason(error: BaseException | None) -> str:
-    text = str(error).strip() if error is not None else ""
+    text = re.sub(r"^\[Errno -?\d+\] ", "", str(error).strip()) if error is not None else ""
     return text.splitlines()[0] if text else type(error).__name__
 
 

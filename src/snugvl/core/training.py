@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+UNLEARNED: Final = "so its answer is likely to"  # in each warning of what a model never learned
 
 
 @dataclass(frozen=True, slots=True)

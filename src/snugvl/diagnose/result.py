@@ -173,7 +173,7 @@ def _head(diagnosis: Diagnosis) -> str:
     if diagnosis.recognised:
         return f"{understood}\nNo failure found, and no sign that the engine came up; the log may be cut off."
     known = f" Understood: {understood}." if understood else ""
-    return f"Not recognised: none of the {diagnosis.lines:,} lines is known to snugvl.{known}"
+    return f"Not recognised: snugvl knows no line of this log, of {diagnosis.lines:,} in all.{known}"
 
 
 def _causes(diagnosis: Diagnosis) -> list[str]:

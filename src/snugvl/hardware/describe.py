@@ -54,7 +54,8 @@ def describe(
     notes.append(
         f"System memory: {rest}, it is assumed."
         if said
-        else f"System memory wasn't described; {format_size(ram_bytes)} is assumed, {rest}."
+        else f"System memory wasn't described; {format_size(ram_bytes)} is assumed, {rest}; "
+        "--ram SIZE says how much there is."
     )
     machine = Machine(
         os=system,
@@ -93,9 +94,9 @@ def _model(
         raise InputError("a description needs a GPU: --gpu rtx-5060, --vram 8151MiB, or --gpu none")
     model = gpus.lookup(name, _size(vram, "vram")) if name is not None else None
     if (model is not None and model.api == "metal") != (system == "macos"):
-        what = f"{name or 'an NVIDIA GPU'} is none of a Mac's" if system == "macos" else f"{name} is a Mac's"
+        what = f"no Mac has {name or 'an NVIDIA GPU'}" if system == "macos" else f"{name} is a Mac's"
         raise InputError(
-            f"{what}, and --os is {system}; a Mac is --os macos --gpu m4 (or another) --ram 16GiB"
+            f"{what}, but --os is {system}; a Mac is --os macos --gpu m4 (or another) --ram 16GiB"
         )
     if model is not None and not model.total_bytes and (vram is not None or held is not None or count > 1):
         raise InputError(f"{name} has main memory as its own; describe that with --ram alone")
@@ -115,14 +116,15 @@ def _gpus(
     elif not model.total_bytes:
         return (_unified(model, machine),)
     total = vram_bytes or (model.total_bytes if model else 0)
+    reserved = gpus.reserved_bytes(total) if machine.os == "linux" else 0
     if held_bytes is None:
         held_bytes = min(ASSUMED_DESKTOP_BYTES, total // 2) if machine.spills else 0
-        assumed = f"hold {format_size(held_bytes)}" if held_bytes else "hold nothing"
+        assumed = format_size(held_bytes) if held_bytes else "nothing"
+        kept = f", beside the {format_size(reserved)} that the driver keeps" if reserved else ""
         notes.append(
-            f"It is assumed that the desktop and other programs {assumed} of the GPU's memory; --held SIZE "
-            "says how much it really is."
+            f"It is assumed that the desktop and other programs hold {assumed} of the GPU's memory{kept}; "
+            "--held SIZE says how much it really is."
         )
-    reserved = gpus.reserved_bytes(total) if machine.os == "linux" else 0
     if held_bytes > total - reserved:
         kept = f", of which the driver keeps {format_size(reserved)}" if reserved else ""
         raise InputError(

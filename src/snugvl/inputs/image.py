@@ -200,12 +200,14 @@ def _read_file(source: str | Path, name: str, limits: ImageLimits) -> bytes:
     if name.startswith(("http://", "https://", "data:")):
         raise ImageError(
             f"{name[:100]} is a URL, not a file; download it and give its path, "
-            "or in Python its bytes: urllib.request.urlopen(url).read()"
+            "or pipe it: curl -s URL | snugvl caption - (in Python: urllib.request.urlopen(url).read())"
         )
     try:
         path = Path(source)
         info = path.stat()
         if stat.S_ISDIR(info.st_mode):
+            if not str(source):
+                raise ImageError("the name of the picture is empty; give a path")
             raise ImageError(
                 f"{name} is a folder; give a picture in it, such as {name.rstrip('/')}/photo.jpg"
             )
@@ -285,7 +287,8 @@ def _check(image: Image.Image, name: str, limits: ImageLimits) -> str | None:
         raise ImageError(f"{name} has {frames} pages; extract one page as PNG first")
     if image.format == "HEIF":
         return f"{name} holds {frames} pictures: its main one was looked at, and no other"
-    return f"{name} is animated ({frames} frames): its first was looked at, all are in a video"
+    seen = "its first was looked at, and no other (a video shows all)"
+    return f"{name} is animated ({frames} frames): {seen}"
 
 
 def _count_frames(image: Image.Image, name: str) -> int:

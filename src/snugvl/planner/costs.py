@@ -26,7 +26,9 @@ MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
 }
 # The same in words. With int4 the small SmolLM2 takes another likeliest word at about every fourth place.
 SEEN: Final[dict[WeightFormat, str]] = {
-    "int6": "hardly", "int5": "little", "int4": "noticeably (small models more, large ones less)"
+    "int6": "hardly differ",
+    "int5": "differ little",
+    "int4": "differ noticeably (small models more, large ones less)",
 }  # fmt: skip
 # What `snugvl quantize --with` makes of it instead: mean bits; KL of answers that calibrated nothing, of what
 # is rounded while loading, and of that (docs/quantize.md).
@@ -70,7 +72,7 @@ def told(option: Option, settings: Settings) -> list[str]:
     if rules_of(option.engine).own_layout and option.weights in FEW_BITS and option.made:
         finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
         said.append(
-            f"{option.weights}: answers differ {SEEN[option.weights]} from those of the original weights. "
+            f"{option.weights}: answers {SEEN[option.weights]} from those of the original weights. "
             f"--quality {finer} keeps it out; --verbose has figures."
         )
         if option.weights in QUANTIZED:
@@ -81,9 +83,7 @@ def told(option: Option, settings: Settings) -> list[str]:
                 f"{copy} (docs/quantize.md)."
             )
     if settings.kv_name == "fp8":
-        said.append(
-            "The fp8 cache: answers of such a model hardly differ by it; --kv-cache bf16 keeps it out."
-        )
+        said.append("The fp8 cache hardly changes the answers of such a model; --kv-cache bf16 keeps it out.")
     return said
 
 

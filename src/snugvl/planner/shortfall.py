@@ -44,7 +44,7 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
             )
     wider = []
     if base.kv != "bf16" and fitter.wishes.kv_cache is None:
-        wider.append(("the KV cache", replace(base, kv="bf16"), "in FP8 it fits"))
+        wider.append(("the KV cache", replace(base, kv="bf16"), f"in {base.kv_name} it fits"))
     if base.vision_weights != "bf16":
         wider.append(("the vision tower", replace(base, vision_weights="bf16"), "in int8 it fits"))
     elif base.head != "bf16":
@@ -53,7 +53,8 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
         wider.append((part, replace(base, head="bf16"), f"in int8 {fits}"))
     for part, tried, fits in wider:
         if fitter.fastest(tried) is None:
-            what = f"{part} in bf16, with the same {'images and ' if base.images else ''}context"
+            kind = tried.kv_name if tried.kv != base.kv else "bf16"
+            what = f"{part} in {kind}, with the same {'images and ' if base.images else ''}context"
             rejections.append(_rejection(what, _leanest(fitter, tried), fits))
     limit = fitter.option.context_limit
     if fitter.wishes.context is None and base.context < limit:
@@ -98,7 +99,7 @@ def no_cache(fitter: Fitter) -> str | None:
         return None
     wished, option = fitter.wishes.kv_cache, fitter.option
     if wished not in option.kv_formats:
-        return f"its KV cache is {' or '.join(option.kv_formats)}, {wished} is wished"
+        return f"its KV cache is {' or '.join(option.kv_formats)}, {wished} is asked for"
     return no_fp8_cache(option) or f"its {wished} KV cache needs compute capability 8.9"
 
 
@@ -114,9 +115,9 @@ def no_goal(fitter: Fitter) -> str:
         most = fitter.option.model.facts.text.max_position_embeddings
         here = " here" if limit < most else ""
         longer = f"; transformers goes up to {most:,}" if here and wishes.context <= most else ""
-        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished{longer}"
+        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are asked for{longer}"
     if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
-        return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"
+        return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are asked for"
     return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"
 
 

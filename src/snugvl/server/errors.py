@@ -9,9 +9,10 @@ ours: the client sees 500 without details, the log the traceback.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from operator import eq, is_
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -154,7 +155,7 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         error = invalid_request(error)
     elif isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
-        error = HTTPException(error.status_code, _no_such_route(request, error.status_code), error.headers)
+        error = HTTPException(error.status_code, _no_such_route(request, error), error.headers)
     current().error = error
     return error_response(error, request.url.path)
 
@@ -162,10 +163,11 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 DEFAULT = ("Not Found", "Method Not Allowed")
 
 
-def _no_such_route(request: Request, status: int) -> str:
+def _no_such_route(request: Request, error: HTTPException) -> str:
     where = f"{request.method} {request.url.path[:200]}"
-    if status == 405:
-        return f"{where} is not possible: another method is; the Allow header names it"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{where} is not possible; use {_either(allowed.split(', '))}"
     return f"there is no {where}; GET /openapi.json lists what there is"
 
 
@@ -221,7 +223,8 @@ def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
             return "the request has no body; send a JSON object"
         if isinstance(body, bytes):
             return "the body is not marked as JSON; send it with Content-Type: application/json"
-        return f"the body is wrong: {entry['msg']}"
+        must = _must(kind, entry.get("ctx") or {})
+        return f"the body must {must}" if must else f"the body is wrong: {entry['msg']}"
     if kind == "missing":
         return f"{param} is missing"
     if kind == "extra_forbidden":
@@ -233,14 +236,56 @@ def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
     if kind == "unsupported_parameter":
         return f"{param} is not supported: {entry['msg']}"
     text = str(entry["msg"]).removeprefix("Value error, ")
-    if kind in ("model_attributes_type", "model_type"):
-        text = "Input should be an object"
+    small = isinstance(value, str | int | float | bool | None) and not (
+        isinstance(value, str) and len(value) > SHOWN  # before a copy is made to be looked at
+    )
+    shown = repr(value) if small else ""
+    shown = _IN_JSON.get(shown, shown) if len(shown) <= SHOWN else ""
+    if must := _must(kind, entry.get("ctx") or {}):
+        return f"{param} must {must}{f', not {shown}' if shown and must != EMPTY else ''}"
     text = text if len(text) <= MOST else f"{text[:MOST]}…"
-    if isinstance(value, str) and len(value) > SHOWN:  # before a copy is made to be looked at
-        return f"{param}: {text}"
-    if isinstance(value, str | int | float | bool | None) and len(shown := repr(value)) <= SHOWN:
-        return f"{param}: {text}, got {shown}"
-    return f"{param}: {text}"
+    return f"{param}: {text}{f', got {shown}' if shown else ''}"
+
+
+EMPTY: Final = "not be empty"
+_IN_JSON: Final = {"None": "null", "True": "true", "False": "false"}
+# What a value must be, by pydantic's kinds of errors; in braces what its context says.
+_MUST: Final[Mapping[str, str]] = {
+    "string": "be a string",
+    "int": "be an integer",
+    "float": "be a number",
+    "bool": "be a boolean",
+    "list": "be a list",
+    "tuple": "be a list",
+    "dict": "be an object",
+    "model": "be an object",
+    "mapping": "be an object",
+    "finite_number": "be a finite number",
+    "literal_error": "be {expected}",
+    "less_than_equal": "be at most {le:g}",
+    "less_than": "be less than {lt:g}",
+    "greater_than_equal": "be at least {ge:g}",
+    "greater_than": "be more than {gt:g}",
+    "too_short": "have at least {min_length} in it",
+    "too_long": "have at most {max_length} in it",
+    "string_too_short": "have at least {min_length} characters",
+    "string_too_long": "have at most {max_length} characters",
+}
+
+
+def _must(kind: str, context: Mapping[str, Any]) -> str:
+    """What a value must be or have; empty where pydantic's own words are the best that there are."""
+    least = context.get("min_length")
+    if least == 1:
+        return EMPTY
+    stem = re.sub(r"_(attributes_type|type|parsing|from_float|parsing_size)$", "", kind)
+    words = _MUST.get(kind) or _MUST.get(stem, "")
+    return words.format_map(context)
+
+
+def _either(names: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
@@ -248,7 +293,7 @@ def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
     name = str(details["discriminator"]).strip("'")
     named = name if name.isidentifier() else "type"  # a function tells them apart
     tag, known = str(details["tag"])[:SHOWN], str(details["expected_tags"])
-    return f"{param}: {named} {tag!r} is not supported; use {known.replace(', ', ' or ')}"
+    return f"{param}: {named} {tag!r} is not supported; use {_either(known.split(', '))}"
 
 
 def _path(entry: Mapping[str, Any], body: object) -> Loc:

@@ -12,18 +12,16 @@ from PIL import ImageFilter
 from PIL.Image import Image, Resampling, frombuffer
 
 from snugvl.core.messages import Message, Picture, Text, Video
-from snugvl.core.training import Training
+from snugvl.core.training import UNLEARNED, Training
 
 PHOTOGRAPH: Final = (
-    "A picture looks like a photograph. The model learned drawings alone, so its answer is "
-    "likely to be wrong: serve a model for photographs, such as the one that `snugvl plan` recommends."
+    f"A picture looks like a photograph. The model learned drawings alone, {UNLEARNED} "
+    "be wrong: serve a model for photographs, such as the one that `snugvl plan` recommends."
 )
-VIDEO: Final = (
-    "The model never learned videos, so its answer is likely to be wrong: serve a model that reads them."
-)
+VIDEO: Final = f"The model never learned videos, {UNLEARNED} be wrong: serve a model that reads them."
 FEW: Final = (
-    "The model learned to answer about pictures, at least {least}, and there is {count}, so its answer is "
-    "likely to make no sense: send a picture, or serve a model that talks."
+    f"The model learned to answer about pictures, at least {{least}}, and there is {{count}}, {UNLEARNED} "
+    "make no sense: send a picture, or serve a model that talks."
 )
 # Measured on 400 drawn scenes of training/pocket: as PNG they have at most 4.0 bits and 16 levels; as JPEG of
 # quality 60, 99.5 % have at most 5.6 bits, and none has more than 18 levels. Of ten colour photographs of

@@ -272,7 +272,7 @@ def test_what_was_asked_for_is_kept_or_refused_with_what_fits() -> None:
     assert (found.context, found.max_pixels) == (3000, 1_000_000)
     with pytest.raises(DoesNotFit, match=r"8B-Instruct does not fit a GPU.*KV cache|weights .*more than the"):
         made(facts, gpu(8 * GIB), context=65_536, weights="bf16")
-    with pytest.raises(RequestError, match=r"ends at 262,144 tokens, 300,000 are wished") as long:
+    with pytest.raises(RequestError, match=r"ends at 262,144 tokens, 300,000 are asked for") as long:
         made(facts, gpu(60 * GIB), context=300_000)
     assert long.value.field == "context"
     with pytest.raises(RequestError, match=r"fp8 weights can't be had of it.*stored in bf16") as format_:
@@ -296,7 +296,7 @@ def test_load_obeys_it() -> None:
         assert model.capabilities.weights == "fp32"
         text = 2 * 6 * 2 * 64 * 4  # keys and values · layers · kv heads · head size · float32
         assert model.memory()["kv_cache"] % (text * 16) == 0
-    with pytest.raises(RequestError, match="ends at 4,096 tokens, 5,000 are wished"):
+    with pytest.raises(RequestError, match="ends at 4,096 tokens, 5,000 are asked for"):
         snugvl.load("pocket", device="cpu", context=5000)
     with pytest.raises(RequestError, match="device 'tpu'"):
         snugvl.load("pocket", device="tpu")

@@ -27,12 +27,12 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1, got 0"),
-        ({"max_tokens": "9"}, "max_tokens: Input should be a valid integer, got '9'"),
-        ({"temperature": 1.5}, "temperature: Input should be less than or equal to 1, got 1.5"),
-        ({"top_p": -1}, "top_p: Input should be greater than or equal to 0, got -1"),
-        ({"top_k": -1}, "top_k: Input should be greater than or equal to 0, got -1"),
-        ({"stop_sequences": [""]}, "stop_sequences[0]: String should have at least 1 character, got ''"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": "9"}, "max_tokens must be an integer, not '9'"),
+        ({"temperature": 1.5}, "temperature must be at most 1, not 1.5"),
+        ({"top_p": -1}, "top_p must be at least 0, not -1"),
+        ({"top_k": -1}, "top_k must be at least 0, not -1"),
+        ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
         ({"container": "c"}, "container is not supported: this server runs no code"),
         ({"mcp_servers": [{"type": "url"}]},
          "mcp_servers is not supported: this server calls no other servers; run their tools in your program"),
@@ -50,7 +50,7 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}},
          "tool_choice names 'sub', which tools doesn't have ('add')"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is any, but the request has no tools"),
-        ({"messages": []}, "messages: List should have at least 1 item after validation, not 0"),
+        ({"messages": []}, "messages must not be empty"),
         ({"messages": [HI, {"role": "assistant", "content": "It is"}]},
          "the last message is the assistant's: prefill is not supported; end with the user's"),
         (content({"type": "document", "source": {"type": "base64", "data": "x"}}),
@@ -68,7 +68,7 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
         (content({"type": "tool_result", "tool_use_id": "t", "content": "3"}),
          "a tool_result answers 't', but no tool_use before it has this id"),
         (content({"type": "text", "text": "x", "cache_control": {"type": "eternal"}}),
-         "messages[0].content[0].cache_control.type: Input should be 'ephemeral', got 'eternal'"),
+         "messages[0].content[0].cache_control.type must be 'ephemeral', not 'eternal'"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named(url: str, body: dict[str, Any], message: str) -> None:

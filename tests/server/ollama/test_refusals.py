@@ -12,18 +12,18 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"model": None}, "model: Input should be a valid string, got None"),
-        ({"model": ""}, "model: String should have at least 1 character, got ''"),
+        ({"model": None}, "model must be a string, not null"),
+        ({"model": ""}, "model must not be empty"),
         (
             {"options": {"num_predict": 0}},
             "options.num_predict is 0, which leaves no answer; -1 is what fits",
         ),
         (
             {"options": {"temperature": -1}},
-            "options.temperature: Input should be greater than or equal to 0, got -1",
+            "options.temperature must be at least 0, not -1",
         ),
-        ({"options": {"temperature": True}}, "options.temperature: Input should be a valid number, got True"),
-        ({"options": {"stop": [""]}}, "options.stop[0]: String should have at least 1 character, got ''"),
+        ({"options": {"temperature": True}}, "options.temperature must be a number, not true"),
+        ({"options": {"stop": [""]}}, "options.stop[0] must not be empty"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs: true"),
         ({"tools": [TOOL, TOOL]}, "tools[1]: the name 'add' is there twice"),
         ({"messages": [USER, {"role": "assistant", "content": "A"}]},

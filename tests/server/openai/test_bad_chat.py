@@ -48,7 +48,7 @@ UNSUPPORTED = [
 ]
 
 WRONG = [
-    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": []}, "messages", "not be empty"),
     ({"messages": None}, "messages", ""),
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [{"content": "hi"}]}, "messages[0]", "role"),
@@ -66,7 +66,7 @@ WRONG = [
     (image(7), f"{PART}.image_url", "7"),
     (image({"url": "data:image/png;base64,@@@"}), f"{PART}.image_url.url", "base64"),
     (image("ftp://example.com/a.png"), f"{PART}.image_url", "https://"),
-    (content({"type": "video", "video": []}), f"{PART}.video", "at least 1"),
+    (content({"type": "video", "video": []}), f"{PART}.video", "not be empty"),
     (content({"type": "video_url", "video_url": {"url": "x", "fps": 0}}), f"{PART}.video_url.fps", "0"),
     ({"n": 0}, "n", "1"),
     ({"n": 129}, "n", "128"),
@@ -89,15 +89,15 @@ WRONG = [
     ({"max_completion_tokens": 0}, "max_completion_tokens", "1"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "3"),
     ({"seed": 2**64}, "seed", ""),
-    ({"stop": ""}, "stop", "at least 1"),
-    ({"stop": ["a", ""]}, "stop[1]", "at least 1"),
+    ({"stop": ""}, "stop", "not be empty"),
+    ({"stop": ["a", ""]}, "stop[1]", "not be empty"),
     ({"stop": ["a"] * 65}, "stop", "64"),
     ({"stop": "a" * 1025}, "stop", "1,024"),
     ({"stop": 5}, "stop", "string"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "0"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", "100"),
     ({"logit_bias": {"cat": 1}}, "logit_bias.cat", ""),
-    ({"logit_bias": [1]}, "logit_bias", "dictionary"),
+    ({"logit_bias": [1]}, "logit_bias", "object"),
     ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
     ({"top_logprobs": 3, "logprobs": False}, "top_logprobs", "logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "20"),
@@ -109,7 +109,7 @@ WRONG = [
     (schema(name="x"), "response_format.json_schema.schema", "missing"),
     (schema(schema={}), "response_format.json_schema.name", "missing"),
     (schema(name="a b", schema={}), "response_format.json_schema.name", "a b"),
-    (schema(name="x", schema=[]), "response_format.json_schema.schema", "dictionary"),
+    (schema(name="x", schema=[]), "response_format.json_schema.schema", "object"),
     ({"metadata": {"a": 1}}, "metadata.a", "string"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "16"),
     ({"user": 5}, "user", "string"),
@@ -166,7 +166,7 @@ def test_the_sdk_raises_its_own_errors(sdk: OpenAI) -> None:
 
 def test_no_tokens_are_told_under_the_name_that_was_used(client: OpenAI) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
-        with pytest.raises(Exception, match="greater than") as refused:
+        with pytest.raises(Exception, match="must be at least 1") as refused:
             client.chat.completions.create(model="pocket", messages=HI, extra_body={name: 0})
         assert refused.value.status_code == 400  # type: ignore[attr-defined]
         assert refused.value.param == name  # type: ignore[attr-defined]

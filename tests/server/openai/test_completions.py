@@ -237,8 +237,8 @@ def test_if_one_prompt_is_refused_none_runs(http: httpx.Client, scripted: Script
 
 WRONG = [
     ({"prompt": None}, "prompt", ""),
-    ({"prompt": []}, "prompt", "at least 1"),
-    ({"prompt": [[]]}, "prompt[0]", "at least 1"),
+    ({"prompt": []}, "prompt", "not be empty"),
+    ({"prompt": [[]]}, "prompt[0]", "not be empty"),
     ({"prompt": 5}, "prompt", "string"),
     ({"prompt": ["a", 5]}, "prompt[1]", "5"),
     ({"prompt": [5, "a"]}, "prompt[1]", "a"),

@@ -349,7 +349,7 @@ REFUSED = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x'"),
     ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
     ({"input": None}, "input", ""),
-    ({"input": []}, "input", "at least 1"),
+    ({"input": []}, "input", "not be empty"),
     ({"input": 5}, "input", "5"),
     (item(type="item_reference", id="x"), "input[0].item_reference", "send the item itself"),
     (item(id="x"), "input[0].item_reference", "send the item itself"),

@@ -175,7 +175,7 @@ REFUSED = [
     ({"tools": TOOLS, "tool_choice": named("none")}, "tool_choice", "'none'"),
     ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", "always"),
     ({"tools": TOOLS, "tool_choice": allowed("auto", "nope")}, "tool_choice", "nope"),
-    ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools", "at least 1"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools", "not be empty"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tool_choice": named("weather")}, "tool_choice", "weather"),
 ]

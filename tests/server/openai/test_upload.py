@@ -84,7 +84,7 @@ HI = part({"messages": [{"role": "user", "content": "hi"}]})
         ),
         ([("request", part("{"))], None, "not valid JSON"),
         ([("request", part('{"messages": NaN}'))], None, "NaN"),
-        ([("request", part({"messages": []}))], "messages", "at least 1"),
+        ([("request", part({"messages": []}))], "messages", "not be empty"),
     ],
 )
 def test_what_is_wrong_is_said(

@@ -60,7 +60,7 @@ PNG = object()  # stands for the picture
         (
             {"image": ("a.png", PNG)},
             {"temperature": "warm"},
-            "temperature: Input should be a valid number, unable to parse string as a number, got 'warm'",
+            "temperature must be a number, not 'warm'",
         ),
         (
             [("image", ("a.png", PNG)), ("image", ("b.png", PNG))],

@@ -39,25 +39,25 @@ def refused(url: str, task: str, body: object, status: int = 400) -> dict[str, A
             "caption",
             {"image": "IMAGE", "temperature": 3},
             "temperature",
-            "temperature: Input should be less than or equal to 2, got 3",
+            "temperature must be at most 2, not 3",
         ),
         (
             "caption",
             {"image": "IMAGE", "temperature": "0"},
             "temperature",
-            "temperature: Input should be a valid number, got '0'",
+            "temperature must be a number, not '0'",
         ),
         (
             "caption",
             {"image": "IMAGE", "detail": "huge"},
             "detail",
-            "detail: Input should be 'short' or 'detailed', got 'huge'",
+            "detail must be 'short' or 'detailed', not 'huge'",
         ),
         (
             "detect",
             {"image": "IMAGE", "format": "yolo"},
             "format",
-            "format: Input should be 'json', 'coco' or 'png', got 'yolo'",
+            "format must be 'json', 'coco' or 'png', not 'yolo'",
         ),
         (
             "detect",
@@ -70,9 +70,9 @@ def refused(url: str, task: str, body: object, status: int = 400) -> dict[str, A
             "caption",
             {"image": "IMAGE", "max_tokens": 0},
             "max_tokens",
-            "max_tokens: Input should be greater than or equal to 1, got 0",
+            "max_tokens must be at least 1, not 0",
         ),
-        ("caption", {"image": 7}, "image", "image: Input should be a valid string, got 7"),
+        ("caption", {"image": 7}, "image", "image must be a string, not 7"),
     ],
 )
 def test_a_wrong_field_is_named(

@@ -268,9 +268,15 @@ def _also(choice: Choice, plan: Plan) -> str:
     )
 
 
+def _in_main_memory(settings: Settings) -> bool:
+    """Whether a part of the model stays in main memory, beside a GPU."""
+    return settings.embedding == "cpu" or settings.vision == "streamed" or settings.offloaded > 0
+
+
 def _notes(plan: Plan, machine: Machine) -> list[str]:
-    # What was assumed of system memory doesn't matter where a GPU is planned for.
-    notes = [note for note in machine.notes if not (machine.gpus and note.startswith("System memory"))]
+    # What was assumed of system memory matters where a part of the model is in it.
+    beside = machine.gpus and not (plan.choice and _in_main_memory(plan.choice.settings))
+    notes = [note for note in machine.notes if not (beside and note.startswith("System memory"))]
     if plan.changed:
         notes.append(f"{plan.changed[0].upper()}{plan.changed[1:]}.")
     if machine.spills:
@@ -466,7 +472,7 @@ def _slower(plan: Plan) -> Iterator[str]:
 def _rejected(plan: Plan) -> Iterator[str]:
     found: dict[str, list[str]] = {}  # models of one shape are refused alike
     for rejection in plan.rejections:
-        why = f"{rejection.blame} alone would take {format_size(rejection.blame_bytes)}"
+        why = f"{rejection.blame} would take {format_size(rejection.blame_bytes)} alone"
         line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
         line = f"{line}; {rejection.remedy}" if rejection.remedy else line
         found.setdefault(line.removeprefix(rejection.model), []).append(rejection.model)
