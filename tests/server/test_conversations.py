@@ -5,7 +5,7 @@ import base64
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from io import BytesIO
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -29,7 +29,9 @@ from snugvl.server.together import MAX_MEDIA, fetch_all
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 
-NOBODY: Any = None  # a context and media that no conversation without pictures asks
+# A context, and media, of which a conversation without pictures asks nothing but whether none are too many.
+NOBODY: Any = SimpleNamespace(check_all=lambda _fields: None)
+NOBODY.intake = NOBODY
 USER = {"role": "user", "content": "Hi"}
 
 
