@@ -73,6 +73,24 @@ def test_a_body_in_small_chunks_is_read(hostile: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def test_small_chunks_are_handed_on_together(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The app's part of a body is copied with each that is handed on: 43,000 chunks came in one read."""
+    handed: list[int] = []
+    hand_on = HttpToolsProtocol.on_body
+
+    def counted(self: HttpToolsProtocol, body: bytes) -> None:
+        handed.append(len(body))
+        hand_on(self, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", counted)
+    body = b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"a" * 100_000)
+    chunks = b"".join(b"1\r\n%c\r\n" % each for each in body)
+    with connect(hostile, CHUNKED + b"Connection: close\r\n" + AS_JSON + chunks + b"0\r\n\r\n") as link:
+        assert read_all(link).startswith(b"HTTP/1.1 200")
+    assert sum(handed) == len(body)
+    assert len(handed) < 1000
+
+
 def test_many_pipelined_requests_are_answered_in_order(hostile: str) -> None:
     last = GET.replace(b"/version", b"/nowhere").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     with connect(hostile, GET * 300 + last) as link:

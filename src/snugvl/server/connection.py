@@ -38,6 +38,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._line = b""  # how the present request, or one before it, begins
         self._swallowed = 0  # bytes of this request that came behind its head and were no body
         self._left = 0  # bytes of its body that its Content-Length still promises
+        self._body: list[bytes] = []  # what the parser has found of it in the present piece
         self._in_head = True
         self._refused = False
         self._running: RequestResponseCycle | None = None
@@ -73,11 +74,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._swallowed -= len(body) + FRAME_BYTES
         self._left -= len(body)
-        super().on_body(body)
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._hand_on_body()
         super().on_message_complete()
         self._in_head, self._head_bytes, self._swallowed, self._left = True, 0, 0, 0
+
+    def _hand_on_body(self) -> None:
+        """Let the app have what came of a body, together: uvicorn copies all that waits for each part."""
+        if self._body:
+            body = b"".join(self._body)
+            self._body.clear()
+            super().on_body(body)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -113,6 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._swallowed += len(piece)
         super().data_received(piece)  # type: ignore[arg-type]  # it only hands it on to the parser
+        self._hand_on_body()
         # What came beside the head is not counted: the parser has read on by then.
         if (self._in_head and self._head_bytes > self.settings.max_header_bytes) or (
             not self._in_head and self._swallowed > self.settings.max_header_bytes

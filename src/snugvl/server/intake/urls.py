@@ -29,6 +29,7 @@ _PATH = re.compile(r"[A-Za-z]:[\\/]|\\\\")  # of Windows, or of a share; "/9j/" 
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\x9f\\\ud800-\udfff]")
 _SAFE_IN_TARGET = "/:?#[]@!$&'()*+,;=%-._~"
 _BLANKS = b" \t\r\n\f"
+_PIECE = 1 << 20  # characters of base64 that are read at a time
 # What of base64 is percent-encoded in a URL by those who do.
 _ESCAPES = tuple(
     (case(f"%{ord(character):02x}"), character)
@@ -171,19 +172,31 @@ def _base64(body: str, field: str) -> bytes:
         for escape, character in _ESCAPES:  # each at the speed of C, however many there are
             body = body.replace(escape, character)
     try:
-        # Most encoders put no line breaks in: only look for them when the strict reading fails.
-        return binascii.a2b_base64(body, strict_mode=True) if body else b""
-    except ValueError:
-        pass
-    try:
-        compact = body.encode("ascii").translate(None, _BLANKS)
-        compact += b"=" * (-len(compact) % 4)
-        return binascii.a2b_base64(compact, strict_mode=True)
+        return b"".join(_base64_pieces(body))
     except ValueError:  # binascii.Error, or a character outside ASCII
         raise RequestError(
             "the data URL is not valid base64; send the file's bytes, base64-encoded, after the comma",
             field=field,
         ) from None
+
+
+def _base64_pieces(body: str) -> Iterator[bytes]:
+    """What base64 says, line breaks left out. In pieces: between two, other threads may have Python's lock.
+
+    Raises:
+        ValueError: it isn't base64.
+    """
+    rest = b""
+    for start in range(0, len(body), _PIECE):
+        piece = rest + body[start : start + _PIECE].encode("ascii").translate(None, _BLANKS)
+        cut = max(len(piece) // 4 - 1, 0) * 4  # the last group waits for its padding
+        head, rest = piece[:cut], piece[cut:]
+        if head.endswith(b"="):
+            raise ValueError("padding before the end")
+        if head:
+            yield binascii.a2b_base64(head, strict_mode=True)
+    if rest:
+        yield binascii.a2b_base64(rest + b"=" * (-len(rest) % 4), strict_mode=True)
 
 
 def _percent(body: str, field: str) -> bytes:
