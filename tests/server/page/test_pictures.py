@@ -443,6 +443,21 @@ def test_an_animation_is_known_whether_it_repeats_or_not(
         expect(page.locator("#motion"), kind).to_be_hidden()
 
 
+def test_an_animation_chosen_before_the_model_is_known_is_described_again(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = open_page("about:blank#")
+    held: list[Route] = []
+    page.route("**/v1/models", lambda route: held.append(route))  # Playwright marks the handler
+    page.goto(f"{serve(FakeService())}/")
+    (tmp_path / "once.gif").write_bytes(moving("GIF"))
+    choose(page, tmp_path / "once.gif")
+    expect(page.locator("#motion")).to_contain_text("send its frames")
+    for route in held:
+        route.continue_()
+    expect(page.locator("#motion")).to_contain_text("this model takes no video")
+
+
 # The bytes of every file that is sent: a browser tells them nobody else.
 RECORD = """() => {
     const real = window.fetch;

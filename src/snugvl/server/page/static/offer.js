@@ -7,7 +7,7 @@ const listeners = [];
 let tasks = Object.keys(NAMES); // until the model is loaded nobody knows
 let card = {};
 
-/** Calls `listener(tasks)` whenever the tasks about pictures become others; [] for a model of text alone. */
+/** Calls `listener(tasks)` whenever what the model can do with pictures changes; [] for a model of text alone. */
 export function onOffer(listener) {
   listeners.push(listener);
 }
@@ -23,9 +23,10 @@ export const modelCard = () => card;
 
 /** Takes what the server said of its model in /v1/models. */
 export function offer(said) {
+  const [couldVideo, could] = [takesVideo(), tasks.join()];
   card = said;
-  if (!card.tasks || card.tasks.join() === tasks.join()) return;
-  tasks = card.tasks;
+  tasks = card.tasks ?? tasks;
+  if (tasks.join() === could && takesVideo() === couldVideo) return;
   document.body.dataset.sight = takesPictures() ? "pictures" : "text";
   say(byId("offer"), lack());
   for (const listener of listeners) listener(tasks);

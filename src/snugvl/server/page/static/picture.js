@@ -3,7 +3,7 @@
 import { check, explainRefusals, Refused } from "./check.js";
 import { byId, make, number, plural, say, size } from "./dom.js";
 import { explain, Needed } from "./job.js";
-import { modelCard, takesPictures, takesVideo } from "./offer.js";
+import { modelCard, onOffer, takesPictures, takesVideo } from "./offer.js";
 
 const MOST_AT_ONCE = 16; // pictures that go with one question
 
@@ -135,7 +135,7 @@ function drawStage() {
   const drawn = any && isDrawn(current);
   byId("frame").hidden = !drawn;
   byId("film").hidden = !any || drawn;
-  say(byId("motion"), any && current.moves ? ofMotion() : "");
+  sayMotion();
   if (!drawn) {
     image.removeAttribute("src");
     if (any) byId("film").replaceChildren(sign(current), make("span", { text: ` ${withoutImage(current)}` }));
@@ -147,10 +147,12 @@ function drawStage() {
   byId("frame").style.setProperty("--natural-width", `${current.width}px`);
 }
 
-/** What is sent of an animation. */
-function ofMotion() {
-  if (!takesVideo()) return "An animation: its first frame is sent, because this model takes no video.";
-  return "An animation: questions, Caption and Scene send its frames, Detect looks at its first one.";
+/** Says below an animation which of its frames are sent. */
+function sayMotion() {
+  const sent = takesVideo()
+    ? "An animation: questions, Caption and Scene send its frames, Detect looks at its first one."
+    : "An animation: its first frame is sent, because this model takes no video.";
+  say(byId("motion"), current?.moves ? sent : "");
 }
 
 /** What stands in place of an image that this page can't show. */
@@ -206,6 +208,7 @@ export const miniature = (picture) =>
   isDrawn(picture) ? make("img", { src: picture.url, alt: "", decoding: "async" }) : sign(picture);
 
 export function wirePicture() {
+  onOffer(sayMotion); // a file may be chosen before the server has said what its model can
   for (const id of ["file", "camera"]) {
     byId(id).addEventListener("change", (event) => {
       const files = [...event.target.files];
