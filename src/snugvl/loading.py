@@ -20,9 +20,10 @@ from snugvl.core.options import (
     TowerName,
     WeightsName,
     flag,
+    in_python,
     special,
 )
-from snugvl.errors import RequestError, UnsupportedModel
+from snugvl.errors import RequestError, SnugvlError, UnsupportedModel
 from snugvl.model import Model
 from snugvl.planner.engines import rules_of
 
@@ -108,7 +109,11 @@ def load(
         step_graphs=step_graphs, speculation=speculation, trust_remote_code=trust_remote_code,
         purpose=purpose, images=images, concurrency=concurrency,
     )  # fmt: skip
-    return load_with(options, progress)
+    try:
+        return load_with(options, progress)
+    except SnugvlError as error:
+        error.args = (in_python(str(error)), *error.args[1:])
+        raise
 
 
 def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:

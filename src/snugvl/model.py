@@ -5,7 +5,7 @@ from typing import Self, overload
 
 from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, with_names
 from snugvl.core.sampling import SamplingParams, chosen
-from snugvl.errors import SnugvlError
+from snugvl.errors import SnugvlError, warn
 from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
 from snugvl.tasks import ask, caption, detect, scene
@@ -14,6 +14,7 @@ from snugvl.tasks.prompts import Detail
 from snugvl.tasks.request import collect
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 from snugvl.tasks.surface import Tasks, check_question
+from snugvl.tasks.training import warnings
 
 __all__ = ["ImageSource", "Model", "VisualSource", "decode", "see"]
 
@@ -139,7 +140,7 @@ class Model(Tasks):
         request = caption.request(
             look(image), self.capabilities, detail=detail, sampling=said, max_pixels=max_pixels
         )
-        return self.backend.submit(request)
+        return self._submit(request)
 
     def stream_ask(
         self,
@@ -160,7 +161,7 @@ class Model(Tasks):
             sampling=said,
             max_pixels=max_pixels,
         )
-        return self.backend.submit(request)
+        return self._submit(request)
 
     def stream_chat(
         self,
@@ -173,7 +174,7 @@ class Model(Tasks):
     ) -> Stream:
         said = chosen(sampling, max_tokens, temperature)
         content = with_names([_message(turn) for turn in turns(messages, system)])
-        return self.backend.submit(Request(content, said or SamplingParams()))
+        return self._submit(Request(content, said or SamplingParams()))
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
@@ -201,7 +202,12 @@ class Model(Tasks):
         self.close()
 
     def _complete(self, request: Request) -> Reply:
-        return _read(self.backend.submit(request))
+        return _read(self._submit(request))
+
+    def _submit(self, request: Request) -> Stream:
+        for text in warnings(self.capabilities.training, request.messages):
+            warn(text)
+        return self.backend.submit(request)
 
 
 def _message(turn: Turn) -> Message:

@@ -45,8 +45,10 @@ def chosen(monkeypatch: pytest.MonkeyPatch, backend: FakeBackend) -> list[option
 def test_set_get_unset_path_show(snugvl: Run, file: Path) -> None:
     assert snugvl("config", "path").out == f"{file}\n"
     assert "doesn't exist yet" in snugvl("config", "show").err
-    for key, value in (("model", "Qwen/a"), ("serve.port", "9000"), ("memory", "4GiB"), ("quiet", "true")):
-        assert snugvl("config", "set", key, value) == Ran(0, "", f"snugvl: {key} is set in {file}\n")
+    said = {"model": '"Qwen/a"', "serve.port": "9000", "memory": '"4GiB"', "quiet": "true"}
+    for key, value in said.items():
+        told = f"snugvl: {key} = {value} is set in {file}\n"
+        assert snugvl("config", "set", key, value.strip('"')) == Ran(0, "", told)
     assert file.read_text() == 'model = "Qwen/a"\nmemory = "4GiB"\nquiet = true\n[serve]\nport = 9000\n'
     assert file.stat().st_mode & 0o077 == 0
     assert snugvl("config", "show").out == file.read_text()
@@ -55,6 +57,12 @@ def test_set_get_unset_path_show(snugvl: Run, file: Path) -> None:
     assert snugvl("config", "unset", "memory").code == 0
     assert snugvl("config", "get", "memory").code == 3
     assert snugvl("config", "unset", "memory").code == 3
+
+
+def test_a_key_of_a_server_is_kept_and_not_shown(snugvl: Run, file: Path) -> None:
+    assert snugvl("config", "set", "api-key", "sk-secret") == Ran(
+        0, "", f"snugvl: api-key is set in {file}\n"
+    )
 
 
 def test_comments_stay(snugvl: Run, file: Path) -> None:
@@ -207,7 +215,7 @@ def test_bare_config_says_what_it_can_and_one_word_says_key_and_value(snugvl: Ru
     ran = snugvl("config")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == snugvl("config", "--help").out
-    assert snugvl("config", "set", "model=a/b") == Ran(0, "", f"snugvl: model is set in {file}\n")
+    assert snugvl("config", "set", "model=a/b") == Ran(0, "", f'snugvl: model = "a/b" is set in {file}\n')
     assert file.read_text() == 'model = "a/b"\n'
     ran = snugvl("config", "set", "model")
     assert (ran.code, "the value is missing: snugvl config set model VALUE" in ran.err) == (2, True)

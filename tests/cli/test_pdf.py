@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.cli import pdf
+from snugvl.errors import ImageError
+from snugvl.inputs import pdf
 from tests.cli.conftest import NOTE
 from tests.command import Ran
 from tests.patience import PATIENCE_S
@@ -65,6 +66,21 @@ def test_a_long_file_is_refused_before_anything_is_drawn(
     assert "has 3 pages; up to 2 are taken at once" in ran.err
 
 
+def test_python_takes_a_page_by_its_name_and_of_a_file_its_only_page(file: Path, tmp_path: Path) -> None:
+    from snugvl.inputs.given import look, still
+
+    seen = still(f"{file}#page=2")
+    assert seen.name == f"{file}#page=2"
+    assert max(seen.image.size) == pdf.LONGER_SIDE
+    with pytest.raises(ImageError, match=r"three\.pdf has 3 pages, and a picture is one: .*#page=1"):
+        look(file)
+    Image.new("RGB", (60, 40), "red").save(tmp_path / "one.pdf")
+    assert still(tmp_path / "one.pdf").image.getpixel((30, 20))[0] > 200  # type: ignore[index]
+    (tmp_path / "odd.pdf#page=1").mkdir()
+    with pytest.raises(ImageError, match="is a folder"):
+        still(tmp_path / "odd.pdf#page=1")
+
+
 def test_without_the_library_the_extra_is_named(
     snugvl: Callable[..., Ran], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,13 +104,14 @@ def test_eight_threads_draw_every_page_every_time(tmp_path: Path) -> None:
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from snugvl.cli import pdf
+from snugvl.errors import ImageError
+from snugvl.inputs import pdf
 pdf.LONGER_SIDE = 60
 names = pdf.pages({str(tmp_path / "forty.pdf")!r})
 with ThreadPoolExecutor(8) as pool:
     for _ in range(100):
-        for number, picture in enumerate(pool.map(pdf.draw, names)):
-            colour = picture.getpixel((30, 20))
+        for number, picture in enumerate(pool.map(pdf.page, names)):
+            colour = picture.image.getpixel((30, 20))
             wanted = (6 * number, 255 - 6 * number, 40)
             if max(abs(a - b) for a, b in zip(colour, wanted)) > 6:
                 sys.exit(f"page {{number + 1}} is {{colour}}, not {{wanted}}")
@@ -130,7 +147,7 @@ def test_what_pdfium_gave_is_closed_before_another_thread_may_call_it(
             _made(self, *args, **options)
 
         monkeypatch.setattr(kind, "__init__", record)
-    assert pdf.draw(f"{file}#page=2") is not None
+    assert pdf.page(f"{file}#page=2") is not None
     assert len(left) == 3
     assert all(item.raw is None for item in left)  # type: ignore[attr-defined]
     assert not pdf._PDFIUM.locked()

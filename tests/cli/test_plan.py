@@ -61,8 +61,8 @@ def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("arguments", "code", "words"),
     [
         (["no/such-model"], 4, "no/such-model"),
-        (["--images", "-1"], 2, "'--images': -1 is less than 0"),
-        (["--context", "0"], 2, "'--context': 0 is less than 1"),
+        (["--images", "-1"], 2, "--images must be at least 0, not -1"),
+        (["--context", "0"], 2, "--context must be at least 1, not 0"),
         (["--held", "-3GiB"], 2, "-3GiB"),
         (["--gpu", "rtx-9999"], 2, "rtx-9999"),
         (["--quality", "best"], 2, "best"),

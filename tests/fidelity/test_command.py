@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import weakref
 from itertools import product
 from pathlib import Path
@@ -122,8 +123,9 @@ def test_nothing_of_an_engine_stays_in_memory(
     assert alive == [False] * 4
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # `timeout` and systemd send the second
 def test_an_interrupted_comparison_goes_on_where_it_was(
-    compare: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compare: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     command = (pictures, "--weights", "bf16", "--kv-cache", "fp8", *SHORT, "--quiet", "-o")
     made: list[str] = []
@@ -137,13 +139,21 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
     def interrupted(one: Sweep) -> Any:
         made.append("sweep")
         if len(made) > 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return sweep(one)
 
     output, work = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
     with monkeypatch.context() as patch:
         patch.setattr(Sweep, "run", interrupted)
-        stopped = compare(*command, output)
+        before = signal.signal(signal.SIGTERM, lambda *_: None)  # or it would end the tests
+        foreground = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a script's background ignores it
+        try:
+            stopped = compare(*command, output)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGINT, foreground)
     assert stopped == Ran(130, "", "snugvl: interrupted; the same command with --resume continues\n")
     assert work.is_dir()
     assert "unfinished" in compare(*command, output).err

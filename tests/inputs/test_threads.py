@@ -10,7 +10,7 @@ keeps global state fails at random there, or ends the process.
     llguidance      a matcher belongs to one request             preparers, the executor of masks
     jsonschema_rs   validators are immutable                     processes of trials; one thread each
     NVML            thread-safe; pynvml counts its starts        servers' gauges, `top`
-    PDFium          none at all: one thread (cli/pdf.py)         tests/cli/test_pdf.py
+    PDFium          none at all: one thread (inputs/pdf.py)      tests/cli/test_pdf.py
 """
 
 import subprocess

@@ -250,7 +250,7 @@ def test_texts_say_nothing_that_helps_nobody() -> None:
     assert text.startswith("pocket fits NVIDIA GPU (8.00 GiB, Linux), with")
     card = describe("rtx-3090")
     text = plain(report(solve([Candidate(facts("pocket"))], card, Wishes()), card))
-    assert "memory allows over 1,000 tokens/s (roofline" in text
+    assert "not limited by memory, which allows over 1,000 tokens/s (roofline" in text
     assert "first token" not in text
     large = solve([Candidate(facts("Qwen/Qwen3-VL-32B-Instruct"))], on, Wishes())
     assert "would be needed; " in plain(report(large, on))
@@ -411,3 +411,35 @@ def test_thumbnails_of_a_fixed_size_are_no_reason_for_a_lower_model() -> None:
         led = planned_words(words + more).choice
         assert led is not None
         assert led.option.model.name.startswith("Qwen/Qwen3-VL-4B-Instruct-GGUF")
+
+
+def test_a_gpu_that_stays_free_has_its_reason() -> None:
+    on: Machine = describe("rtx-4090", count=2)
+    notes = report(planned("Qwen/Qwen3-VL-2B-Instruct", "rtx-4090", count=2), on).notes
+    assert any(note.startswith("The other GPU stays free: snugvl's own engine runs on one") for note in notes)
+    four = describe("rtx-4090", count=4)
+    notes = report(planned("Qwen/Qwen3-VL-2B-Instruct", "rtx-4090", count=4), four).notes
+    assert any(note.startswith("3 GPUs stay free: ") for note in notes)
+    alone = report(planned("Qwen/Qwen3-VL-2B-Instruct", "rtx-4090"), describe("rtx-4090")).notes
+    assert not any("free: " in note for note in alone)
+
+
+def test_an_engine_that_has_to_be_installed_says_how_and_what_runs_without() -> None:
+    plan = planned("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "rtx-4060")
+    assert plan.choice is not None
+    assert plan.choice.option.engine == "vllm"
+    text = plain(report(plan, describe("rtx-4060")))
+    assert "vLLM is installed with pip install 'snugvl[vllm]'" in text
+    assert "Without it: --backend transformers." in text
+    asked = planned("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "rtx-4060", {"backend": "vllm"})
+    assert "Without it" not in plain(report(asked, describe("rtx-4060")))
+
+
+def test_the_reason_of_most_engines_comes_first() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        require(planned("pocket", "none", {"context": 1_000_000}))
+    text = str(caught.value)
+    assert text.startswith(
+        "nothing can run what was asked for: pocket with native and transformers: its context ends at 4,096"
+    )
+    assert text.count("4,096") == 1

@@ -145,6 +145,7 @@ def test_nothing_is_left_of_a_run_that_ends_early(
     quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # or it would end the tests
+    foreground = signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores it
     place = tmp_path / "place"
     place.mkdir()
 
@@ -157,6 +158,7 @@ def test_nothing_is_left_of_a_run_that_ends_early(
         ran = quantize(place / "out", "--with", files / "a.txt", "--bits", "4.75")
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, foreground)
     assert ran.code == 130
     assert "interrupted; nothing was written" in ran.err
     assert not any(place.iterdir())

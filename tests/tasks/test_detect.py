@@ -129,11 +129,16 @@ def test_boxes_are_always_inside_and_ordered(answer: str, size: tuple[int, int])
     Detections.model_validate_json(result.model_dump_json())
 
 
-@pytest.mark.parametrize("names", [[""], [" "], ["a,b"], ['a"b'], ["a\nb"], "a,b", 42])
+@pytest.mark.parametrize("names", [[""], [" "], ["a,b"], ['a"b'], ["a\nb"], " , ", 42])
 def test_names_that_the_prompt_cannot_carry_are_refused(names: list[str]) -> None:
     with pytest.raises(RequestError) as caught:
         model().detect(Image.new("RGB", (64, 64)), names)
     assert caught.value.field == "objects"
+
+
+def test_one_string_holds_several_names_as_on_the_command_line() -> None:
+    assert detect.check_names("red circle, blue square,") == ("red circle", "blue square")
+    assert detect.check_names("red circle") == ("red circle",)
 
 
 def test_the_prompt_lists_each_name_once_and_the_image_is_the_original() -> None:

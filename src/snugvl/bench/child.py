@@ -9,13 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Final, Self
 
 import httpx
 
 from snugvl.errors import CheckpointError, DoesNotFit, EngineUnavailable, InputError, SnugvlError
 
 POLL_S = 0.02
+SILENT_S: Final = 3.0  # of a start that says no stage yet
 DRAIN_S = 2
 PATIENCE_S = 20.0
 BY_EXIT_CODE: dict[int, type[SnugvlError]] = {
@@ -99,6 +100,8 @@ class Child:
                 if ready:
                     return seconds
                 stage = detail.partition(" (")[0]
+                if seconds > SILENT_S and not stage:
+                    stage = said or "snugvl serve is starting"
                 if stage and stage != said:
                     tell(stage)
                     said = stage

@@ -22,6 +22,7 @@ from snugvl.version import __version__
 CONNECT_TIMEOUT_S: Final = 5.0
 KEEP_ALIVE_S: Final = 60.0
 START_PATIENCE_S: Final = 900.0
+PROGRESS_S: Final = 15.0  # between two lines about a level that runs
 
 Tell = Callable[[str], None]
 
@@ -138,19 +139,27 @@ class Measurement:
         measured = await self._bodies(target, requests)
         await Level(http, url).run(warm, clients)
         running = Level(http, url)
-        watching = asyncio.ensure_future(ledger.watch()) if ledger else None
+        beside = [asyncio.ensure_future(self._progress(running, requests))]
+        if ledger:
+            beside.append(asyncio.ensure_future(ledger.watch()))
         _forget(ledger, gpus)
         try:
             await running.run(measured, clients)
             if ledger:
                 await ledger.look()
         finally:
-            if watching:
-                watching.cancel()
+            for task in beside:
+                task.cancel()
             memory = MemoryPeak(ledger.take() if ledger else None, gpus.take() if gpus else ())
             records = tuple(read(exchange) for exchange in running.done)
             if records:
                 self._runs.append(Run(clients, repeat, requests, records, running.generator, memory))
+
+    async def _progress(self, running: Level, requests: int) -> None:
+        """Says now and then how far a level is; a slow one would be silent for minutes."""
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            self._tell(f"{len(running.done):,} of {requests:,} answered")
 
     async def _bodies(self, target: Target, count: int) -> Sequence[bytes]:
         first, self._next_seed = self._next_seed, self._next_seed + count

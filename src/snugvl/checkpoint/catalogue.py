@@ -184,6 +184,12 @@ def did_you_mean(model: str) -> str:
     return f"; did you mean {names[found[0]]}?" if found else ""
 
 
+def meant_or(model: str, hint: str) -> str:
+    """End of an error about a model that isn't there: what was meant, if that is likely, and else a hint."""
+    meant = did_you_mean(model)
+    return f"{meant} If not, {hint}" if meant else f"; {hint}"
+
+
 def catalogue_facts(model: str) -> ModelFacts | None:
     """Facts of a model of the catalogue, or None. But for pocket's, no header is read: they are computed."""
     found = find(model)

@@ -27,14 +27,22 @@ def locate(model: str) -> Path:
         raise CheckpointNotFound(
             f"the download of {model} is incomplete; finish it with: snugvl pull {model}"
         )
-    hint = (
-        f"download it with: snugvl pull {model}"
-        if looks_like_hub_id((repository(model) or (model,))[0])
-        else f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
-    )
-    from snugvl.checkpoint.catalogue import did_you_mean
+    if not looks_like_hub_id((repository(model) or (model,))[0]):
+        raise no_such(model)
+    from snugvl.checkpoint.catalogue import meant_or
 
-    raise CheckpointNotFound(f"no model {model!r} on this machine; {hint}{did_you_mean(model)}")
+    hint = f"download it with: snugvl pull {model}"
+    raise CheckpointNotFound(f"no model {model!r} on this machine{meant_or(model, hint)}")
+
+
+def no_such(model: str) -> CheckpointNotFound:
+    """Error about what is no model of this machine, and no Hub id either."""
+    from snugvl.checkpoint.catalogue import meant_or
+
+    hint = f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
+    if _like_a_path(model):
+        return CheckpointNotFound(f"there is no folder {model!r}; {hint}")
+    return CheckpointNotFound(f"no model {model!r} on this machine{meant_or(model, hint)}")
 
 
 def near(model: str, *, revision: str | None = None) -> Path | None:
@@ -70,6 +78,11 @@ def looks_like_hub_id(model: str) -> bool:
     """Whether `model` has the form owner/name."""
     parts = model.split("/")
     return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
+
+
+def _like_a_path(model: str) -> bool:
+    """Whether `model` is written as a folder is, and as no Hub id."""
+    return model.startswith((".", "~", "/", "\\")) or model.endswith(("/", "\\")) or model.count("/") > 1
 
 
 def repo_folder(model: str) -> Path:

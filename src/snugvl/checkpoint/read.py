@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.assemble import assemble, folder_material
-from snugvl.checkpoint.catalogue import catalogue_facts, did_you_mean
+from snugvl.checkpoint.catalogue import catalogue_facts, meant_or
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
 from snugvl.checkpoint.listing import is_commit, of_quant
-from snugvl.checkpoint.locate import POCKET, complete, is_hub_cached, looks_like_hub_id, near
+from snugvl.checkpoint.locate import complete, is_hub_cached, looks_like_hub_id, near, no_such
 from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.store import write_whole
 from snugvl.core.folders import cache_folder
@@ -125,10 +125,7 @@ def facts_of(
     if folder is not None and complete(folder):
         return assemble(model, folder_material(folder, source="hub cache", revision=folder.name))
     if not looks_like_hub_id(model):
-        raise CheckpointNotFound(
-            f"no model {model!r}; use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
-            f"{did_you_mean(model)}"
-        )
+        raise no_such(model)
     return _remote(model, revision, Hub(token), HeaderCache(cache), offline=offline)
 
 
@@ -153,8 +150,8 @@ def _remote(model: str, revision: str | None, hub: Hub, cache: HeaderCache, *, o
     if problem is not None:
         raise problem
     raise CheckpointNotFound(
-        f"{model} is neither on this machine nor in the catalogue, and the Hub is not asked when offline; "
-        f"get it with: snugvl pull {model}{did_you_mean(model)}"
+        f"{model} is neither on this machine nor in the catalogue, and the Hub is not asked when offline"
+        + meant_or(model, f"get it with: snugvl pull {model}")
     )
 
 

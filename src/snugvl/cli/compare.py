@@ -14,6 +14,7 @@ import typer
 
 from snugvl.cli import options, records, session, sources, values
 from snugvl.cli.options import ModelChoice, OutputChoice
+from snugvl.cli.signals import ended_like_ctrl_c
 from snugvl.cli.stderr import say
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError, SnugvlError
@@ -137,10 +138,10 @@ def compare(
     asked = _asked(task, question or [], sources.objects(objects or []))
     if _finished(result):
         return
+    numbers = (max_tokens, reference_pixels, passes)
     try:
-        _compare(
-            replace(load, model=model), axes, names, asked, (max_tokens, reference_pixels, passes), result
-        )
+        with ended_like_ctrl_c():
+            _compare(replace(load, model=model), axes, names, asked, numbers, result)
     except KeyboardInterrupt:
         how = "; the same command with --resume continues" if result.path else ""
         say(f"interrupted{how}")

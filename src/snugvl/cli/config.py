@@ -131,7 +131,8 @@ def set_(
     except InputError as error:  # who types a key knows of no line
         raise InputError(re.sub(rf"^.*?, line \S+: |; remove it$|; {UNDO}$", "", str(error))) from None
     _write(_with(_text() or "", table, name, _toml(value)), context)
-    say(f"{key} is set in {path()}")
+    shown = key if name.endswith("api-key") else f"{key} = {_toml(value)}"
+    say(printable(f"{shown} is set in {path()}"))
 
 
 @app.command("unset", cls=Command)

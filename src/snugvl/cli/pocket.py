@@ -13,10 +13,11 @@ from snugvl.errors import ImageError, SnugvlError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-NOTE: Final = (
-    "pocket answers, the built-in model: it knows drawn shapes, pictograms and words, not photographs; "
+KNOWS: Final = (
+    "the built-in model: it knows drawn shapes, pictograms and words, not photographs; "
     "for those: --model FOLDER_OR_ID, such as Qwen/Qwen3-VL-2B-Instruct-FP8"
 )
+NOTE: Final = f"pocket answers, {KNOWS}"
 
 
 def refuse_photograph(image: Image, name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from snugvl.cli import pdf, pocket
+from snugvl.cli import pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
 from snugvl.cli.sources import STDIN, as_video
 from snugvl.cli.stderr import say
@@ -55,7 +55,7 @@ def tell(choice: ModelChoice) -> None:
     for note in choice.notes:
         say(note)
     if choice.pocket:
-        say(pocket.NOTE)
+        say(f"it is {pocket.KNOWS}" if choice.found else pocket.NOTE)
 
 
 def _first_of(choice: ModelChoice) -> ModelChoice:
@@ -91,7 +91,7 @@ def _running(choice: ModelChoice, task: str | None) -> ModelChoice:
         note = f"{name} answers, which runs at {server.url} (snugvl serve, process {server.pid})"
         load = LoadOptions(max_pixels=pixels)
         pocket = read_training(card.get("training")).drawings
-        return ModelChoice(name, server.url, choice.api_key, load, pocket, (*passed, note))
+        return ModelChoice(name, server.url, choice.api_key, load, pocket, (*passed, note), found=True)
     return _best_here(replace(choice, notes=tuple(passed)))
 
 
@@ -150,24 +150,13 @@ def _pictures(job: Job) -> list[VisualSource]:
     for name in job.names:
         if as_video(name):
             raise ImageError(f"{name} asks for a video, and one picture is looked at here; leave #video out")
-    return [_page(name) or still(_file(name)) for name in job.names]
+    return [still(_file(name)) for name in job.names]
 
 
 def _videos(job: Job) -> list[VisualSource]:
     from snugvl.inputs.given import look, video
 
-    return [
-        video(moving) if (moving := as_video(name)) else _page(name) or look(_file(name))
-        for name in job.names
-    ]
-
-
-def _page(name: str) -> Picture | None:
-    """The page of a PDF, where the name is that of one."""
-    from snugvl.core.messages import Picture
-
-    drawn = pdf.draw(name)
-    return Picture(drawn, name=name) if drawn else None
+    return [video(moving) if (moving := as_video(name)) else look(_file(name)) for name in job.names]
 
 
 def _file(name: str) -> str | BinaryIO:
@@ -177,12 +166,13 @@ def _file(name: str) -> str | BinaryIO:
 def _uploads(job: Job) -> list[VisualSource]:
     from snugvl.client.pictures import URL_SCHEMES, read_bytes
     from snugvl.core.messages import Video
+    from snugvl.inputs import pdf
 
     return [
         name
         if name.startswith(URL_SCHEMES)
         else Video((), (), read_bytes(moving, name))  # the server decodes it
         if (moving := as_video(name))
-        else _page(name) or read_bytes(_file(name), name)
+        else pdf.page(name) or read_bytes(_file(name), name)
         for name in job.names
     ]

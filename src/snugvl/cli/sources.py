@@ -15,9 +15,9 @@ from typing import Final
 
 import typer
 
-from snugvl.cli import pdf
 from snugvl.core.suffixes import PICTURES, VIDEOS
 from snugvl.errors import InputError
+from snugvl.inputs import pdf
 
 STDIN: Final = "-"
 AS_VIDEO: Final = "#video"

@@ -20,7 +20,7 @@ _PLAIN = (
         r"too many arguments: \1",
     ),
     (
-        re.compile(r"^Invalid value for '(--[\w-]+)': (\S+) is not in the range at least ([\d.]+)"),
+        re.compile(r"^Invalid value for '(--[\w-]+)': (\S+) is not in the range at least ([\d.]*\d)\.?"),
         r"\1 must be at least \3, not \2",
     ),
     (re.compile(r"^Invalid value: "), ""),
@@ -29,7 +29,7 @@ _PLAIN = (
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
     (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
     (re.compile(r" is not in the range ([\d.]+) to ([\d.]+)"), r" is not between \1 and \2"),
-    (re.compile(r" is not in the range at least ([\d.]+)"), r" is less than \1"),
+    (re.compile(r" is not in the range at least ([\d.]*\d)\.?"), r" is less than \1"),
 )
 _SENT = re.compile(r"^the (?:image|video)(?: at images\[(\d+)\])?(?= )")  # as a server calls what it was sent
 _shown: ContextVar[Sequence[str]] = ContextVar("_shown", default=())  # names of files, in this thread

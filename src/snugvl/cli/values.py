@@ -1,11 +1,16 @@
 """Values of options: checked when they are typed or set, and completed by the shell."""
 
+from typing import Final
+
 import typer
 
+from snugvl.cli.stderr import say
 from snugvl.core.addresses import http_address
 from snugvl.core.options import LoadOptions
-from snugvl.core.sizes import parse_size
+from snugvl.core.sizes import format_size, parse_size
 from snugvl.errors import InputError, RequestError
+
+SOLD_AS: Final = ("--vram", "--ram")  # memory that people know by the number on its box, which is of GiB
 
 
 def address(value: str | None) -> str | None:
@@ -50,6 +55,9 @@ def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
             raise typer.BadParameter(str(error)) from None
         if not nbytes and option != "--held":
             raise typer.BadParameter(f"{option} {value!r} is nothing; write it like 951MiB, 7.2GiB or 8GB")
+        if option in SOLD_AS and value.strip().lower().endswith("gb"):
+            number = value.strip()[:-2].strip()
+            say(f"{option} {value} is {format_size(nbytes)}; what is sold as {number} GB has {number}GiB")
     return value
 
 

@@ -277,3 +277,26 @@ def word(name: str) -> str:
 def flag(name: str, value: Any) -> str:
     """An option as the command line has it: `--kv-cache`, `--no-prefix-cache`."""
     return f"--no-{word(name)}" if value is False else f"--{word(name)}"
+
+
+# A command of the shell, which stays as it is; or an option, and its value where one is said.
+_SAID: Final = re.compile(r"\bsnugvl [a-z][^;`\n]*|--(no-)?([a-z][a-z-]*)(?: (\d[\w.]*\w|\d|[a-z]\w+))?")
+
+
+def in_python(message: str) -> str:
+    """A message with options as `snugvl.load` takes them: `memory="366MiB"` for `--memory 366MiB`."""
+    return _SAID.sub(_argument, message)
+
+
+def _argument(said: re.Match[str]) -> str:
+    off, dashed, value = said.groups()
+    name = {word(each): each for each in ROWS}.get(dashed or "")
+    if name is None:
+        return said[0]
+    rest = f" {value}" if value else ""
+    if off:
+        return f"{name}=False{rest}"
+    if value is not None and (value[0].isdigit() or value in CHOICES.get(name, ())):
+        return f"{name}={value}" if value.isdecimal() else f'{name}="{value}"'
+    switch = isinstance(getattr(LoadOptions(), name), bool)
+    return f"{name}={'True' if switch else '…'}{rest}"

@@ -17,14 +17,15 @@ _RANGES = {  # lowest, highest, and whether the lowest itself is allowed
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
 }
+_MOST = 2**31  # of what has no other limit: engines count in 32 bits
 _COUNTS = {
-    "max_tokens": (1, 2**31),
-    "top_k": (0, 2**31),
+    "max_tokens": (1, _MOST),
+    "top_k": (0, _MOST),
     "n": (1, 128),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, 20),
     "no_repeat_ngram_size": (0, 256),
-    "no_repeat_window": (0, 2**31),
+    "no_repeat_window": (0, _MOST),
 }
 
 
@@ -168,4 +169,5 @@ def _check_range(name: str, value: float) -> None:
 def _check_count(name: str, value: int) -> None:
     low, high = _COUNTS[name]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}", field=name)
+        bounds = f"from {low} on" if high == _MOST else f"from {low} to {high}"
+        raise RequestError(f"{name} must be a whole number {bounds}, not {value!r}", field=name)

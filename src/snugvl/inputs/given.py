@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import ImageError, ImageTooLarge, WrongType
-from snugvl.inputs import frames
+from snugvl.inputs import frames, pdf
 from snugvl.inputs.image import ImageLimits, name_of, open_image, read_source, to_rgb
 
 T = TypeVar("T")
@@ -37,7 +37,8 @@ class Array(Protocol):
 ImageSource = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | Array | Picture
 )
-"""An image: a path, the bytes of a file, an open file, a Pillow image, an array, or one read before."""
+"""An image: a path (`report.pdf#page=2` is a page of a PDF), the bytes of a file, an open file, a Pillow
+image, an array, or one read before."""
 
 VisualSource = ImageSource | Video
 """An image, or a video: a file of one, told by its content, or frames with their times."""
@@ -53,11 +54,14 @@ def taken(source: object, what: str = "the image") -> File | Image.Image | Pictu
 
     Raises:
         WrongType: it is nothing that a picture could be made of; says what would be.
+        InputError: a PDF that can't be opened.
         ImageError, ImageTooLarge: an array whose shape or values are those of no picture.
     """
     if isinstance(source, str) and source.startswith("data:"):
         return _in_data_url(source, what)
-    if isinstance(source, str | Path | bytes | Image.Image | Picture | Video):
+    if isinstance(source, str | Path):
+        return pdf.page(str(source)) or source
+    if isinstance(source, bytes | Image.Image | Picture | Video):
         return source
     if isinstance(source, bytearray | memoryview):
         return bytes(source)

@@ -203,10 +203,7 @@ def refusal_line(plan: Plan) -> str:
     """One line for `DoesNotFit`: what is missing and the way out."""
     closest, budget = plan.closest, plan.budget
     if closest is None:
-        reasons = "; ".join(
-            f"{name} with {refusal.engine}: {refusal.reason}" for name, refusal in plan.refusals
-        )
-        return f"nothing can run what was asked for: {reasons or 'no model allows these wishes'}"
+        return f"nothing can run what was asked for: {_refused(plan) or 'no model allows these wishes'}"
     name, nbytes = blame(closest.footprint)
     takes = f"{format_size(closest.footprint.total_bytes)} ({name} {format_size(nbytes)})"
     short = closest.footprint.total_bytes - budget.usable_bytes
@@ -216,6 +213,15 @@ def refusal_line(plan: Plan) -> str:
         f"{format_size(short)} more than the {format_size(budget.usable_bytes)} that may be used"
     )
     return f"{line}; {way_out(plan, budget)}"
+
+
+def _refused(plan: Plan) -> str:
+    """Why no engine runs a model, a clause for each reason: what keeps most engines from it comes first."""
+    engines: dict[tuple[str, str], list[str]] = {}
+    for name, refusal in plan.refusals:
+        engines.setdefault((name, refusal.reason), []).append(refusal.engine)
+    ranked = sorted(engines.items(), key=lambda each: -len(each[1]))
+    return "; ".join(f"{name} with {' and '.join(names)}: {reason}" for (name, reason), names in ranked)
 
 
 LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table

@@ -75,8 +75,10 @@ def speed_text(speed: Speed) -> str | None:
         first = "" if speed.first_token_s is None else f"; first token after {seconds(speed.first_token_s)}"
         return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
     many = speed.decode_tokens_per_s > MANY_TOKENS
-    bound = f"memory allows over {MANY_TOKENS:,}" if many else f"at most {speed.decode_tokens_per_s:,.0f}"
-    bound += f" tokens/s{_wait(speed)}"
+    bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
+    if many:
+        bound = f"not limited by memory, which allows over {MANY_TOKENS:,} tokens/s"
+    bound += _wait(speed)
     rates = "assumed rates of main memory" if speed.assumed else "the card's rates"
     return f"{bound} (roofline, by {rates}; real use is slower)"
 

@@ -60,13 +60,14 @@ def request(
 
 
 def check_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of objects as the prompt can list them, without repetitions. A string is the name of one.
+    """Names of objects as the prompt can list them, without repetitions. A string may hold several, between
+    commas, as on the command line.
 
     Raises:
         RequestError: an empty name, or one with a comma, a quote or a line break.
     """
     if isinstance(names, str):
-        names = (names,)
+        names = [name for name in names.split(",") if name.strip()] or (names,)
     if not isinstance(names, Iterable):
         raise WrongType(f"objects are names, not {names!r} ({type(names).__name__})", field="objects")
     for name in names:

@@ -42,6 +42,7 @@ class EngineRules(ABC):
         engine: its name in options.
         title: its name for people, within a sentence.
         kind: what it is, for people.
+        installed_by: how it comes to a machine, as a clause; empty for one that comes with snugvl.
         rank: of engines that do equally well the one of the highest rank is chosen.
         honours: options of `LoadOptions` that it can do, of those that not every engine can.
         kv_formats: formats of its KV cache, best first.
@@ -65,6 +66,7 @@ class EngineRules(ABC):
     engine: ClassVar[Engine]
     title: ClassVar[str]
     kind: ClassVar[str]
+    installed_by: ClassVar[str] = ""
     rank: ClassVar[int]
     honours: ClassVar[frozenset[str]] = frozenset()
     kv_formats: ClassVar[tuple[KVFormat, ...]] = ("bf16", "fp8")

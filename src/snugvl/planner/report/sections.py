@@ -313,6 +313,7 @@ def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
         )
     if plan.streamed is not None:
         notes.append(_would_stream(plan.streamed))
+    notes += [*_to_install(plan, choice), *_idle(plan, choice, machine)]
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
     notes += costs.told(choice.option, choice.settings)
@@ -335,6 +336,42 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
         where = "In WSL2" if choice.budget.system == "windows" else "On a newer GPU"
         notes.append(f"{where} snugvl's other engines run, with every model and format.")
     return notes
+
+
+def _to_install(plan: Plan, choice: Choice) -> list[str]:
+    """How an engine comes to a machine, and which one runs the model without that."""
+    rules = rules_of(choice.option.engine)
+    if not rules.installed_by:
+        return []
+    spared = (
+        other.option.engine
+        for other in plan.runners_up
+        if other.option.model.name == choice.option.model.name
+        and not rules_of(other.option.engine).installed_by
+    )
+    other = next(spared, None)
+    instead = f" Without it: --backend {other}." if other and plan.wishes.backend == "auto" else ""
+    return [f"{rules.title} is installed with {rules.installed_by}.{instead}"]
+
+
+def _idle(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
+    """Why not all GPUs are used."""
+    there, used = len(machine.gpus), choice.settings.gpus
+    if there <= used or choice.budget.device.cpu:
+        return []
+    left = "The other GPU stays" if there == used + 1 else f"{there - used} GPUs stay"
+
+    def shares(engine: Engine) -> bool:
+        return len(rules_of(engine).spreads(choice.option.model, plan.wishes, there)) > 1
+
+    engine = choice.option.engine
+    why = f"{used} do as well" if shares(engine) else f"{rules_of(engine).title} runs on one"
+    others = (
+        f"; not {rules_of(verdict.engine).title}, which shares a model among several: {verdict.reason}"
+        for verdict in plan.verdicts
+        if shares(verdict.engine)
+    )
+    return [f"{left} free: {why}{next(others, '')}."]
 
 
 def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:

@@ -23,6 +23,8 @@ from snugvl.errors import ImageError, InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from snugvl.core.messages import Picture
+
 _PDFIUM: Final = threading.Lock()
 MOST_PAGES: Final = 500  # of one file; more are named one by one
 LONGER_SIDE: Final = 2048  # pixels of a drawn page: text of 8 points has letters 20 pixels high
@@ -51,28 +53,44 @@ def pages(name: str) -> list[str]:
     return [f"{name}#page={number}" for number in range(1, count + 1)]
 
 
-def draw(name: str) -> Image | None:
-    """The page that `name` names, its longer side `LONGER_SIDE` pixels; None where it names no page.
+def page(name: str) -> Picture | None:
+    """The page that `name` names, its longer side `LONGER_SIDE` pixels; None where it names no PDF.
+
+    A file of one page stands for it.
 
     Raises:
-        ImageError: the page doesn't exist, or can't be drawn.
+        ImageError: the page doesn't exist, or can't be drawn; a file of several pages.
         InputError: as `pages`.
     """
-    found = _PAGE.fullmatch(name)
-    if found is None:
+    if not is_pdf(name) or Path(name).is_dir():
         return None
-    number = int(found["number"])
-    with _opened(found["file"]) as (document, held):
+    from snugvl.core.messages import Picture  # with Pillow, which names of files need not
+
+    found = _PAGE.fullmatch(name)
+    return Picture(_drawn(found["file"], int(found["number"])) if found else _only(name), name=name)
+
+
+def _only(name: str) -> Image:
+    """The one page of a file."""
+    with _opened(name) as (document, _):
+        count = len(document)
+    if count > 1:
+        raise ImageError(f"{name} has {count:,} pages, and a picture is one: name it, as {name}#page=1")
+    return _drawn(name, 1)
+
+
+def _drawn(name: str, number: int) -> Image:
+    with _opened(name) as (document, held):
         if not 1 <= number <= len(document):
-            raise ImageError(f"{found['file']} has {len(document):,} pages, and no page {number}")
+            raise ImageError(f"{name} has {len(document):,} pages, and no page {number}")
         try:
-            page = document[number - 1]
-            held.callback(page.close)
-            bitmap = page.render(scale=LONGER_SIDE / max(*page.get_size(), 1.0))
+            sheet = document[number - 1]
+            held.callback(sheet.close)
+            bitmap = sheet.render(scale=LONGER_SIDE / max(*sheet.get_size(), 1.0))
             held.callback(bitmap.close)
             picture: Image = bitmap.to_pil().convert("RGB")
         except (RuntimeError, ValueError, MemoryError) as error:
-            raise ImageError(f"page {number} of {found['file']} can't be drawn: {error}") from None
+            raise ImageError(f"page {number} of {name} can't be drawn: {error}") from None
     return picture
 
 

@@ -1,0 +1,28 @@
+"""Options as the command line and as Python spell them."""
+
+import pytest
+
+import snugvl
+from snugvl.core.options import in_python
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("it fits with --memory 366MiB", 'it fits with memory="366MiB"'),
+        ("it fits with --context 4096.", "it fits with context=4096."),
+        ("a larger GPU, and no --memory", "a larger GPU, and no memory=…"),
+        ("--no-prefix-cache keeps it out", "prefix_cache=False keeps it out"),
+        ("--language-only would free it", "language_only=True would free it"),
+        ("say --for chat, or --kv-cache bf16;", 'say purpose="chat", or kv_cache="bf16";'),
+        ("--memory 5.5GiB, --held SIZE", 'memory="5.5GiB", --held SIZE'),
+        ("look: snugvl plan X --memory 5GiB --context 1", "look: snugvl plan X --memory 5GiB --context 1"),
+    ],
+)
+def test_a_message_has_options_as_python_takes_them(said: str, meant: str) -> None:
+    assert in_python(said) == meant
+
+
+def test_an_error_of_load_has_no_options_of_the_shell() -> None:
+    with pytest.raises(snugvl.DoesNotFit, match=r'it fits with memory="\d+MiB"$'):
+        snugvl.load("pocket", memory="10MB")
