@@ -1,6 +1,6 @@
 """What attacks on a server do to those who only stand by, against a real `snugvl serve` on the CPU.
 
-    python benchmarks/bystander.py [--only NAME…] [--list] [--patience 60] [--out FILE]
+    python benchmarks/bystander.py [--only NAME…] [--part 1/8] [--list] [--patience 60] [--out FILE]
 
 Each attack: somebody streams text without end, somebody asks for /health twenty times a second, and then
 attackers begin, in a process of their own, for 15 seconds at most. When they have left, "hi" is asked once;
@@ -304,12 +304,15 @@ def main() -> None:
     """Attack, look, tell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="attacks, by any part of their names")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth of them, from the Kth on")
     parser.add_argument("--list", action="store_true", help="name the attacks and do nothing")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that a server may recover")
     parser.add_argument("--out", type=Path, help="the JSON; the table goes beside it as .txt")
     arguments = parser.parse_args()
     wanted = arguments.only or [""]
     chosen = [attack for attack in ALL if any(part in attack.name for part in wanted)]
+    part, parts = map(int, arguments.part.split("/"))
+    chosen = chosen[part - 1 :: parts]
     if arguments.list:
         for attack in chosen:
             print(f"{attack.finding:<8}{attack.name:<36}{attack.what}")
