@@ -80,8 +80,11 @@ def test_tools_that_the_template_does_not_show_are_described(family: Family) -> 
 
 
 def test_a_picture_that_a_processor_refuses_is_an_error_of_the_picture(qwen: Opened) -> None:
-    with pytest.raises(ImageError, match="aspect ratio"):
+    with pytest.raises(ImageError, match=r"^the image can't be taken by .*: .*aspect ratio"):
         qwen.prompt(user(Image.new("RGB", (3000, 5)), "?"))
+    good, long = picture(64, 48, 1), Picture(Image.new("RGB", (3000, 5)), name="long.png")
+    with pytest.raises(ImageError, match=r"^long\.png can't be taken by .*: .*aspect ratio"):
+        qwen.prompt(user(good, long, good, "?"))
 
 
 @pytest.mark.parametrize(

@@ -183,12 +183,29 @@ class Preparer:
             raise
         except Exception as error:
             what = " ".join(str(error).split())[:300]
+            if (refused := self._refused(parts)) is not None:
+                called = refused.name or "the image"
+                message = f"{called} can't be taken by {self._name}: {what}"
+                raise ImageError(message, field="messages") from None
             kind = ImageError if parts else RequestError
             raise kind(f"{self._name} can't take this: {what}", field="messages") from None
         inputs = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
         ids = tuple(inputs["input_ids"][0].tolist())
         image_tokens = sum(token in self._image_ids for token in ids)
         return ModelPrompt(PreparedPrompt(ids, (), image_tokens, reasoning=reasoning), inputs, len(parts))
+
+    def _refused(self, parts: Sequence[Picture | Video]) -> Picture | None:
+        """The first picture that the processor refuses alone: its error about several names none."""
+        for part in parts:
+            if isinstance(part, Picture):
+                options = self._pictures([part])
+                try:
+                    self._inputs.processor.image_processor(
+                        options["images"], return_tensors="pt", **options.get("images_kwargs", {})
+                    )
+                except Exception:
+                    return part
+        return None
 
     def _pictures(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
         """Pictures, each as large as its own limit and the model's allow.
