@@ -21,7 +21,7 @@ ALLOWED = {
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint"},
     "backends": {"engine", "models", "layers", "inputs", "checkpoint", "diagnose", "hardware", "planner"},
-    "tasks": {"inputs", "checkpoint.resize"},
+    "tasks": {"inputs", "checkpoint.resize", "checkpoint.families"},
     "fidelity": {
         "backends.native", "backends.place", "tasks", "inputs", "engine", "models", "layers", "checkpoint",
         "planner",

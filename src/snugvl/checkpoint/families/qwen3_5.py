@@ -23,16 +23,11 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_tensors,
 )
 from snugvl.checkpoint.families.rotary import read_mrope
-from snugvl.checkpoint.families.traits import Traits
+from snugvl.checkpoint.families.traits import Family, Prompting, Traits
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import UnsupportedModel
 
-TRAITS = {
-    "qwen3_5": Traits(
-        gguf=("qwen35", "qwen35moe"), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True
-    )
-}
-ARCHITECTURES = NATIVE = ("Qwen3_5ForConditionalGeneration",)
+DENSE, MIXTURE = "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"
 _DEFAULTS = {
     "hidden": 4096, "intermediate": 12288, "layers": 32, "heads": 16, "kv_heads": 4, "head_dim": 256,
     "vocab": 248320, "max_positions": 32768,
@@ -197,3 +192,18 @@ def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
         yield from norm(f"{layer}.post_attention_layernorm", decoder.hidden)
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         yield from norm(f"mtp.{name}", decoder.hidden)
+
+
+FAMILY = Family(
+    architectures=(DENSE,),
+    describe=describe,
+    native=(DENSE,),
+    parse=parse,
+    network="snugvl.models.networks:Qwen35",
+    traits={
+        "qwen3_5": Traits(
+            gguf=("qwen35", "qwen35moe"), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True
+        )
+    },
+    prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3.5")),  # it keeps Qwen3-VL's form
+)
