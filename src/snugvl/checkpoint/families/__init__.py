@@ -27,7 +27,7 @@ from snugvl.checkpoint.families.traits import Family, GgufNetwork, Projector, Pr
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
-_FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Family, ...] = (
     qwen3_vl.FAMILY,
     qwen3_5.FAMILY,
     qwen2_5_vl.FAMILY,
@@ -37,19 +37,19 @@ _FAMILIES: tuple[Family, ...] = (
     text.FAMILY,
     elsewhere.FAMILY,
 )
-_BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
-_TRAITS = {name: traits for family in _FAMILIES for name, traits in family.traits.items()}
+_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+_TRAITS = {name: traits for family in FAMILIES for name, traits in family.traits.items()}
 _OF_GGUF = {architecture: name for name, traits in _TRAITS.items() for architecture in traits.gguf}
 ARCHITECTURES = tuple(_BY_ARCHITECTURE)
-SUPPORTED = tuple(name for family in _FAMILIES for name in family.native)
+SUPPORTED = tuple(name for family in FAMILIES for name in family.native)
 PROMPTING: Mapping[str, Prompting] = {
-    name: prompting for family in _FAMILIES for name, prompting in family.prompting.items()
+    name: prompting for family in FAMILIES for name, prompting in family.prompting.items()
 }
 GGUF: Mapping[str, GgufNetwork] = {
-    name: network for family in _FAMILIES for name, network in family.gguf.items()
+    name: network for family in FAMILIES for name, network in family.gguf.items()
 }
 PROJECTORS: Mapping[str, Projector] = {
-    name: projector for family in _FAMILIES for name, projector in family.projectors.items()
+    name: projector for family in FAMILIES for name, projector in family.projectors.items()
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from snugvl.checkpoint.families.network import Expected, Network, linear, norm, ties
 from snugvl.checkpoint.families.text import LLAMA, QWEN2, QWEN3, read_text
-from snugvl.checkpoint.families.traits import Family, Prompting
+from snugvl.checkpoint.families.traits import Family, Prompting, Traits
 from snugvl.checkpoint.families.vision import SquareTower, edge, images_of, read_square
 from snugvl.checkpoint.image_rules import TilesAndThumbnail
 from snugvl.checkpoint.section import Section
@@ -108,6 +108,7 @@ def _projector(merged: int, hidden: int) -> Iterator[Expected]:
 FAMILY = Family(
     architectures=(ARCHITECTURE,),
     describe=describe,
+    traits={"internvl": Traits()},
     # "Chat data format" of its documentation, "Grounding / Detection data".
     prompting=dict.fromkeys((ARCHITECTURE, ORIGINAL), Prompting("InternVL", "tags")),
 )

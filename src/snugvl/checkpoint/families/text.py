@@ -10,7 +10,7 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import Decoder, need_silu, read_decoder, sliding, windows_by_type
 from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.rotary import read_limit, read_rope
-from snugvl.checkpoint.families.traits import Family, GgufNetwork
+from snugvl.checkpoint.families.traits import Family, GgufNetwork, Traits
 from snugvl.checkpoint.section import Section
 from snugvl.errors import UnsupportedModel
 
@@ -122,6 +122,7 @@ FAMILY = Family(
     native=tuple(KINDS),
     parse=parse,
     network="snugvl.models.networks:CausalLM",
+    traits={kind.family: Traits() for kind in KINDS.values()},
     gguf={
         "llama": GgufNetwork(LLAMA, alternating=True),
         "qwen2": GgufNetwork(QWEN2),
