@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from snugvl.checkpoint.families.traits import Resized
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.core.messages import Capabilities, Text
 from snugvl.core.sampling import SamplingParams
@@ -344,8 +345,8 @@ def test_whoever_draws_boxes_is_told_how_they_count(architecture: str, scale: in
     assert said is not None
     assert said.keys == {"bbox_2d": "x", "bbox": "x", "box_2d": "y"}
     assert said.scale == scale
-    of_pixels = (28, 3_136, 1 << 20)  # what the engine doesn't tell is the family's
-    assert (said.factor, said.min_pixels, said.max_pixels) == ((None,) * 3 if scale else of_pixels)
+    # What the engine doesn't tell is the family's.
+    assert said.resized == (None if scale else Resized(28, 3_136, 1 << 20))
 
 
 def test_a_model_without_boxes_or_eyes_is_told_to_draw_none() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from snugvl.checkpoint.facts import GgufFacts, KVLayer, ModelFacts, Role, TensorFact, TextFacts, VisionFacts
 from snugvl.checkpoint.families import PROJECTORS, family_of_gguf, traits_of
-from snugvl.checkpoint.gguf_network import ARCHITECTURE, levels_of, parsed, projector_of
+from snugvl.checkpoint.gguf_network import ARCHITECTURE, below, levels_of, parsed, projector_of
 from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
 from snugvl.checkpoint.material import Material
@@ -47,7 +47,7 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     architecture = Section(values, material.where).get(ARCHITECTURE, str)
     if architecture == MMPROJ:
         raise UnsupportedModel(f"{material.where} is a vision tower alone (mmproj); name the model beside it")
-    section = Section(_of(values, architecture), f"{material.where}: {plain(architecture)}")
+    section = Section(below(values, architecture), f"{material.where}: {plain(architecture)}")
     tensors = tuple(_tensor(*each) for each in material.tensors)
     names = {tensor.name for tensor in tensors}
     if "token_embd.weight" not in names:
@@ -87,12 +87,6 @@ def _why_not(material: Material) -> str:
     except CheckpointError as error:
         return str(error)
     return ""
-
-
-def _of(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {
-        key.removeprefix(f"{prefix}."): value for key, value in values.items() if key.startswith(f"{prefix}.")
-    }
 
 
 def _tensor(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> TensorFact:
@@ -176,18 +170,17 @@ def _recurrent(section: Section, state: int) -> KVLayer:
 
 
 def _vision(values: Mapping[str, Any], where: str) -> VisionFacts:
-    section = Section(_of(values, "clip.vision"), f"{where}: mmproj")
+    section = Section(below(values, "clip.vision"), f"{where}: mmproj")
     kind = projector_of(values)
-    projector = PROJECTORS.get(kind)
-    if projector is None:
+    if kind not in PROJECTORS:
         raise UnsupportedModel(
             f"{section.where} has the projector {plain(kind)}; the tokens of its pictures aren't known "
             f"(known: {', '.join(sorted(PROJECTORS))})"
         )
     patch, merge = section.count("patch_size", most=1024), section.count("spatial_merge_size", 2, most=64)
     side = section.count("image_size", patch, most=1 << 16)
-    if projector.tokens is not None:
-        least, most = (tokens * (patch * merge) ** 2 for tokens in projector.tokens)
+    if (tokens := PROJECTORS[kind]) is not None:
+        least, most = (count * (patch * merge) ** 2 for count in tokens)
         rule: SmartResize | FixedSquare = SmartResize(patch, merge, min_pixels=least, max_pixels=most)
     else:
         merge = section.values.get("projector.scale_factor") or 4

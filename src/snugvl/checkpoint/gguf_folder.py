@@ -93,7 +93,7 @@ def documents_of(files: GgufFiles) -> dict[str, Mapping[str, Any]]:
             "projector": None if files.projector is None else str(files.projector.resolve()),
         },
     }
-    tokens = None if images is None else PROJECTORS[projector_of(images)].tokens
+    tokens = None if images is None else PROJECTORS[projector_of(images)]
     if images is not None and tokens is not None:
         vision = config["vision_config"]
         token = (vision["patch_size"] * vision["spatial_merge_size"]) ** 2

@@ -116,7 +116,7 @@ def config_of(
         )
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     _check_types(tensors, where)
-    section = Section(_below(values, kind), f"{where}: {kind}")
+    section = Section(below(values, kind), f"{where}: {kind}")
     for key in UNREAD:
         if section.values.get(key) not in (None, "none", 0):
             raise UnsupportedModel(f"{section.where} has {key}, which our engine doesn't read: {INSTEAD}")
@@ -205,7 +205,7 @@ def entries_of(headers: Sequence[GgufHeader], tower: GgufHeader | None) -> dict[
     decoder, levels = prefix_of(values, images), levels_of(images)
     kind = str(values.get(ARCHITECTURE))
     alternating = kind in GGUF and GGUF[kind].alternating
-    heads = _heads(Section(_below(values, kind), headers[0].where)) if alternating else {}
+    heads = _heads(Section(below(values, kind), headers[0].where)) if alternating else {}
     found: dict[str, TensorEntry] = {}
     for entry in placed((*headers, *([] if tower is None else [tower]))):
         if entry.name == FACTORS:  # in the configuration: `gguf_folder.py`
@@ -241,7 +241,8 @@ def _heads(section: Section) -> dict[str, int]:
     return {"q_proj": queries, "k_proj": section.count("attention.head_count_kv", queries)}
 
 
-def _below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What the metadata says under a prefix, without it."""
     start = f"{prefix}."
     return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
 
@@ -295,7 +296,7 @@ def _text(section: Section, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _vision(images: Mapping[str, Any], projector: str, hidden: int, where: str) -> dict[str, Any]:
-    section = Section(_below(images, "clip.vision"), f"{where}: mmproj")
+    section = Section(below(images, "clip.vision"), f"{where}: mmproj")
     kind = projector_of(images)
     if kind != projector:
         raise UnsupportedModel(
@@ -333,9 +334,9 @@ def _vision_tokens(values: Mapping[str, Any], where: str) -> dict[str, int]:
 def squares(images: Mapping[str, Any], config: Mapping[str, Any], pixels: tuple[int, int]) -> dict[str, Any]:
     """What transformers' `preprocessor_config.json` says of the same tower.
 
-    `pixels`: the least and the most of a picture; a GGUF doesn't say them (`Projector.tokens`).
+    `pixels`: the least and the most of a picture; a GGUF doesn't say them (`Family.projectors`).
     """
-    section, tower = Section(_below(images, "clip.vision"), "mmproj"), config["vision_config"]
+    section, tower = Section(below(images, "clip.vision"), "mmproj"), config["vision_config"]
 
     def three(key: str) -> list[float]:
         found = section.get(key, list, [0.5] * 3)

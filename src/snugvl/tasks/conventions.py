@@ -35,17 +35,13 @@ class Grounding:
 
     Attributes:
         keys: of JSON objects that hold a box, with the axis that comes first.
-        scale: what the numbers count to along both sides of the picture; None: they are pixels of the picture
-            as the model reads it, which keeps its aspect as nearly as the next three allow.
-        factor: pixels; both sides of the picture as the model reads it are multiples.
-        min_pixels, max_pixels: bounds of its area.
+        scale: what the numbers count to along both sides of the picture.
+        resized: without a scale, the picture as the model reads it, whose pixels the numbers are.
     """
 
     keys: Mapping[str, Literal["x", "y"]]
     scale: int | None
-    factor: int | None = None
-    min_pixels: int | None = None
-    max_pixels: int | None = None
+    resized: Resized | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +150,8 @@ def grounding_of(capabilities: Capabilities) -> Grounding | None:
     convention = convention_of(capabilities)
     if not capabilities.images or convention.named is None:
         return None
-    if convention.scale is not None:
-        return Grounding(KEYS, convention.scale)
-    read = convention.read_as(capabilities)
-    return Grounding(KEYS, None, read.factor, read.min_pixels, read.max_pixels)
+    resized = None if convention.scale else convention.read_as(capabilities)
+    return Grounding(KEYS, convention.scale, resized)
 
 
 def _tags(names: Sequence[str]) -> str:

@@ -8,49 +8,26 @@ configuration classes.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.families import (
-    elsewhere,
-    gemma3,
-    internvl,
-    qwen2_5_vl,
-    qwen3_5,
-    qwen3_vl,
-    smolvlm,
-    text,
-)
 from snugvl.checkpoint.families.network import Network
-from snugvl.checkpoint.families.traits import Family, GgufNetwork, Projector, Prompting, Traits
+from snugvl.checkpoint.families.traits import Family, Traits
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
-FAMILIES: tuple[Family, ...] = (
-    qwen3_vl.FAMILY,
-    qwen3_5.FAMILY,
-    qwen2_5_vl.FAMILY,
-    internvl.FAMILY,
-    gemma3.FAMILY,
-    smolvlm.FAMILY,
-    text.FAMILY,
-    elsewhere.FAMILY,
-)
+_MODULES = ("qwen3_vl", "qwen3_5", "qwen2_5_vl", "internvl", "gemma3", "smolvlm", "text", "elsewhere")
+FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in _MODULES)
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _TRAITS = {name: traits for family in FAMILIES for name, traits in family.traits.items()}
 _OF_GGUF = {architecture: name for name, traits in _TRAITS.items() for architecture in traits.gguf}
 ARCHITECTURES = tuple(_BY_ARCHITECTURE)
 SUPPORTED = tuple(name for family in FAMILIES for name in family.native)
-PROMPTING: Mapping[str, Prompting] = {
-    name: prompting for family in FAMILIES for name, prompting in family.prompting.items()
-}
-GGUF: Mapping[str, GgufNetwork] = {
-    name: network for family in FAMILIES for name, network in family.gguf.items()
-}
-PROJECTORS: Mapping[str, Projector] = {
-    name: projector for family in FAMILIES for name, projector in family.projectors.items()
-}
+PROMPTING = {name: prompting for family in FAMILIES for name, prompting in family.prompting.items()}
+GGUF = {name: network for family in FAMILIES for name, network in family.gguf.items()}
+PROJECTORS = {name: tokens for family in FAMILIES for name, tokens in family.projectors.items()}
 
 
 def traits_of(family: str) -> Traits:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
 from snugvl.checkpoint.families.network import Expected, Network, norm
-from snugvl.checkpoint.families.traits import Family, Projector, Prompting, Traits
+from snugvl.checkpoint.families.traits import Family, Prompting, Traits
 from snugvl.checkpoint.families.vision import edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import FixedSquare
 from snugvl.checkpoint.section import Section
@@ -95,5 +95,5 @@ FAMILY = Family(
     # Google's documentation gives it no boxes, and its team says that they are no trained ability
     # (discussion 38 of google/gemma-3-4b-it).
     prompting=dict.fromkeys((SEES, "Gemma3nForConditionalGeneration"), Prompting("Gemma 3", "no boxes")),
-    projectors={"gemma3": Projector()},
+    projectors={"gemma3": None},
 )

@@ -26,7 +26,7 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_facts,
 )
 from snugvl.checkpoint.families.rotary import read_mrope, read_vision_theta
-from snugvl.checkpoint.families.traits import Family, Projector, Prompting, Resized, Traits
+from snugvl.checkpoint.families.traits import Family, Prompting, Resized, Traits
 from snugvl.checkpoint.families.vision import one_side
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
@@ -185,5 +185,5 @@ FAMILY = Family(
     prompting=dict.fromkeys(
         ARCHITECTURES, Prompting("Qwen2.5-VL", "pixels", Resized(28, min_pixels=3_136, max_pixels=12_845_056))
     ),
-    projectors=dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), Projector(GGUF_TOKENS)),
+    projectors=dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), GGUF_TOKENS),
 )

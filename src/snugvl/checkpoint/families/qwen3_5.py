@@ -4,20 +4,13 @@ Norms are stored as their distance from 1, a quarter of each head is rotated, an
 without deepstack levels. Source: transformers' models/qwen3_5 (configuration, modelling).
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from snugvl.checkpoint.architecture import ModelConfig, TextConfig
 from snugvl.checkpoint.families.decoder import SIZES, Decoder, need_silu, read_decoder
-from snugvl.checkpoint.families.gated_delta import (
-    check_hybrid,
-    count_predictors,
-    gated_layer,
-    hybrid_facts,
-    hybrid_tensors,
-    predictor_tensors,
-    read_hybrid,
-)
-from snugvl.checkpoint.families.network import Network, model_config, ties
+from snugvl.checkpoint.families.gated_delta import check_delta, read_delta
+from snugvl.checkpoint.families.network import Expected, Network, linear, model_config, norm, ties
 from snugvl.checkpoint.families.qwen_tower import (
     check_tower,
     check_width,
@@ -28,7 +21,7 @@ from snugvl.checkpoint.families.qwen_tower import (
 )
 from snugvl.checkpoint.families.rotary import read_mrope
 from snugvl.checkpoint.families.traits import Family, Prompting, Traits
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section
 
 DENSE, MIXTURE = "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"
 _DEFAULTS = {
@@ -45,23 +38,22 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     """
     text, vision = root.section("text_config"), root.section("vision_config")
     decoder = _decoder(text)
-    delta, kinds = read_hybrid(text, decoder)
     tower = read_tower(vision, [])
     check_width(vision, tower, decoder.hidden)
     tied = ties(root, text)
-    predictors = count_predictors(text)
+    predictors = _predictors(text)
     return Network(
         family="qwen3_5",
         architecture=architecture,
-        text=hybrid_facts(decoder, delta, kinds),
+        text=decoder.facts(),
         vision=tower_facts(tower, images, root.where),
         tied=tied,
         tensors=(
             *tower_tensors(tower),
-            *hybrid_tensors(decoder, delta, kinds, "model.language_model", tied),
+            *decoder.tensors("model.language_model", tied),
         ),
-        unloaded=tuple(predictor_tensors(decoder, predictors)),
-        predictor=gated_layer(decoder) if predictors == 1 else None,
+        unloaded=tuple(_predictor(decoder, predictors)),
+        predictor=decoder.kept() if predictors == 1 else None,
     )
 
 
@@ -85,22 +77,48 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         inner=text,
         vision=tower,
         tokens=read_tokens(root, 248053),
-        predictor=count_predictors(text) == 1,
+        predictor=_predictors(text) == 1,
     )
 
 
 def _text(section: Section) -> TextConfig:
     need_silu(section)
     decoder = _decoder(section)
-    delta, kinds = check_hybrid(section, decoder)
+    assert decoder.delta is not None, "read with it"
+    check_delta(section, decoder.delta)
     rope = read_mrope(section, decoder.head_dim, (11, 11, 10), 1e4, share=0.25)
     config = decoder.config(rope, section.get("rms_norm_eps", float, 1e-6))
-    return replace(config, kinds=kinds, linear=delta, gated=True, norm_offset=1.0)
+    return replace(config, norm_offset=1.0)
 
 
 def _decoder(text: Section) -> Decoder:
     bias = text.get("attention_bias", bool, False)
-    return replace(read_decoder(text, _DEFAULTS), qkv_bias=bias, o_bias=bias, qk_norm=True)
+    decoder = read_decoder(text, _DEFAULTS)
+    delta = read_delta(text, decoder.layers)
+    return replace(decoder, qkv_bias=bias, o_bias=bias, qk_norm=True, delta=delta)
+
+
+def _predictors(text: Section) -> int:
+    """Layers of the multi-token predictor. Our engine runs one that shares the decoder's embedding."""
+    key = "mtp_num_hidden_layers"
+    if not text.values.get(key) or text.values.get("mtp_use_dedicated_embeddings"):
+        return 0
+    return text.count(key, most=MAX_LAYERS)
+
+
+def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
+    """The multi-token predictor that the files carry for speculative decoding (`models/predictor.py`)."""
+    if not layers:
+        return
+    yield from linear("mtp.fc", decoder.hidden, 2 * decoder.hidden, "other")
+    for index in range(layers):
+        layer = f"mtp.layers.{index}"
+        yield from decoder.attention(f"{layer}.self_attn")
+        yield from decoder.mlp(f"{layer}.mlp")
+        yield from norm(f"{layer}.input_layernorm", decoder.hidden)
+        yield from norm(f"{layer}.post_attention_layernorm", decoder.hidden)
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        yield from norm(f"mtp.{name}", decoder.hidden)
 
 
 FAMILY = Family(

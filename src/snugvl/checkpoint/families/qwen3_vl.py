@@ -20,7 +20,7 @@ from snugvl.checkpoint.families.qwen_tower import (
 )
 from snugvl.checkpoint.families.rotary import read_mrope
 from snugvl.checkpoint.families.text import QWEN3
-from snugvl.checkpoint.families.traits import Family, GgufNetwork, Projector, Prompting, Traits
+from snugvl.checkpoint.families.traits import Family, GgufNetwork, Prompting, Traits
 from snugvl.checkpoint.section import Section
 
 DENSE = "Qwen3VLForConditionalGeneration"
@@ -117,5 +117,5 @@ FAMILY = Family(
     prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3-VL")),
     # Text alone turns all three axes by the same position: without its tower it is a Qwen3.
     gguf={"qwen3vl": GgufNetwork(QWEN3, sees=DENSE, projector="qwen3vl_merger")},
-    projectors={"qwen3vl_merger": Projector(GGUF_TOKENS)},
+    projectors={"qwen3vl_merger": GGUF_TOKENS},
 )

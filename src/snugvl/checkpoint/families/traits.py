@@ -41,8 +41,8 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """The picture as a model reads it, for an engine that doesn't tell: sides are multiples of `factor`
-    pixels, the area is between the limits."""
+    """Size of a picture as a model reads it: sides are multiples of `factor` pixels, the area is between the
+    limits."""
 
     factor: int
     min_pixels: int
@@ -56,7 +56,7 @@ class Prompting:
     Attributes:
         family: as people call it.
         convention: the words they are asked in, and how they write boxes.
-        resized: of models whose boxes are pixels of the picture as they read it.
+        resized: of models whose boxes are pixels of the picture as they read it, for engines that don't tell.
     """
 
     family: str
@@ -82,14 +82,6 @@ class GgufNetwork:
 
 
 @dataclass(frozen=True, slots=True)
-class Projector:
-    """A kind of vision tower in llama.cpp. `tokens`: the least and most of a picture that keeps its aspect;
-    None where every picture becomes one square."""
-
-    tokens: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
     """All that is known of a family, or of several with one plan.
 
@@ -100,7 +92,8 @@ class Family:
         traits: by the family's name in the plan (`Network.family`), or of an architecture in GGUF files.
         prompting: by architecture, of those that see, whichever engine runs them.
         gguf: by architecture of GGUF files, of those that our own engine runs.
-        projectors: by name in GGUF files of towers.
+        projectors: by what GGUF files of towers call them, the least and most tokens of a picture that keeps
+            its aspect in llama.cpp; None where every picture becomes one square.
     """
 
     architectures: tuple[str, ...] = ()
@@ -111,4 +104,4 @@ class Family:
     traits: Mapping[str, Traits] = field(default_factory=dict)
     prompting: Mapping[str, Prompting] = field(default_factory=dict)
     gguf: Mapping[str, GgufNetwork] = field(default_factory=dict)
-    projectors: Mapping[str, Projector] = field(default_factory=dict)
+    projectors: Mapping[str, tuple[int, int] | None] = field(default_factory=dict)

@@ -74,8 +74,9 @@ function inParts([x1, y1, x2, y2], picture, grounding) {
 }
 
 /** What the model's numbers count to along a picture's width and height. */
-function countsTo({ width, height }, { scale, factor, min_pixels: least, max_pixels: most }) {
+function countsTo({ width, height }, { scale, resized }) {
   if (scale) return [scale, scale];
+  const { factor, min_pixels: least, max_pixels: most } = resized;
   const fitted = (round, by) => [width, height].map((length) => Math.max(factor, round((length * by) / factor) * factor));
   const [columns, rows] = fitted(Math.round, 1);
   if (columns * rows > most) return fitted(Math.floor, Math.sqrt(most / (width * height)));
