@@ -18,7 +18,16 @@ from snugvl.checkpoint.families.traits import Family, Traits
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
-_MODULES = ("qwen3_vl", "qwen3_5", "qwen2_5_vl", "internvl", "gemma3", "smolvlm", "text", "elsewhere")
+_MODULES = (
+    "qwen3_vl",
+    "qwen3_5",
+    "qwen2_5_vl",
+    "internvl",
+    "gemma3",
+    "smolvlm",
+    "text",
+    "elsewhere",
+)
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in _MODULES)
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _TRAITS = {name: traits for family in FAMILIES for name, traits in family.traits.items()}

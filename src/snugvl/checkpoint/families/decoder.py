@@ -98,7 +98,7 @@ class Decoder:
             qk_norm=self.qk_norm,
             window=next((each for each in windows if each is not None), None),
             fused=self.fused,
-            linear=self.delta and self.delta.sizes,
+            linear=self.delta.sizes if self.delta else None,
             gated=self.delta is not None,
         )
 
