@@ -1,11 +1,15 @@
 """One direction only, and nothing slow before it is needed: checked on the imports themselves."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from snugvl.checkpoint.catalogue import catalogue_facts, entries
+from snugvl.checkpoint.families import FAMILIES
 
 SOURCE = Path(__file__).parent.parent / "src" / "snugvl"
 
@@ -21,7 +25,7 @@ ALLOWED = {
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint"},
     "backends": {"engine", "models", "layers", "inputs", "checkpoint", "diagnose", "hardware", "planner"},
-    "tasks": {"inputs", "checkpoint.resize"},
+    "tasks": {"inputs", "checkpoint.resize", "checkpoint.families"},
     "fidelity": {
         "backends.native", "backends.place", "tasks", "inputs", "engine", "models", "layers", "checkpoint",
         "planner",
@@ -51,6 +55,13 @@ ROOT = {
     "loading": {"model", "checkpoint", "backends", "planner.engines"},
 }
 KNOWN = {"core", "errors", "version"}
+# Modules that say a name which is a family's as well, and what it is there. This list may only shrink.
+HOMONYMS = {
+    "checkpoint/gguf_tokenizer.py": {"qwen2"},  # llama.cpp's name of a way to cut text
+    "core/messages.py": {"llama", "mistral"},  # forms of calls of tools, as in `inputs/tools/forms.py`
+    "inputs/tools/forms.py": {"llama", "mistral"},
+    "diagnose/facts.py": {"llama"},  # how names of models begin in logs
+}
 SLOW = (
     "torch",
     "transformers",
@@ -113,6 +124,55 @@ def test_the_engine_knows_nothing_of_asyncio_http_or_text(module: str) -> None:
         text = path.read_text(encoding="utf-8")
         for name in ("asyncio", "httpx", "fastapi", "tokenizers", "jinja2"):
             assert f"import {name}" not in text, f"{path.name} imports {name}"
+
+
+def families_named() -> set[str]:
+    """Names by which families, their architectures and their towers go, here and in files."""
+    names = {plan for family in FAMILIES for plan in (*family.traits, *family.prompting, *family.gguf)}
+    names |= {other for family in FAMILIES for traits in family.traits.values() for other in traits.gguf}
+    return names.union(*({*family.architectures, *family.projectors} for family in FAMILIES))
+
+
+def words_of(path: Path) -> set[str]:
+    """Literal strings of a module but its docstrings, and what in them is spelled as an architecture; of a
+    script all quoted words."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".js":
+        return set(re.findall(r"[\w.-]+", text))
+    tree = ast.parse(text)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    literals = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
+    }
+    return literals | set(re.findall(r"\b[A-Z]\w+For\w+\b", " ".join(literals)))
+
+
+def test_nobody_but_the_families_says_a_familys_name() -> None:
+    rooms = SOURCE / "checkpoint" / "families"
+    modules = [path for path in SOURCE.rglob("*.py") if rooms not in path.parents]
+    scripts = (SOURCE / "server" / "page" / "static").glob("*.js")
+    names, said = families_named(), {}
+    for path in (*modules, *scripts):
+        if found := words_of(path) & names:
+            said[path.relative_to(SOURCE).as_posix()] = found
+    assert said == HOMONYMS
+
+
+def test_only_a_familys_network_imports_its_module() -> None:
+    shared = {"families", "families.network", "families.traits"}
+    rooms = (SOURCE / "checkpoint" / "families", SOURCE / "models")
+    for path in SOURCE.rglob("*.py"):
+        if not set(rooms) & set(path.parents):
+            mine = {name for name in imports(path) if name.startswith("checkpoint.families")}
+            assert mine <= {f"checkpoint.{name}" for name in shared}, path.name
+
+
+def test_every_planned_family_says_its_traits() -> None:
+    known = {name for family in FAMILIES for name in family.traits}
+    planned = [catalogue_facts(entry.name) for entry in entries()]
+    assert {facts.family for facts in planned if facts is not None} <= known
 
 
 def modules_after(code: str) -> set[str]:

@@ -10,13 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from snugvl.checkpoint.families.traits import Resized
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.core.messages import Capabilities, Text
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
 from snugvl.model import Model
 from snugvl.tasks import detect, grammar, scene
-from snugvl.tasks.conventions import CONVENTIONS, QWEN3_VL, convention_of, grounding, tasks_of
+from snugvl.tasks.conventions import CONVENTIONS, UNKNOWN, convention_of, grounding, grounding_of, tasks_of
 from snugvl.tasks.results import Detections, Reply
 from tests.tasks.fake import FakeBackend, prompt_of
 
@@ -327,11 +328,30 @@ def test_whatever_it_says_boxes_are_inside(architecture: str, answer: str) -> No
 
 
 def test_pocket_and_what_nobody_knows_are_spoken_to_as_before() -> None:
-    assert convention_of(model_of("")) is QWEN3_VL
-    assert convention_of(model_of("SomethingNewForConditionalGeneration")) is QWEN3_VL
-    assert convention_of(model_of("Qwen3VLForConditionalGeneration")) is QWEN3_VL
+    assert convention_of(model_of("")) is UNKNOWN
+    assert convention_of(model_of("SomethingNewForConditionalGeneration")) is UNKNOWN
+    pocket = convention_of(model_of("Qwen3VLForConditionalGeneration"))
+    assert replace(pocket, family=UNKNOWN.family, architectures=()) == UNKNOWN
     names = [name for convention in CONVENTIONS for name in convention.architectures]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scale"),
+    [("", 1000), ("Qwen3_5ForConditionalGeneration", 1000), (PALIGEMMA, 1024), (QWEN2_5, None)],
+)
+def test_whoever_draws_boxes_is_told_how_they_count(architecture: str, scale: int | None) -> None:
+    said = grounding_of(model_of(architecture, min_pixels=0, max_pixels=1 << 20))
+    assert said is not None
+    assert said.keys == {"bbox_2d": "x", "bbox": "x", "box_2d": "y"}
+    assert said.scale == scale
+    # What the engine doesn't tell is the family's.
+    assert said.resized == (None if scale else Resized(28, 3_136, 1 << 20))
+
+
+def test_a_model_without_boxes_or_eyes_is_told_to_draw_none() -> None:
+    assert grounding_of(model_of("Gemma3ForConditionalGeneration")) is None
+    assert grounding_of(model_of("Qwen3ForCausalLM", images=False)) is None
 
 
 def test_a_model_uses_its_convention_from_prompt_to_pixels() -> None:

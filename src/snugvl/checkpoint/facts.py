@@ -51,6 +51,20 @@ class KVLayer:
     value_heads: int = 0
     values: int = 0
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has a state that doesn't grow with the context, and no keys and values."""
+        return not self.kv_heads
+
+    @property
+    def channels(self) -> int:
+        """Columns of a recurrent layer that its convolution runs over."""
+        return self.projected - self.values
+
+    def token_values(self, gpus: int = 1) -> int:
+        """Values of one token's keys and values on one of `gpus`; fewer heads than GPUs are on several."""
+        return 2 * -(-self.kv_heads // gpus) * self.head_dim
+
     def state(self, itemsize: int) -> int:
         """Bytes of one sequence's state."""
         return self.state_bytes + self.state_values * itemsize

@@ -1,7 +1,8 @@
 """A GGUF's metadata as the planner's facts: one reader for all of llama.cpp's architectures.
 
 They share their keys, so none has to be known by name: what differs in memory is in the metadata (windows,
-recurrent states, experts), or is refused. A few windows' patterns stand in llama.cpp's source alone.
+recurrent states, experts), or is refused. A few windows' patterns stand in llama.cpp's source alone: families
+say them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,8 +10,8 @@ from math import prod
 from typing import Any, Final
 
 from snugvl.checkpoint.facts import GgufFacts, KVLayer, ModelFacts, Role, TensorFact, TextFacts, VisionFacts
-from snugvl.checkpoint.families import family_of_gguf, traits_of
-from snugvl.checkpoint.gguf_network import ARCHITECTURE, levels_of, parsed
+from snugvl.checkpoint.families import PROJECTORS, family_of_gguf, traits_of
+from snugvl.checkpoint.gguf_network import ARCHITECTURE, below, levels_of, parsed, projector_of
 from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
 from snugvl.checkpoint.material import Material
@@ -20,17 +21,12 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
 UNLIKE: Final = "snugvl.unlike"  # of an mmproj that was left out
 MMPROJ: Final = "clip"  # the architecture of a vision tower's own file
-# Of so many layers one looks at everything, in architectures whose files don't say it.
-PATTERNS: Final = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4}
 UNPLANNED: Final = (
     "attention.kv_lora_rank",
     "wkv.head_size",
     "shortconv.l_cache",
     "attention.indexer.head_count",
 )
-# Tokens of a picture in llama.cpp: the least and most that it takes (`clip.cpp`), and a warning's threshold.
-QWEN_TOKENS: Final = (8, 4096)
-PROJECTORS: Final = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
 FILE_TYPES: Final = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
     12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
@@ -51,7 +47,7 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     architecture = Section(values, material.where).get(ARCHITECTURE, str)
     if architecture == MMPROJ:
         raise UnsupportedModel(f"{material.where} is a vision tower alone (mmproj); name the model beside it")
-    section = Section(_of(values, architecture), f"{material.where}: {plain(architecture)}")
+    section = Section(below(values, architecture), f"{material.where}: {plain(architecture)}")
     tensors = tuple(_tensor(*each) for each in material.tensors)
     names = {tensor.name for tensor in tensors}
     if "token_embd.weight" not in names:
@@ -91,12 +87,6 @@ def _why_not(material: Material) -> str:
     except CheckpointError as error:
         return str(error)
     return ""
-
-
-def _of(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {
-        key.removeprefix(f"{prefix}."): value for key, value in values.items() if key.startswith(f"{prefix}.")
-    }
 
 
 def _tensor(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> TensorFact:
@@ -151,11 +141,12 @@ def _kv_layers(section: Section, architecture: str, layers: int, head: int) -> I
         raise UnsupportedModel(
             f"{section.where} has keys of {key} and values of {value}; that isn't planned yet"
         )
+    traits = traits_of(family_of_gguf(architecture))
     window = section.values.get("attention.sliding_window")
-    pattern = section.values.get("attention.sliding_window_pattern") or PATTERNS.get(architecture)
+    pattern = section.values.get("attention.sliding_window_pattern") or traits.full_every
     every = section.values.get("full_attention_interval", 4)
     recurrent = section.values.get("ssm.state_size")
-    if recurrent and not traits_of(family_of_gguf(architecture)).recurrent and architecture != "qwen3next":
+    if recurrent and not traits.recurrent:
         raise UnsupportedModel(f"{section.where} has recurrent states of a kind that isn't planned yet")
     for layer in range(layers):
         if recurrent and (layer + 1) % every:
@@ -179,21 +170,21 @@ def _recurrent(section: Section, state: int) -> KVLayer:
 
 
 def _vision(values: Mapping[str, Any], where: str) -> VisionFacts:
-    section = Section(_of(values, "clip.vision"), f"{where}: mmproj")
-    kind = values.get("clip.vision.projector_type") or values.get("clip.projector_type")
+    section = Section(below(values, "clip.vision"), f"{where}: mmproj")
+    kind = projector_of(values)
+    if kind not in PROJECTORS:
+        raise UnsupportedModel(
+            f"{section.where} has the projector {plain(kind)}; the tokens of its pictures aren't known "
+            f"(known: {', '.join(sorted(PROJECTORS))})"
+        )
     patch, merge = section.count("patch_size", most=1024), section.count("spatial_merge_size", 2, most=64)
     side = section.count("image_size", patch, most=1 << 16)
-    if kind in PROJECTORS:
-        least, most = (tokens * (patch * merge) ** 2 for tokens in QWEN_TOKENS)
+    if (tokens := PROJECTORS[kind]) is not None:
+        least, most = (count * (patch * merge) ** 2 for count in tokens)
         rule: SmartResize | FixedSquare = SmartResize(patch, merge, min_pixels=least, max_pixels=most)
-    elif kind == "gemma3":
+    else:
         merge = section.values.get("projector.scale_factor") or 4
         rule = FixedSquare(side, patch, (side // patch // merge) ** 2)
-    else:
-        raise UnsupportedModel(
-            f"{section.where} has the projector {plain(str(kind))}; the tokens of its pictures aren't known "
-            f"(known: gemma3, {', '.join(PROJECTORS)})"
-        )
     levels = section.values.get("is_deepstack_layers") or []
     return VisionFacts(
         depth=section.count("block_count", most=MAX_LAYERS),

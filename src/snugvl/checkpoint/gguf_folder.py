@@ -16,11 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from snugvl.checkpoint.families import parse_config
+from snugvl.checkpoint.families import PROJECTORS, parse_config
 from snugvl.checkpoint.gguf import GgufHeader, read_gguf
-from snugvl.checkpoint.gguf_facts import QWEN_TOKENS
 from snugvl.checkpoint.gguf_files import GgufFiles
-from snugvl.checkpoint.gguf_network import FACTORS, config_of, entries_of, parsed, placed, squares
+from snugvl.checkpoint.gguf_network import (
+    FACTORS,
+    config_of,
+    entries_of,
+    parsed,
+    placed,
+    projector_of,
+    squares,
+)
 from snugvl.checkpoint.gguf_tokenizer import KEPT, tokenizer_files
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.checkpoint.section import read_json
@@ -86,10 +93,11 @@ def documents_of(files: GgufFiles) -> dict[str, Mapping[str, Any]]:
             "projector": None if files.projector is None else str(files.projector.resolve()),
         },
     }
-    if images is not None:
+    tokens = None if images is None else PROJECTORS[projector_of(images)]
+    if images is not None and tokens is not None:
         vision = config["vision_config"]
         token = (vision["patch_size"] * vision["spatial_merge_size"]) ** 2
-        least, most = (count * token for count in QWEN_TOKENS)
+        least, most = (count * token for count in tokens)
         documents["preprocessor_config.json"] = squares(images, config, (least, most))
     return documents
 

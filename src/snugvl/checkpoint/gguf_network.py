@@ -2,7 +2,8 @@
 
 What llama.cpp stores in another way:
 
-    rows of queries and keys   of "llama": each head's two halves alternate, row by row (`TensorEntry.heads`)
+    rows of queries and keys   of some families each head's two halves alternate, row by row
+                               (`GgufNetwork.alternating`, `TensorEntry.heads`)
     a tower's patches          one convolution for each frame of a pair (`TensorEntry.frames`)
     deepstack mergers          by the block after which they stand, not by their place in the list
 
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
-from snugvl.checkpoint.families import parse_config
+from snugvl.checkpoint.families import GGUF, parse_config
 from snugvl.checkpoint.gguf import GgufHeader
 from snugvl.checkpoint.material import Stored
 from snugvl.checkpoint.safetensors import TensorEntry
@@ -28,12 +29,6 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURE: Final = "general.architecture"
 TOKENS: Final = "tokenizer.ggml.tokens"
-MERGER: Final = "qwen3vl_merger"
-NATIVE: Final = {
-    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "qwen3vl": "Qwen3VLForConditionalGeneration",
-}  # fmt: skip
-ALTERNATING: Final = ("llama",)  # whose queries and keys have the halves of a head alternate
 # Stored forms that our kernels read (`layers/ggml.py`), and those that are copied.
 BLOCKS: Final = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 PLAIN: Final = ("F32", "F16", "BF16")
@@ -106,7 +101,7 @@ def config_of(
 
     Args:
         values: the metadata; where the vocabulary was kept, ids of vision tokens are looked up in it.
-        images: the metadata of the mmproj, or None: a Qwen3-VL is read as its text model then.
+        images: the metadata of the mmproj, or None: a model that sees is read as its text model then.
         factors: the content of `FACTORS`, where it was read; a plan needs none.
 
     Raises:
@@ -114,31 +109,31 @@ def config_of(
         UnsupportedModel: an architecture, a variant or a type of tensor that our engine doesn't have.
     """
     kind = Section(values, where).get(ARCHITECTURE, str)
-    if kind not in NATIVE:
+    network = GGUF.get(kind)
+    if network is None:
         raise UnsupportedModel(
-            f"{where} is a {plain(kind)}; our own engine runs GGUFs of {', '.join(NATIVE)}: {INSTEAD}"
+            f"{where} is a {plain(kind)}; our own engine runs GGUFs of {', '.join(sorted(GGUF))}: {INSTEAD}"
         )
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     _check_types(tensors, where)
-    section = Section(_below(values, kind), f"{where}: {kind}")
+    section = Section(below(values, kind), f"{where}: {kind}")
     for key in UNREAD:
         if section.values.get(key) not in (None, "none", 0):
             raise UnsupportedModel(f"{section.where} has {key}, which our engine doesn't read: {INSTEAD}")
-    text = _text(section, kind, shapes)
-    if kind != "qwen3vl" and images is not None:
+    text = _text(section, shapes)
+    if not network.sees and images is not None:
         raise UnsupportedModel(f"{where} is a {kind} that sees, which our engine doesn't run: {INSTEAD}")
     if factors is not None:
         text["rope_scaling"] = {"type": "longrope", "short_factor": list(factors), "attention_factor": 1.0}
     if images is None:
-        # Text alone turns all three axes by the same position: a Qwen3-VL without its tower is a Qwen3.
-        return text | {"architectures": [NATIVE["qwen3" if kind == "qwen3vl" else kind]]}
+        return text | {"architectures": [network.text]}
     sections = section.get("rope.dimension_sections", list)
     rope = {"rope_type": "default", "mrope_section": sections[:3], "mrope_interleaved": True}
     return {
-        "architectures": [NATIVE[kind]],
+        "architectures": [network.sees],
         "tie_word_embeddings": text["tie_word_embeddings"],
         "text_config": text | {"rope_scaling": rope},
-        "vision_config": _vision(images, text["hidden_size"], where),
+        "vision_config": _vision(images, network.projector, text["hidden_size"], where),
         **_vision_tokens(values, where),
     }
 
@@ -163,8 +158,14 @@ def parsed(
 
 def prefix_of(values: Mapping[str, Any], images: Mapping[str, Any] | None) -> str:
     """What the names of the decoder's tensors begin with in our network."""
-    sees = values.get(ARCHITECTURE) == "qwen3vl" and images is not None
+    network = GGUF.get(values.get(ARCHITECTURE, ""))
+    sees = network is not None and network.sees and images is not None
     return "model.language_model." if sees else "model."
+
+
+def projector_of(images: Mapping[str, Any]) -> str:
+    """The kind of tower that the metadata of an mmproj names; "None" where it names none."""
+    return str(images.get("clip.vision.projector_type") or images.get("clip.projector_type"))
 
 
 def levels_of(images: Mapping[str, Any] | None) -> list[int]:
@@ -203,7 +204,8 @@ def entries_of(headers: Sequence[GgufHeader], tower: GgufHeader | None) -> dict[
     images = None if tower is None else tower.values
     decoder, levels = prefix_of(values, images), levels_of(images)
     kind = str(values.get(ARCHITECTURE))
-    heads = _heads(Section(_below(values, kind), headers[0].where)) if kind in ALTERNATING else {}
+    alternating = kind in GGUF and GGUF[kind].alternating
+    heads = _heads(Section(below(values, kind), headers[0].where)) if alternating else {}
     found: dict[str, TensorEntry] = {}
     for entry in placed((*headers, *([] if tower is None else [tower]))):
         if entry.name == FACTORS:  # in the configuration: `gguf_folder.py`
@@ -239,7 +241,8 @@ def _heads(section: Section) -> dict[str, int]:
     return {"q_proj": queries, "k_proj": section.count("attention.head_count_kv", queries)}
 
 
-def _below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What the metadata says under a prefix, without it."""
     start = f"{prefix}."
     return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
 
@@ -264,7 +267,7 @@ def _multiplied(tensor: Stored) -> bool:
     return len(tensor.shape) == 2 and not beside
 
 
-def _text(section: Section, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _text(section: Section, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     heads, hidden = section.count("attention.head_count"), section.count("embedding_length")
     embedding = shapes.get("token_embd.weight")
     if embedding is None:
@@ -287,17 +290,17 @@ def _text(section: Section, kind: str, shapes: Mapping[str, tuple[int, ...]]) ->
         "rms_norm_eps": section.get("attention.layer_norm_rms_epsilon", float),
         "rope_theta": section.get("rope.freq_base", float, 10000.0),
         "hidden_act": "silu",
-        "attention_bias": kind != "qwen2" and "blk.0.attn_q.bias" in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
     }
 
 
-def _vision(images: Mapping[str, Any], hidden: int, where: str) -> dict[str, Any]:
-    section = Section(_below(images, "clip.vision"), f"{where}: mmproj")
-    kind = images.get("clip.vision.projector_type") or images.get("clip.projector_type")
-    if kind != MERGER:
+def _vision(images: Mapping[str, Any], projector: str, hidden: int, where: str) -> dict[str, Any]:
+    section = Section(below(images, "clip.vision"), f"{where}: mmproj")
+    kind = projector_of(images)
+    if kind != projector:
         raise UnsupportedModel(
-            f"{section.where} has the projector {plain(str(kind))}; our engine has {MERGER}: {INSTEAD}"
+            f"{section.where} has the projector {plain(kind)}; our engine has {projector}: {INSTEAD}"
         )
     patch = section.count("patch_size", most=1024)
     return {
@@ -331,9 +334,9 @@ def _vision_tokens(values: Mapping[str, Any], where: str) -> dict[str, int]:
 def squares(images: Mapping[str, Any], config: Mapping[str, Any], pixels: tuple[int, int]) -> dict[str, Any]:
     """What transformers' `preprocessor_config.json` says of the same tower.
 
-    `pixels`: the least and the most of a picture; a GGUF doesn't say them (`gguf_facts.QWEN_TOKENS`).
+    `pixels`: the least and the most of a picture; a GGUF doesn't say them (`Family.projectors`).
     """
-    section, tower = Section(_below(images, "clip.vision"), "mmproj"), config["vision_config"]
+    section, tower = Section(below(images, "clip.vision"), "mmproj"), config["vision_config"]
 
     def three(key: str) -> list[float]:
         found = section.get(key, list, [0.5] * 3)

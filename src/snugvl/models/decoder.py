@@ -47,9 +47,19 @@ class Attention(nn.Module):
         self.k_norm = norm_of(config, self.head_dim) if config.qk_norm else None
 
     def forward(
-        self, x: torch.Tensor, norm: RMSNorm, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
+        self,
+        x: torch.Tensor,
+        norm: RMSNorm | None,
+        rotation: CosSin,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        *,
+        add: bool = True,
     ) -> torch.Tensor:
-        """`x` `[tokens, hidden]` plus attention over its `norm`; the new keys and values are cached first."""
+        """`x` `[tokens, hidden]` plus attention over its `norm`; the new keys and values are cached first.
+
+        Without `norm` attention is over `x` itself; without `add` it is returned alone.
+        """
         qkv = self.qkv_proj(x, norm=norm).view(x.shape[0], -1, self.head_dim)
         output = paged_attention(
             self._queries(qkv, rotation, cache, metadata),
@@ -60,7 +70,7 @@ class Attention(nn.Module):
             self.window,
             qkv[:, 1 : 2 * self.heads : 2] if self.gated else None,
         )
-        result: torch.Tensor = self.o_proj(output.flatten(1), residual=x)
+        result: torch.Tensor = self.o_proj(output.flatten(1), residual=x if add else None)
         return result
 
     def _queries(
@@ -98,9 +108,10 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, 2 * inner)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-        """`x` `[tokens, hidden]` plus the MLP of its `norm`."""
-        result: torch.Tensor = self.down_proj(self.gate_up_proj(x, norm=norm, swiglu=True), residual=x)
+    def forward(self, x: torch.Tensor, norm: RMSNorm | None, *, add: bool = True) -> torch.Tensor:
+        """`x` `[tokens, hidden]` plus the MLP of its `norm`; see `Attention.forward`."""
+        inner = self.gate_up_proj(x, norm=norm, swiglu=True)
+        result: torch.Tensor = self.down_proj(inner, residual=x if add else None)
         return result
 
 
@@ -130,13 +141,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embeddings, layers and the last norm. Deepstack levels enter after the first layers."""
+    """Embeddings, layers and the last norm. Deepstack levels enter after the first layers.
 
-    def __init__(self, config: TextConfig) -> None:
+    `layer`: makes each of the layers; a family whose layers are of another build gives its own class.
+    """
+
+    def __init__(self, config: TextConfig, layer: type[Layer] = Layer) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = Linear(config.hidden_size, config.vocab_size)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
         self.norm = norm_of(config, config.hidden_size)
 
     def forward(

@@ -1,13 +1,15 @@
 """The networks that a configuration can describe. Parameter names are the checkpoint's."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from importlib import import_module
 
 import torch
 from torch import nn
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.facts import PREDICTOR
-from snugvl.checkpoint.families import qwen2_5_vl, qwen3_5, qwen3_vl, text
+from snugvl.checkpoint.families import network_class
+from snugvl.checkpoint.families.qwen2_5_vl import ALIASES
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
@@ -182,7 +184,7 @@ class Qwen25VL(Qwen3VL):
     """The network of every Qwen2.5-VL checkpoint. Its names are those of transformers ≥ 4.52."""
 
     tower_type = Qwen25Tower
-    aliases = qwen2_5_vl.ALIASES  # the Hub's files are older
+    aliases = ALIASES  # the Hub's files are older
 
 
 class Qwen35(Qwen3VL):
@@ -196,14 +198,8 @@ class Qwen35(Qwen3VL):
             self.unloaded = (*self.unloaded, f"{PREDICTOR}*")
 
 
-_BY_ARCHITECTURE: dict[str, Callable[[ModelConfig], LoadableNetwork]] = {
-    **dict.fromkeys(qwen3_vl.NATIVE, Qwen3VL),
-    **dict.fromkeys(qwen2_5_vl.NATIVE, Qwen25VL),
-    **dict.fromkeys(qwen3_5.NATIVE, Qwen35),
-    **dict.fromkeys(text.NATIVE, CausalLM),
-}
-
-
 def network_of(config: ModelConfig) -> LoadableNetwork:
     """The network of `config`, on torch's present default device."""
-    return _BY_ARCHITECTURE[config.architecture](config)
+    module, _, name = network_class(config.architecture).partition(":")
+    network: LoadableNetwork = getattr(import_module(module), name)(config)
+    return network

@@ -14,7 +14,7 @@ from snugvl.core.service import Health, Load, Snapshot, State
 from snugvl.core.training import Training
 from snugvl.planner.plan import Allocation
 from snugvl.server.context import Context, context_of
-from snugvl.tasks.conventions import tasks_of
+from snugvl.tasks.conventions import Grounding, grounding_of, tasks_of
 from snugvl.version import __version__
 
 
@@ -128,6 +128,9 @@ class ModelCard(BaseModel):
     )
     tools: bool | None = Field(default=None, description="Whether the model is shown tools.")
     architecture: str | None = None
+    grounding: Grounding | None = Field(
+        default=None, description="How to read boxes in its answers; null for a model that gives none."
+    )
     parameters: int | None = Field(default=None, description="Number of weights.")
     training: Training | None = Field(
         default=None,
@@ -228,6 +231,7 @@ def _card(context: Context, name: str) -> ModelCard:
         tasks=tasks_of(capabilities),
         tools=capabilities.tools,
         architecture=capabilities.architecture or None,
+        grounding=grounding_of(capabilities),
         parameters=capabilities.parameters or None,
         training=capabilities.training,
     )

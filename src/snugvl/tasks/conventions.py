@@ -1,49 +1,57 @@
-"""How each family of models is spoken to, and how it writes boxes: chosen by the network's architecture.
+"""The ways in which models are asked about pictures and write boxes. Each family's module says which one it
+has (`Prompting` in `checkpoint/families/`).
 
-    family       boxes                                        counted in                      first
-    Qwen3-VL     {"bbox_2d": […], "label": "…"}               thousandths of the image        x
-    Qwen2.5-VL   {"bbox_2d": […], "label": "…"}               pixels of the resized image     x
-    InternVL     <ref>…</ref><box>[[…], …]</box>              thousandths                     x
-    Gemma 4      {"box_2d": […], "label": "…"}                thousandths                     y
-    PaliGemma    <loc0000><loc0000><loc0000><loc0000> … ; …   1024ths                         y
-    Gemma 3, SmolVLM                                          give no boxes
+    convention    boxes                                        counted in                      first
+    thousandths   {"bbox_2d": […], "label": "…"}               thousandths of the image        x
+    pixels        {"bbox_2d": […], "label": "…"}               pixels of the resized image     x
+    y first       {"box_2d": […], "label": "…"}                thousandths                     y
+    tags          <ref>…</ref><box>[[…], …]</box>              thousandths                     x
+    locations     <loc0000><loc0000><loc0000><loc0000> … ; …   1024ths                         y
+    no boxes                                                   none are given
 
-Sources: Qwen3-VL's and Qwen2.5-VL's cookbooks (spatial_understanding.ipynb, 2d_grounding.ipynb) and, for the
-pixels, section 2 of "Qwen2.5-VL Technical Report" (arXiv 2502.13923); Qwen3.5 keeps Qwen3-VL's form.
-InternVL's "Chat data format" (its documentation, "Grounding / Detection data"). Gemma 4: Google's "Image
-understanding" and Hugging Face's "Welcome Gemma 4". PaliGemma: Google's "PaliGemma prompt and system
-instructions" and big_vision's README. Gemma 3: Google's documentation gives it no boxes and its team says
-that they are no trained ability (discussion 38 of google/gemma-3-4b-it). SmolVLM: its card names captions,
-questions and stories, no boxes.
-
-An architecture that isn't here is spoken to as Qwen3-VL is and taken to count in thousandths, x first, unless
-its answer uses `box_2d`: the commonest form today, and an assumption.
+An architecture that no family names is taken for "thousandths", unless its answer uses `box_2d`: the
+commonest form today, and an assumption.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Literal
 
+from snugvl.checkpoint.families import PROMPTING
+from snugvl.checkpoint.families.traits import ConventionName, Resized
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.core.messages import Capabilities, Grammar
 from snugvl.errors import RequestError
 from snugvl.tasks import boxes, grammar, prompts
 
-# Of Qwen2.5-VL's preprocessor_config.json, for an engine that doesn't tell its own.
-QWEN2_5_FACTOR: Final = 28
-QWEN2_5_PIXELS: Final = (3_136, 12_845_056)
+# Keys of a box in an answer that wasn't asked for boxes, and the axis that comes first in each; `boxes` reads
+# more, where they were asked for.
+KEYS: Final[Mapping[str, Literal["x", "y"]]] = {"bbox_2d": "x", "bbox": "x", "box_2d": "y"}
 
-Grid = Callable[[tuple[int, int], Capabilities, int | None], tuple[float, float]]
-"""From an image's width and height, the model, and the request's `max_pixels`: what the model counts to."""
+
+@dataclass(frozen=True, slots=True)
+class Grounding:
+    """How to read the boxes that a loaded model writes into any answer, for whoever draws them.
+
+    Attributes:
+        keys: of JSON objects that hold a box, with the axis that comes first.
+        scale: what the numbers count to along both sides of the picture.
+        resized: without a scale, the picture as the model reads it, whose pixels the numbers are.
+    """
+
+    keys: Mapping[str, Literal["x", "y"]]
+    scale: int | None
+    resized: Resized | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """One family's words and boxes.
+    """Words and boxes.
 
     Attributes:
-        family: as people call it.
-        architectures: as checkpoints name it.
+        family: whose models are asked so, as people call it.
+        architectures: of these models, as checkpoints name them.
+        resized: the picture as these models read it, where boxes are its pixels.
         named: the prompt that asks for boxes of named objects; None: the family gives no boxes.
         everything: the prompt that asks for boxes of every object; None: it finds named ones only.
         marks: control tokens of the model in its prompts.
@@ -51,20 +59,21 @@ class Convention:
         grammar: what the answer must look like; None where its marks are special tokens, which a grammar
             of text can't spell.
         read: finds the boxes in an answer.
-        grid: what the boxes' numbers count to, along the width and along the height.
+        scale: what the boxes' numbers count to along each side; None: pixels of the resized picture.
         captions, question: what else is said in other words.
         scenes: whether it follows the instruction to answer with a scene as JSON.
     """
 
-    family: str
-    architectures: tuple[str, ...]
+    family: str = ""
+    architectures: tuple[str, ...] = ()
+    resized: Resized | None = None
     named: Callable[[Sequence[str]], str] | None = None
     everything: str | None = None
     marks: tuple[str, ...] = ()
     reserved: str = ""
     grammar: Grammar | None = None
     read: Callable[[str], boxes.Reading] = boxes.from_json
-    grid: Grid = lambda size, capabilities, max_pixels: (1000.0, 1000.0)
+    scale: int | None = 1000
     captions: Mapping[prompts.Detail, str] = field(default_factory=lambda: prompts.CAPTION)
     question: str = "{}"
     scenes: bool = True
@@ -93,10 +102,33 @@ class Convention:
             raise RequestError(f"{self.family} finds only objects that are named; name some", field="objects")
         return self.everything
 
+    def grid(
+        self, size: tuple[int, int], capabilities: Capabilities, max_pixels: int | None
+    ) -> tuple[float, float]:
+        """What the boxes' numbers count to along the width and along the height of an image of `size` pixels
+        (width, height), with the request's `max_pixels`."""
+        if self.scale is not None:
+            return float(self.scale), float(self.scale)
+        resized = self.read_as(capabilities)
+        most = resized.max_pixels if max_pixels is None else min(resized.max_pixels, max_pixels)
+        least = min(resized.min_pixels, most)
+        width, height = size
+        rows, columns = smart_resize(height, width, factor=resized.factor, min_pixels=least, max_pixels=most)
+        return float(columns), float(rows)
+
+    def read_as(self, capabilities: Capabilities) -> Resized:
+        """The picture as a loaded model reads it; of what its engine doesn't tell, as the family says."""
+        assert self.resized is not None, "a family that counts pixels says of which picture"
+        return Resized(
+            self.resized.factor,
+            capabilities.min_pixels or self.resized.min_pixels,
+            capabilities.max_pixels or self.resized.max_pixels,
+        )
+
 
 def convention_of(capabilities: Capabilities) -> Convention:
     """The convention of a loaded model."""
-    return _BY_ARCHITECTURE.get(capabilities.architecture, QWEN3_VL)
+    return _BY_ARCHITECTURE.get(capabilities.architecture, UNKNOWN)
 
 
 def tasks_of(capabilities: Capabilities) -> tuple[str, ...]:
@@ -113,25 +145,16 @@ def grounding() -> tuple[str, ...]:
     return tuple(convention.family for convention in CONVENTIONS if convention.named is not None)
 
 
-def _resized(
-    size: tuple[int, int], capabilities: Capabilities, max_pixels: int | None
-) -> tuple[float, float]:
-    """Width and height of the image as Qwen2.5-VL reads it: its boxes are pixels of that one."""
-    least = capabilities.min_pixels or QWEN2_5_PIXELS[0]
-    most = capabilities.max_pixels or QWEN2_5_PIXELS[1]
-    if max_pixels is not None:
-        most = min(most, max_pixels)
-    height, width = smart_resize(
-        size[1],
-        size[0],
-        factor=QWEN2_5_FACTOR,
-        min_pixels=min(least, most),
-        max_pixels=most,
-    )
-    return float(width), float(height)
+def grounding_of(capabilities: Capabilities) -> Grounding | None:
+    """How to read boxes in any answer of a loaded model; None where it gives none."""
+    convention = convention_of(capabilities)
+    if not capabilities.images or convention.named is None:
+        return None
+    resized = None if convention.scale else convention.read_as(capabilities)
+    return Grounding(KEYS, convention.scale, resized)
 
 
-def _internvl(names: Sequence[str]) -> str:
+def _tags(names: Sequence[str]) -> str:
     """The documented sentence for one object; for several, the documented one for detection with tags."""
     refs = ", ".join(f"<ref>{name}</ref>" for name in names)
     if len(names) == 1:
@@ -139,70 +162,59 @@ def _internvl(names: Sequence[str]) -> str:
     return f"Please detect and label all of these in the following image and mark their positions: {refs}"
 
 
-def _gemma(names: Sequence[str]) -> str:
+def _y_first(names: Sequence[str]) -> str:
     *others, last = names
     listed = f"{', '.join(others)} and {last}" if others else last
     return f"detect {listed}, output only ```json"
 
 
-def _qwen2_5(names: Sequence[str]) -> str:
+def _pixels(names: Sequence[str]) -> str:
     return (
         f"Locate every instance of the following categories: {', '.join(names)}. "
         "Output their bbox_2d coordinates and labels using JSON format."
     )
 
 
-QWEN3_VL: Final = Convention(
-    "Qwen3-VL",
-    ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
-    named=prompts.detect,
-    everything=prompts.DETECT_ALL,
-    grammar=grammar.BOXES,
-)
-CONVENTIONS: Final = (
-    QWEN3_VL,
-    replace(
-        QWEN3_VL,
-        family="Qwen3.5",
-        architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
-    ),
-    Convention(
-        "Qwen2.5-VL",
-        ("Qwen2_5_VLForConditionalGeneration",),
-        named=_qwen2_5,
+_CONVENTIONS: Final[Mapping[ConventionName, Convention]] = {
+    "thousandths": Convention(named=prompts.detect, everything=prompts.DETECT_ALL, grammar=grammar.BOXES),
+    "pixels": Convention(
+        named=_pixels,
         everything="Locate every object. Output their bbox_2d coordinates and labels using JSON format.",
         grammar=grammar.PIXEL_BOXES,
-        grid=_resized,
+        scale=None,
     ),
-    Convention(
-        "InternVL",
-        ("InternVLForConditionalGeneration", "InternVLChatModel"),
-        named=_internvl,
+    "y first": Convention(
+        named=_y_first,
+        everything="detect all objects, output only ```json",
+        grammar=grammar.Y_FIRST_BOXES,
+    ),
+    "tags": Convention(
+        named=_tags,
         everything="Please detect and label all objects in the following image and mark their positions.",
         marks=("<ref>", "</ref>"),
         reserved="<>[]",
         read=boxes.from_tags,
     ),
-    Convention(
-        "Gemma 4",
-        ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"),
-        named=_gemma,
-        everything="detect all objects, output only ```json",
-        grammar=grammar.Y_FIRST_BOXES,
-    ),
-    Convention("Gemma 3", ("Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration")),
-    Convention("SmolVLM", ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")),
-    Convention(
-        "PaliGemma",
-        ("PaliGemmaForConditionalGeneration",),
+    "locations": Convention(
         named=lambda names: f"detect {' ; '.join(names)}",
         reserved="<>;",
         read=boxes.from_locations,
-        grid=lambda size, capabilities, max_pixels: (1024.0, 1024.0),
+        scale=1024,
         captions={"short": "caption en", "detailed": "describe en"},
         question="answer en {}",
         scenes=False,
     ),
+    "no boxes": Convention(),
+}
+UNKNOWN: Final = replace(_CONVENTIONS["thousandths"], family="unknown")
+CONVENTIONS: Final = tuple(
+    replace(
+        _CONVENTIONS[prompting.convention],
+        family=prompting.family,
+        architectures=tuple(name for name, its in PROMPTING.items() if its == prompting),
+        resized=prompting.resized,
+    )
+    for prompting in dict.fromkeys(PROMPTING.values())
 )
 _BY_ARCHITECTURE: Final = {
     architecture: convention for convention in CONVENTIONS for architecture in convention.architectures

@@ -1,32 +1,42 @@
-"""`config.json` of the families we know, one module each, by the name of transformers' class.
+"""The families we know, one module each, which says all about it (`traits.Family`).
 
-Each is read once, for two views: `describe` gives what the plan of any engine needs, `parse_config` what our
-own engine does, which refuses by name what it doesn't run. Nothing is guessed: an unknown architecture is
-refused, a field that is missing or contradicts another one is named together with the file, and the few
-defaults are those of Hugging Face's own configuration classes.
+A `config.json` is known by the name of transformers' class, and read once, for two views: `describe` gives
+what the plan of any engine needs, `parse_config` what our own engine does, which refuses by name what it
+doesn't run. Nothing is guessed: an unknown architecture is refused, a field that is missing or contradicts
+another one is named together with the file, and the few defaults are those of Hugging Face's own
+configuration classes.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.families import gemma3, internvl, qwen2_5_vl, qwen3_5, qwen3_vl, smolvlm, text
 from snugvl.checkpoint.families.network import Network
-from snugvl.checkpoint.families.traits import Traits
+from snugvl.checkpoint.families.traits import Family, Traits
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
-_NATIVE: tuple[ModuleType, ...] = (qwen3_vl, qwen3_5, qwen2_5_vl, text)
-_PLANNED: tuple[ModuleType, ...] = (qwen3_vl, qwen3_5, qwen2_5_vl, internvl, gemma3, smolvlm, text)
-_BY_ARCHITECTURE = {name: module for module in _PLANNED for name in module.ARCHITECTURES}
-_TRAITS: dict[str, Traits] = {
-    family: traits for module in _PLANNED for family, traits in getattr(module, "TRAITS", {}).items()
-}
-_OF_GGUF = {architecture: family for family, traits in _TRAITS.items() for architecture in traits.gguf}
+_MODULES = (
+    "qwen3_vl",
+    "qwen3_5",
+    "qwen2_5_vl",
+    "internvl",
+    "gemma3",
+    "smolvlm",
+    "text",
+    "elsewhere",
+)
+FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in _MODULES)
+_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+_TRAITS = {name: traits for family in FAMILIES for name, traits in family.traits.items()}
+_OF_GGUF = {architecture: name for name, traits in _TRAITS.items() for architecture in traits.gguf}
 ARCHITECTURES = tuple(_BY_ARCHITECTURE)
-SUPPORTED: tuple[str, ...] = tuple(name for module in _NATIVE for name in module.NATIVE)
+SUPPORTED = tuple(name for family in FAMILIES for name in family.native)
+PROMPTING = {name: prompting for family in FAMILIES for name, prompting in family.prompting.items()}
+GGUF = {name: network for family in FAMILIES for name, network in family.gguf.items()}
+PROJECTORS = {name: tokens for family in FAMILIES for name, tokens in family.projectors.items()}
 
 
 def traits_of(family: str) -> Traits:
@@ -47,14 +57,18 @@ def describe(root: Section, images: Section | None) -> Network:
         UnsupportedModel: an architecture that no module here knows.
     """
     name = _architecture(root)
-    module = _BY_ARCHITECTURE.get(name)
-    if module is None:
+    family = _BY_ARCHITECTURE.get(name)
+    if family is None or family.describe is None:
         raise UnsupportedModel(
             f"{root.where} is a {plain(name)}, whose tensors, cache and image tokens snugvl doesn't "
             f"know; it knows {', '.join(ARCHITECTURES)}"
         )
-    network: Network = module.describe(root, name, images)
-    return network
+    return family.describe(root, name, images)
+
+
+def network_class(architecture: str) -> str:
+    """The class of the network of a supported architecture, as "module:class"."""
+    return _BY_ARCHITECTURE[architecture].network
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -72,10 +86,10 @@ def parse_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     """The same from an object that is read already; `where` names it in errors."""
     root = Section(values, where)
     name = _architecture(root)
-    if name not in SUPPORTED:
+    family = _BY_ARCHITECTURE.get(name)
+    if family is None or family.parse is None or name not in family.native:
         raise UnsupportedModel(f"{where} is a {plain(name)}; our own engine runs {', '.join(SUPPORTED)}")
-    config: ModelConfig = _BY_ARCHITECTURE[name].parse(root, name)
-    return config
+    return family.parse(root, name)
 
 
 def _architecture(root: Section) -> str:

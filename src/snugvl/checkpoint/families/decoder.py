@@ -1,13 +1,14 @@
 """The decoder that nearly all families share: attention with grouped keys, a gated MLP, RMS norms."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from snugvl.checkpoint.architecture import LayerKind, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
-from snugvl.checkpoint.families.network import Expected, linear, norm
+from snugvl.checkpoint.families.gated_delta import GatedDelta
+from snugvl.checkpoint.families.network import Expected, layer_types, linear, norm
 from snugvl.checkpoint.section import MAX_COUNT, MAX_LAYERS, Section, require, shown
-from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.errors import UnsupportedModel
 
 SIZES = {
     "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers",
@@ -33,6 +34,7 @@ class Decoder:
     Attributes:
         windows: of each layer, None for all tokens.
         fused: queries, keys and values are one matrix, gate and up another.
+        delta: layers of gated delta-rule attention; queries of the others come with a gate then.
     """
 
     hidden: int
@@ -50,10 +52,22 @@ class Decoder:
     qk_norm: bool = False
     fused: bool = False
     experts: Experts | None = None
+    delta: GatedDelta | None = None
+
+    def kept(self, window: int | None = None) -> KVLayer:
+        """What a layer with keys and values keeps of a token."""
+        if self.delta is None:
+            return KVLayer(self.kv_heads, self.head_dim, window)
+        queries = self.heads * self.head_dim
+        projected = 2 * queries + 2 * self.kv_heads * self.head_dim  # each query with its gate
+        return KVLayer(self.kv_heads, self.head_dim, window, projected=projected, values=queries)
 
     def facts(self) -> TextFacts:
         """The same as the planner's nouns."""
-        kv = tuple(KVLayer(self.kv_heads, self.head_dim, window) for window in self.windows)
+        kv = tuple(
+            self.delta.kept() if self.delta and self.delta.linear[index] else self.kept(window)
+            for index, window in enumerate(self.windows)
+        )
         return TextFacts(
             self.hidden, self.intermediate, self.layers, self.heads, self.vocab, self.max_positions, kv,
             self.experts.used if self.experts else 0,
@@ -64,8 +78,9 @@ class Decoder:
         limit = limit or self.max_positions
         # A window that no context outgrows is none.
         windows = [None if each is None or each >= limit else each for each in self.windows]
-        sliding: LayerKind = "sliding"
-        full: LayerKind = "full"
+        kinds: list[LayerKind] = ["full" if each is None else "sliding" for each in windows]
+        if self.delta is not None:
+            kinds = ["linear" if is_linear else "full" for is_linear in self.delta.linear]
         return TextConfig(
             hidden_size=self.hidden,
             num_layers=self.layers,
@@ -77,30 +92,27 @@ class Decoder:
             max_position_embeddings=limit,
             rms_norm_eps=epsilon,
             rope=rope,
-            kinds=tuple(full if each is None else sliding for each in windows),
+            kinds=tuple(kinds),
             qkv_bias=self.qkv_bias,
             o_bias=self.o_bias,
             qk_norm=self.qk_norm,
             window=next((each for each in windows if each is not None), None),
             fused=self.fused,
+            linear=self.delta.sizes if self.delta else None,
+            gated=self.delta is not None,
         )
 
     def tensors(
-        self,
-        prefix: str,
-        tied: bool,
-        *,
-        norms: Sequence[str] = ("input", "post_attention"),
-        attention: Callable[[int, str], Iterator[Expected]] | None = None,
+        self, prefix: str, tied: bool, *, norms: Sequence[str] = ("input", "post_attention")
     ) -> Iterator[Expected]:
-        """Embedding, layers and final norm under `prefix`, and the output matrix unless it is the embedding.
-
-        `attention`: a layer's own, by number and name.
-        """
+        """Embedding, layers, final norm under `prefix`, and the output matrix unless it is the embedding."""
         yield Expected(f"{prefix}.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
         for index in range(self.layers):
             layer = f"{prefix}.layers.{index}"
-            yield from attention(index, layer) if attention else self.attention(f"{layer}.self_attn")
+            if self.delta and self.delta.linear[index]:
+                yield from self.delta.tensors(f"{layer}.linear_attn", self.hidden)
+            else:
+                yield from self.attention(f"{layer}.self_attn")
             if self.experts and self.experts.sparse[index]:
                 yield from _mixture(f"{layer}.mlp", self.hidden, self.experts)
             else:
@@ -111,10 +123,10 @@ class Decoder:
         if not tied:
             yield Expected("lm_head.weight", (self.vocab, self.hidden), "lm_head")
 
-    def attention(self, name: str, *, gated: bool = False) -> Iterator[Expected]:
-        """Projections, and the norms of queries and keys. `gated`: queries bring a gate: twice the rows."""
+    def attention(self, name: str) -> Iterator[Expected]:
+        """Projections, and the norms of queries and keys. With a gate queries have twice the rows."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        parts = (("q", 2 * queries if gated else queries), ("k", keys), ("v", keys))
+        parts = (("q", 2 * queries if self.delta else queries), ("k", keys), ("v", keys))
         for part, rows in (("qkv", queries + 2 * keys),) if self.fused else parts:
             yield from linear(f"{name}.{part}_proj", rows, self.hidden, "linear", bias=self.qkv_bias)
         yield from linear(f"{name}.o_proj", self.hidden, queries, "linear", bias=self.o_bias)
@@ -174,22 +186,6 @@ def need_silu(section: Section) -> None:
     act = section.values.get("hidden_act")
     if act not in (None, "silu"):
         raise UnsupportedModel(f"{section.where} has hidden_act {shown(act)}; only 'silu' is supported")
-
-
-def layer_types(section: Section, default: Sequence[str], known: Sequence[str]) -> list[str]:
-    """`layer_types`, or `default`, which is as long as the model, where the file has none.
-
-    Raises:
-        CheckpointError: the list is not as long as the model, or names a kind of layer we don't know.
-    """
-    types: list[str] = section.get("layer_types", list, list(default))
-    unknown = [kind for kind in types if kind not in known]
-    if len(types) != len(default) or unknown:
-        raise CheckpointError(
-            f"{section.where} has {len(types)} layer_types for {len(default)} layers"
-            + (f", of an unknown kind {shown(unknown[0])}" if unknown else "")
-        )
-    return types
 
 
 def windows_by_type(section: Section, window: int, default: Sequence[str]) -> tuple[int | None, ...]:

@@ -5,16 +5,13 @@ from dataclasses import replace
 
 from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
 from snugvl.checkpoint.families.network import Expected, Network, norm
-from snugvl.checkpoint.families.traits import Traits
+from snugvl.checkpoint.families.traits import Family, Prompting, Traits
 from snugvl.checkpoint.families.vision import edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import FixedSquare
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 SEES, TEXT = "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"
-# `rope_scaling` of the larger Gemmas is linear, 8; `LinearScalingRotaryEmbedding` keeps all of its positions.
-TRAITS = {"gemma3": Traits(stretched=8), "gemma3_text": Traits(stretched=1)}
-ARCHITECTURES = (SEES, TEXT)
 _DEFAULTS = {
     "hidden": 2304, "intermediate": 9216, "layers": 26, "heads": 8, "kv_heads": 4, "head_dim": 256,
     "vocab": 262208, "max_positions": 131072,
@@ -87,3 +84,16 @@ def _projector(vision: int, hidden: int) -> Iterator[Expected]:
     name = "model.multi_modal_projector"
     yield Expected(f"{name}.mm_input_projection_weight", (vision, hidden), "connector")
     yield from norm(f"{name}.mm_soft_emb_norm", vision, "connector")
+
+
+FAMILY = Family(
+    architectures=(SEES, TEXT),
+    describe=describe,
+    # `rope_scaling` of the larger Gemmas is linear, 8; vLLM's `LinearScalingRotaryEmbedding` keeps all of its
+    # positions.
+    traits={"gemma3": Traits(stretched=8, full_every=6), "gemma3_text": Traits(stretched=1)},
+    # Google's documentation gives it no boxes, and its team says that they are no trained ability
+    # (discussion 38 of google/gemma-3-4b-it).
+    prompting=dict.fromkeys((SEES, "Gemma3nForConditionalGeneration"), Prompting("Gemma 3", "no boxes")),
+    projectors={"gemma3": None},
+)

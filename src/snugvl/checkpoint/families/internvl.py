@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 from snugvl.checkpoint.families.network import Expected, Network, linear, norm, ties
 from snugvl.checkpoint.families.text import LLAMA, QWEN2, QWEN3, read_text
+from snugvl.checkpoint.families.traits import Family, Prompting, Traits
 from snugvl.checkpoint.families.vision import SquareTower, edge, images_of, read_square
 from snugvl.checkpoint.image_rules import TilesAndThumbnail
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
-ARCHITECTURES = ("InternVLForConditionalGeneration",)
+ARCHITECTURE, ORIGINAL = "InternVLForConditionalGeneration", "InternVLChatModel"
 _DECODERS = {"qwen2": QWEN2, "qwen3": QWEN3, "llama": LLAMA}
 _INTERNVIT = {"depth": 24, "hidden": 1024, "intermediate": 4096, "heads": 16, "image": 448, "patch": 14}
 MAX_MERGE = 64
@@ -102,3 +103,12 @@ def _projector(merged: int, hidden: int) -> Iterator[Expected]:
     yield from norm(f"{name}.layer_norm", merged, "connector", bias=True)
     yield from linear(f"{name}.linear_1", hidden, merged, "connector", bias=True)
     yield from linear(f"{name}.linear_2", hidden, hidden, "connector", bias=True)
+
+
+FAMILY = Family(
+    architectures=(ARCHITECTURE,),
+    describe=describe,
+    traits={"internvl": Traits()},
+    # "Chat data format" of its documentation, "Grounding / Detection data".
+    prompting=dict.fromkeys((ARCHITECTURE, ORIGINAL), Prompting("InternVL", "tags")),
+)

@@ -4,14 +4,15 @@ Names of tensors are those of transformers' state_dict; `aliases` turn what olde
 them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from snugvl.checkpoint.architecture import ModelConfig, TextConfig, VisionConfig, VisionTokens
 from snugvl.checkpoint.facts import KVLayer, Role, TextFacts, VisionFacts
 from snugvl.checkpoint.quantized import read_layout
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import Section, shown
+from snugvl.errors import CheckpointError
 
 
 class Expected(NamedTuple):
@@ -87,6 +88,22 @@ def ties(root: Section, text: Section, *, default: bool = False) -> bool:
     section = text if root.values.get(key) is None else root
     tied: bool = section.get(key, bool, default)
     return tied
+
+
+def layer_types(section: Section, default: Sequence[str], known: Sequence[str]) -> list[str]:
+    """`layer_types`, or `default`, which is as long as the model, where the file has none.
+
+    Raises:
+        CheckpointError: the list is not as long as the model, or names a kind of layer we don't know.
+    """
+    types: list[str] = section.get("layer_types", list, list(default))
+    unknown = [kind for kind in types if kind not in known]
+    if len(types) != len(default) or unknown:
+        raise CheckpointError(
+            f"{section.where} has {len(types)} layer_types for {len(default)} layers"
+            + (f", of an unknown kind {shown(unknown[0])}" if unknown else "")
+        )
+    return types
 
 
 def linear(name: str, rows: int, columns: int, role: Role, *, bias: bool = False) -> Iterator[Expected]:

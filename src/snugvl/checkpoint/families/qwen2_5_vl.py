@@ -18,6 +18,7 @@ from snugvl.checkpoint.families.decoder import (
 )
 from snugvl.checkpoint.families.network import Expected, Network, linear, model_config, norm
 from snugvl.checkpoint.families.qwen_tower import (
+    GGUF_TOKENS,
     check_frame,
     check_width,
     patch_shape,
@@ -25,13 +26,12 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_facts,
 )
 from snugvl.checkpoint.families.rotary import read_mrope, read_vision_theta
-from snugvl.checkpoint.families.traits import Traits
+from snugvl.checkpoint.families.traits import Family, Prompting, Resized, Traits
 from snugvl.checkpoint.families.vision import one_side
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
-TRAITS = {"qwen2_5_vl": Traits(gguf=("qwen2vl",), mrope=True), "qwen2_vl": Traits(mrope=True)}
-ARCHITECTURES = NATIVE = ("Qwen2_5_VLForConditionalGeneration",)
+ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
 _DEFAULTS = {
     "hidden": 8192, "intermediate": 29568, "layers": 80, "heads": 64, "kv_heads": 8,
     "vocab": 152064, "max_positions": 32768,
@@ -172,3 +172,18 @@ def _tower_tensors(tower: VisionConfig, name: str) -> Iterator[Expected]:
     yield from norm(f"{name}.merger.ln_q", hidden, "connector")
     yield from linear(f"{name}.merger.mlp.0", merged, merged, "connector", bias=True)
     yield from linear(f"{name}.merger.mlp.2", tower.out_hidden_size, merged, "connector", bias=True)
+
+
+FAMILY = Family(
+    architectures=ARCHITECTURES,
+    describe=describe,
+    native=ARCHITECTURES,
+    parse=parse,
+    network="snugvl.models.networks:Qwen25VL",
+    traits={"qwen2_5_vl": Traits(gguf=("qwen2vl",), mrope=True), "qwen2_vl": Traits(mrope=True)},
+    # Section 2 of "Qwen2.5-VL Technical Report" (arXiv 2502.13923); limits of its preprocessor_config.json.
+    prompting=dict.fromkeys(
+        ARCHITECTURES, Prompting("Qwen2.5-VL", "pixels", Resized(28, min_pixels=3_136, max_pixels=12_845_056))
+    ),
+    projectors=dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), GGUF_TOKENS),
+)

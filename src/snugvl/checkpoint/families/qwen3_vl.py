@@ -9,6 +9,7 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
 from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.qwen_tower import (
+    GGUF_TOKENS,
     LEVELS,
     check_tower,
     check_width,
@@ -18,16 +19,12 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_tensors,
 )
 from snugvl.checkpoint.families.rotary import read_mrope
-from snugvl.checkpoint.families.traits import Traits
+from snugvl.checkpoint.families.text import QWEN3
+from snugvl.checkpoint.families.traits import Family, GgufNetwork, Prompting, Traits
 from snugvl.checkpoint.section import Section
 
 DENSE = "Qwen3VLForConditionalGeneration"
 MIXTURE = "Qwen3VLMoeForConditionalGeneration"
-TRAITS = {
-    "qwen3_vl": Traits(gguf=("qwen3vl", "qwen3vlmoe"), mrope=True),
-    "qwen3_vl_moe": Traits(mrope=True),
-}
-ARCHITECTURES, NATIVE = (DENSE, MIXTURE), (DENSE,)
 _DENSE_DEFAULTS = {
     "hidden": 4096, "intermediate": 22016, "layers": 32, "heads": 32, "kv_heads": 32, "head_dim": 128,
     "vocab": 151936, "max_positions": 128000,
@@ -104,3 +101,21 @@ def _experts(text: Section, layers: int) -> Experts:
         intermediate=text.count("moe_intermediate_size", 1408),
         sparse=tuple(index not in dense and (index + 1) % step == 0 for index in range(layers)),
     )
+
+
+FAMILY = Family(
+    architectures=(DENSE, MIXTURE),
+    describe=describe,
+    native=(DENSE,),
+    parse=parse,
+    network="snugvl.models.networks:Qwen3VL",
+    traits={
+        "qwen3_vl": Traits(gguf=("qwen3vl", "qwen3vlmoe"), mrope=True),
+        "qwen3_vl_moe": Traits(mrope=True),
+    },
+    # Its cookbooks: spatial_understanding.ipynb, 2d_grounding.ipynb.
+    prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3-VL")),
+    # Text alone turns all three axes by the same position: without its tower it is a Qwen3.
+    gguf={"qwen3vl": GgufNetwork(QWEN3, sees=DENSE, projector="qwen3vl_merger")},
+    projectors={"qwen3vl_merger": GGUF_TOKENS},
+)

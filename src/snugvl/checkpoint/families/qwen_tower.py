@@ -12,6 +12,7 @@ from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError
 
 LEVELS = "deepstack_visual_indexes"
+GGUF_TOKENS = (8, 4096)  # of a picture in llama.cpp: the least and most that it takes (`clip.cpp`)
 
 
 def read_tower(section: Section, levels: list[int]) -> VisionConfig:

@@ -2,6 +2,7 @@
 
 from snugvl.checkpoint.families.network import Expected, Network
 from snugvl.checkpoint.families.text import LLAMA, read_text
+from snugvl.checkpoint.families.traits import Family, Prompting, Traits
 from snugvl.checkpoint.families.vision import SquareTower, edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import ScaledTiles
 from snugvl.checkpoint.section import Section
@@ -50,3 +51,12 @@ def _rule(images: Section, tower: SquareTower, scale: int) -> ScaledTiles:
     longest = edge(images, "size", "longest_edge", default=4 * tile)
     split = images.get("do_image_splitting", bool, True)
     return ScaledTiles(tile, tower.patch, tokens, longest, split=split)
+
+
+FAMILY = Family(
+    architectures=ARCHITECTURES,
+    describe=describe,
+    traits={"smolvlm": Traits()},
+    # Its card names captions, questions and stories, no boxes.
+    prompting=dict.fromkeys(ARCHITECTURES, Prompting("SmolVLM", "no boxes")),
+)

@@ -10,6 +10,7 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import Decoder, need_silu, read_decoder, sliding, windows_by_type
 from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.rotary import read_limit, read_rope
+from snugvl.checkpoint.families.traits import Family, GgufNetwork, Traits
 from snugvl.checkpoint.section import Section
 from snugvl.errors import UnsupportedModel
 
@@ -48,7 +49,6 @@ KINDS: Mapping[str, Kind] = {
     QWEN3: Kind("qwen3", _QWEN | {"head_dim": 128}, qk_norm=True, biased_by_config=True),
     PHI3: Kind("phi3", _PHI3, fused=True, epsilon=1e-5),
 }
-ARCHITECTURES = NATIVE = tuple(KINDS)
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
@@ -114,3 +114,18 @@ def _windows(section: Section, architecture: str, layers: int) -> tuple[int | No
     first = section.count("max_window_layers", 28) if section.values.get("max_window_layers") != 0 else 0
     types = sliding([index >= first for index in range(layers)])
     return windows_by_type(section, section.count("sliding_window", default), types)
+
+
+FAMILY = Family(
+    architectures=tuple(KINDS),
+    describe=describe,
+    native=tuple(KINDS),
+    parse=parse,
+    network="snugvl.models.networks:CausalLM",
+    traits={kind.family: Traits() for kind in KINDS.values()},
+    gguf={
+        "llama": GgufNetwork(LLAMA, alternating=True),
+        "qwen2": GgufNetwork(QWEN2),
+        "qwen3": GgufNetwork(QWEN3),
+    },
+)

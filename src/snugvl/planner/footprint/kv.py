@@ -38,8 +38,7 @@ def blocks_bytes(model: Inventory, settings: Settings, tokens: int, *, windows: 
     total = 0
     for layer, count in model.kv_layers:
         kept = min(rounded, layer.window) if windows and layer.window is not None else rounded
-        heads = -(-layer.kv_heads // settings.tensor_parallel)
-        total += 2 * heads * layer.head_dim * settings.kv_itemsize * kept * count
+        total += layer.token_values(settings.tensor_parallel) * settings.kv_itemsize * kept * count
     return -(-total // settings.pipeline_parallel) + state_bytes(model, settings)
 
 

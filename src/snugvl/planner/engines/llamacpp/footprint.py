@@ -92,7 +92,7 @@ def _cache_bytes(layer: KVLayer, settings: Settings) -> int:
     kept = cells(settings)
     if layer.window is not None:
         kept = min(kept, up(layer.window + settings.chunk, CELLS))
-    values = 2 * layer.kv_heads * layer.head_dim * kept
+    values = layer.token_values() * kept
     block, nbytes = QUANTISED_BLOCK if settings.kv == "fp8" else (1, HALF)
     return values // block * nbytes * settings.concurrency
 
@@ -119,8 +119,8 @@ def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
     """The decoder's compute buffer."""
     nbytes = compute_bytes(decoder_graph(model, settings, cells(settings), gpu=gpu))
     if gpu and settings.kv == "fp8":
-        layer = max(model.facts.text.kv_layers, key=lambda layer: layer.kv_heads * layer.head_dim)
-        nbytes += 2 * HALF * layer.kv_heads * layer.head_dim * cells(settings)
+        widest = max(layer.token_values() for layer in model.facts.text.kv_layers)
+        nbytes += HALF * widest * cells(settings)
     return nbytes + (_copied(model, settings) if gpu and settings.chunk >= COPIED_SINCE else 0)
 
 

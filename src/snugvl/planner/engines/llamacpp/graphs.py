@@ -54,7 +54,7 @@ def decoder_graph(model: Inventory, settings: Settings, cells: int, *, gpu: bool
     layers = text.kv_layers[:LAYERS]
     for number, layer in enumerate(layers):
         shared = _Step(model, graph, layer, tokens, slots, positions, indices, mask)
-        attended = shared.attention(x) if layer.kv_heads else shared.linear_attention(x)
+        attended = shared.attention(x) if not layer.recurrent else shared.linear_attention(x)
         if number == len(layers) - 1:
             tokens = slots  # only the last tokens go on
             width = FLOAT * text.hidden_size * slots
@@ -117,7 +117,7 @@ class _Step:
         """Gated delta rule: a convolution over the projection, states, the gated norm (`qwen35.cpp`)."""
         graph, tokens, layer = self.graph, self.tokens, self.layer
         normed = _normed(graph, x)
-        channels, values = layer.projected - layer.values, layer.values
+        channels, values = layer.channels, layer.values
         projected = graph.add(FLOAT * channels * tokens, normed)
         kept = layer.state_bytes * self.slots  # both states of every slot
         joined = graph.add(FLOAT * channels * (tokens + 3 * self.slots), graph.view(projected))

@@ -33,7 +33,7 @@ def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bo
     for layer, _ in model.kv_layers:
         if not layer.projected:
             continue
-        linear = layer.kv_heads == 0
+        linear = layer.recurrent
         each, piece = itemsize * (2 * h + layer.projected + (1 if linear else 2) * layer.values), 0
         if linear and kernels:
             each = itemsize * (h + 2 * layer.projected + SQUARES * layer.value_heads)

@@ -123,9 +123,9 @@ def linear_workspace(model: Inventory, settings: Settings) -> int:
     """
     most = 0
     for layer, _ in model.kv_layers:
-        if layer.kv_heads or not layer.projected:
+        if not layer.recurrent or not layer.projected:
             continue
-        channels, values = layer.projected - layer.values, layer.values
+        channels, values = layer.channels, layer.values
         columns = layer.projected + 2 * channels + (channels - values) + 4 * values + values // 2
         states = layer.state_bytes // STATE_BYTES // LINEAR_CHUNK
         each = 2 * (columns + states) // settings.tensor_parallel + 4 * model.facts.text.hidden_size

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from snugvl.checkpoint.facts import KVLayer
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
@@ -93,9 +92,9 @@ def _pages(model: Inventory, kv_itemsize: int, itemsize: int, gpus: int, stages:
     kinds: dict[Group, int] = {}
     token = state = 0
     for layer, count in model.kv_layers:
-        group = Group(layer.window, states=not layer.kv_heads)
+        group = Group(layer.window, states=layer.recurrent)
         kinds[group] = kinds.get(group, 0) + -(-count // stages)
-        token = max(token, token_bytes(layer, kv_itemsize, gpus))
+        token = max(token, layer.token_values(gpus) * kv_itemsize)
         state = max(state, -(-layer.state(itemsize) // gpus))
     rarest, commonest = min(kinds.values()), max(kinds.values())
     layers = commonest if commonest < SIMILAR * rarest else rarest
@@ -104,11 +103,6 @@ def _pages(model: Inventory, kv_itemsize: int, itemsize: int, gpus: int, stages:
         return Pages(BLOCK_TOKENS, layers * state, groups)
     block_tokens = BLOCK_TOKENS * max(1, -(-state // (BLOCK_TOKENS * token)))
     return Pages(block_tokens, layers * block_tokens * token, groups)
-
-
-def token_bytes(layer: KVLayer, itemsize: int, gpus: int) -> int:
-    """Keys and values of one token in one layer on one GPU; heads fewer than the GPUs are on several."""
-    return 2 * -(-layer.kv_heads // gpus) * layer.head_dim * itemsize
 
 
 def sequence_bytes(model: Inventory, settings: Settings, tokens: int) -> int:

@@ -174,7 +174,7 @@ function boxesOf(reply, turns, its) {
   const asked = turns.map((turn) => (turn.pictures ?? []).map((id) => its.find((picture) => picture.id === id)));
   const all = asked.flat().filter(Boolean);
   const recent = asked.filter((some) => some.length).at(-1)?.[0] ?? null;
-  return boxesIn(reply.text, turns.at(-1).text, all, recent, modelCard());
+  return boxesIn(reply.text, turns.at(-1).text, all, recent, modelCard().grounding);
 }
 
 async function stream(turns, its, signal, state, show) {

@@ -1,0 +1,25 @@
+"""Families that neither our engine runs nor the plan reads from a `config.json`, and what is known of them.
+
+Other engines run them; llama.cpp's GGUF files tell the plan their shapes.
+"""
+
+from collections.abc import Mapping
+
+from snugvl.checkpoint.families.traits import Family, Prompting, Traits
+
+_GEMMA4 = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
+_PALIGEMMA = "PaliGemmaForConditionalGeneration"
+_FULL_EVERY: Mapping[str, int] = {"gemma2": 2, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4}
+
+FAMILY = Family(
+    traits={
+        **{name: Traits(full_every=layers) for name, layers in _FULL_EVERY.items()},
+        "qwen3next": Traits(recurrent=True),
+    },
+    prompting={
+        # Google's "Image understanding", and Hugging Face's "Welcome Gemma 4".
+        **dict.fromkeys(_GEMMA4, Prompting("Gemma 4", "y first")),
+        # Google's "PaliGemma prompt and system instructions", and big_vision's README.
+        _PALIGEMMA: Prompting("PaliGemma", "locations"),
+    },
+)
