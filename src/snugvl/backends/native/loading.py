@@ -207,7 +207,7 @@ def _network(
     except NoPageLockedMemory as error:
         raise DoesNotFit(
             f"the system gives no {format_size(error.nbytes)} of page-locked main memory, where the "
-            "embedding was to be; keep it on the GPU: embedding='gpu' (--embedding gpu)"
+            "embedding was to be; keep it on the GPU: --embedding gpu"
         ) from None
 
 
