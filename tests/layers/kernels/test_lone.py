@@ -132,6 +132,15 @@ def test_few_wide_rows_go_along_with_a_lone_product(
     close(found[1], product(x, Weights("bf16", *tail.shape, tail, None, None, 128), **beside))
 
 
+@pytest.mark.parametrize("kind", ["int5", "int6"])
+def test_wide_rows_never_go_along_with_two_planes(kind: Format, device: torch.device) -> None:
+    """Their codes have upper bits, of which the kernel of a lone row knows nothing."""
+    weights, dtype = stored(kind, 256, 2048, device), for_skinny(device)
+    assert tiles.fill_slices(weights), "a width that the kernel is fast with"
+    one, tail = torch.randn(1, 2048).to(device, dtype), torch.randn(8, 2048).to(device, dtype)
+    assert product_with_tail(one, weights, tail) is None
+
+
 def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     lone_tiles(monkeypatch)
     dtype = for_skinny(device)

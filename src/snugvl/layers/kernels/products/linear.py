@@ -153,6 +153,8 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
     """One row of bf16 from Ampere on (in the interpreter anything), where it is the fastest."""
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
+    if weights.upper is not None:  # `_planes` has a kernel for them
+        return False
     if weights.format == "bf16":
         fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0
     elif weights.format == "int4":
