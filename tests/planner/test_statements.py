@@ -430,7 +430,7 @@ def test_an_engine_that_has_to_be_installed_says_how_and_what_runs_without() -> 
     assert plan.choice.option.engine == "vllm"
     text = plain(report(plan, describe("rtx-4060")))
     assert "vLLM is installed with pip install 'snugvl[vllm]'" in text
-    assert "Without it: --backend transformers." in text
+    assert "Without it: --backend transformers, installed with pip install 'snugvl[transformers]'." in text
     asked = planned("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "rtx-4060", {"backend": "vllm"})
     assert "Without it" not in plain(report(asked, describe("rtx-4060")))
 

@@ -100,8 +100,8 @@ class Child:
                 if ready:
                     return seconds
                 stage = detail.partition(" (")[0]
-                if seconds > SILENT_S and not stage:
-                    stage = said or "snugvl serve is starting"
+                if not stage and not said and seconds > SILENT_S:
+                    stage = "snugvl serve is starting"
                 if stage and stage != said:
                     tell(stage)
                     said = stage

@@ -242,7 +242,7 @@ def _heads(section: Section) -> dict[str, int]:
 
 
 def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What the metadata says under a prefix, without it."""
+    """Metadata below a prefix, by keys without it."""
     start = f"{prefix}."
     return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
 

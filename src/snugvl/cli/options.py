@@ -122,7 +122,6 @@ class ModelChoice:
 
     `model` is None where neither was said: `session.resolve` chooses, and `notes` tell what and why.
     `pocket`: the built-in one answers, here or on the server, or a copy of it: it learned drawings alone.
-    `found`: nobody named the server; the last of `notes` says which one it is.
     """
 
     model: str | None
@@ -131,7 +130,6 @@ class ModelChoice:
     load: LoadOptions = field(default_factory=LoadOptions)
     pocket: bool = False
     notes: tuple[str, ...] = ()
-    found: bool = False
 
     def __post_init__(self) -> None:
         engine = self.load.backend

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from snugvl.cli.serve_options import ChildOptions
 from snugvl.errors import CheckpointError, EngineError, RequestError, UnsupportedModel
+from snugvl.planner.engines import rules_of
 
+VLLM = f"{rules_of('vllm').installed_by}, or name it with --vllm-command"
 LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamacpp-command"
 
 if TYPE_CHECKING:
@@ -128,9 +130,9 @@ def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
     if load.backend != "auto":
         return missing
     if not (child.vllm_line or _finds_vllm()):
-        missing["vllm"] = "it is not installed: pip install 'snugvl[vllm]', or name it with --vllm-command"
+        missing["vllm"] = f"it is not installed: {VLLM}"
     if _lacking():
-        missing["transformers"] = "it is not installed: pip install 'snugvl[transformers]'"
+        missing["transformers"] = f"it is not installed: {rules_of('transformers').installed_by}"
     return missing
 
 
@@ -172,10 +174,7 @@ def check_installed(load: LoadOptions, child: ChildOptions) -> None:
     if child.vllm_command and shutil.which(child.vllm_command[0]) is None:
         raise EngineError(f"--vllm-command: there is no program {child.vllm_command[0]!r}; check its path")
     if not (child.vllm_command or _finds_vllm()):
-        raise EngineError(
-            "--backend vllm needs vLLM, and it is not installed: pip install 'snugvl[vllm]', or name it with "
-            "--vllm-command"
-        )
+        raise EngineError(f"--backend vllm needs vLLM, and it is not installed: {VLLM}")
 
 
 def _unplanned(load: LoadOptions, error: UnsupportedModel) -> Unplanned:

@@ -55,7 +55,7 @@ def tell(choice: ModelChoice) -> None:
     for note in choice.notes:
         say(note)
     if choice.pocket:
-        say(f"it is {pocket.KNOWS}" if choice.found else pocket.NOTE)
+        say(f"it is {pocket.KNOWS}" if choice.server and choice.notes else pocket.NOTE)
 
 
 def _first_of(choice: ModelChoice) -> ModelChoice:
@@ -91,7 +91,7 @@ def _running(choice: ModelChoice, task: str | None) -> ModelChoice:
         note = f"{name} answers, which runs at {server.url} (snugvl serve, process {server.pid})"
         load = LoadOptions(max_pixels=pixels)
         pocket = read_training(card.get("training")).drawings
-        return ModelChoice(name, server.url, choice.api_key, load, pocket, (*passed, note), found=True)
+        return ModelChoice(name, server.url, choice.api_key, load, pocket, (*passed, note))
     return _best_here(replace(choice, notes=tuple(passed)))
 
 

@@ -67,20 +67,18 @@ def page(name: str) -> Picture | None:
     from snugvl.core.messages import Picture  # with Pillow, which names of files need not
 
     found = _PAGE.fullmatch(name)
-    return Picture(_drawn(found["file"], int(found["number"])) if found else _only(name), name=name)
+    drawn = _drawn(found["file"], int(found["number"])) if found else _drawn(name)
+    return Picture(drawn, name=name)
 
 
-def _only(name: str) -> Image:
-    """The one page of a file."""
-    with _opened(name) as (document, _):
-        count = len(document)
-    if count > 1:
-        raise ImageError(f"{name} has {count:,} pages, and a picture is one: name it, as {name}#page=1")
-    return _drawn(name, 1)
-
-
-def _drawn(name: str, number: int) -> Image:
+def _drawn(name: str, number: int | None = None) -> Image:
+    """One page of a file, RGB; without a number its only one."""
     with _opened(name) as (document, held):
+        if number is None:
+            if len(document) > 1:
+                told = f"{name} has {len(document):,} pages, and a picture is one"
+                raise ImageError(f"{told}: name it, as {name}#page=1")
+            number = 1
         if not 1 <= number <= len(document):
             raise ImageError(f"{name} has {len(document):,} pages, and no page {number}")
         try:

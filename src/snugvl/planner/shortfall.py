@@ -1,14 +1,14 @@
 """Why something is excluded by a wish, or does not fit: in bytes, with what is to blame and what would
 fit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from snugvl.checkpoint.catalogue import find
 from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
-from snugvl.planner.capabilities import Option
+from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.engines import rules_of
 from snugvl.planner.fit import Fitted, Fitter
@@ -16,7 +16,7 @@ from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
-from snugvl.planner.settings import Settings
+from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, LEAST_ROOM_TOKENS, Wishes
 
 
@@ -215,13 +215,23 @@ def refusal_line(plan: Plan) -> str:
     return f"{line}; {way_out(plan, budget)}"
 
 
+def by_reason(refusals: Iterable[tuple[str, Refusal]]) -> list[tuple[str, tuple[str, ...], list[Engine]]]:
+    """Refusals, each with its model's name, put together: reason, models, and the engines that refuse all of
+    these for it."""
+    models: dict[tuple[Engine, str], list[str]] = {}
+    for name, refusal in refusals:
+        models.setdefault((refusal.engine, refusal.reason), []).append(name)
+    engines: dict[tuple[str, tuple[str, ...]], list[Engine]] = {}
+    for (engine, reason), names in models.items():
+        engines.setdefault((reason, tuple(names)), []).append(engine)
+    return [(reason, names, found) for (reason, names), found in engines.items()]
+
+
 def _refused(plan: Plan) -> str:
     """Why no engine runs a model, a clause for each reason: what keeps most engines from it comes first."""
-    engines: dict[tuple[str, str], list[str]] = {}
-    for name, refusal in plan.refusals:
-        engines.setdefault((name, refusal.reason), []).append(refusal.engine)
-    ranked = sorted(engines.items(), key=lambda each: -len(each[1]))
-    return "; ".join(f"{name} with {' and '.join(names)}: {reason}" for (name, reason), names in ranked)
+    ranked = sorted(by_reason(plan.refusals), key=lambda each: -len(each[2]))
+    clauses = (f"{', '.join(names)} with {' and '.join(found)}: {reason}" for reason, names, found in ranked)
+    return "; ".join(clauses)
 
 
 LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table

@@ -274,7 +274,7 @@ _MUST: Final[Mapping[str, str]] = {
 
 
 def _must(kind: str, context: Mapping[str, Any]) -> str:
-    """What a value must be or have; empty where pydantic's own words are the best that there are."""
+    """End of `FIELD must …`; empty where pydantic's own words are the best that there are."""
     least = context.get("min_length")
     if least == 1:
         return EMPTY

@@ -105,7 +105,7 @@ class Convention:
     def grid(
         self, size: tuple[int, int], capabilities: Capabilities, max_pixels: int | None
     ) -> tuple[float, float]:
-        """What the boxes' numbers count to along the width and along the height of an image of `size` pixels
+        """Numbers that boxes count to along the width and along the height of an image of `size` pixels
         (width, height), with the request's `max_pixels`."""
         if self.scale is not None:
             return float(self.scale), float(self.scale)

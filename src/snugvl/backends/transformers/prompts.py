@@ -183,7 +183,7 @@ class Preparer:
             raise
         except Exception as error:
             what = " ".join(str(error).split())[:300]
-            if (refused := self._refused(parts)) is not None:
+            if (refused := self._refused_picture(parts)) is not None:
                 called = refused.name or "the image"
                 message = f"{called} can't be taken by {self._name}: {what}"
                 raise ImageError(message, field="messages") from None
@@ -194,7 +194,7 @@ class Preparer:
         image_tokens = sum(token in self._image_ids for token in ids)
         return ModelPrompt(PreparedPrompt(ids, (), image_tokens, reasoning=reasoning), inputs, len(parts))
 
-    def _refused(self, parts: Sequence[Picture | Video]) -> Picture | None:
+    def _refused_picture(self, parts: Sequence[Picture | Video]) -> Picture | None:
         """The first picture that the processor refuses alone: its error about several names none."""
         for part in parts:
             if isinstance(part, Picture):

@@ -55,7 +55,7 @@ class Decoder:
     delta: GatedDelta | None = None
 
     def kept(self, window: int | None = None) -> KVLayer:
-        """What a layer with keys and values keeps of a token."""
+        """Keys and values that a layer of full attention keeps of a token."""
         if self.delta is None:
             return KVLayer(self.kv_heads, self.head_dim, window)
         queries = self.heads * self.head_dim

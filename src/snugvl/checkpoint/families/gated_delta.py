@@ -26,7 +26,7 @@ class GatedDelta:
     linear: tuple[bool, ...]
 
     def kept(self) -> KVLayer:
-        """What a layer keeps of a sequence: nothing per token, so it has no heads and no width."""
+        """State that a layer keeps of a sequence: nothing per token, so it has no heads and no width."""
         sizes = self.sizes
         return KVLayer(
             0,

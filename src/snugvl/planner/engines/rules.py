@@ -42,7 +42,7 @@ class EngineRules(ABC):
         engine: its name in options.
         title: its name for people, within a sentence.
         kind: what it is, for people.
-        installed_by: how it comes to a machine, as a clause; empty for one that comes with snugvl.
+        installed_by: the command that brings it; empty where snugvl has it, or a GGUF's notes say it.
         rank: of engines that do equally well the one of the highest rank is chosen.
         honours: options of `LoadOptions` that it can do, of those that not every engine can.
         kv_formats: formats of its KV cache, best first.

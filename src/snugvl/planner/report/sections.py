@@ -15,7 +15,7 @@ from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import way_out
+from snugvl.planner.shortfall import by_reason, way_out
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
 from snugvl.planner.wishes import Wishes
@@ -343,14 +343,12 @@ def _to_install(plan: Plan, choice: Choice) -> list[str]:
     rules = rules_of(choice.option.engine)
     if not rules.installed_by:
         return []
-    spared = (
-        other.option.engine
-        for other in plan.runners_up
-        if other.option.model.name == choice.option.model.name
-        and not rules_of(other.option.engine).installed_by
-    )
-    other = next(spared, None)
-    instead = f" Without it: --backend {other}." if other and plan.wishes.backend == "auto" else ""
+    ways = (each.option for each in plan.runners_up if each.option.model.name == choice.option.model.name)
+    other = next((way.engine for way in ways if way.engine != choice.option.engine), None)
+    instead = ""
+    if other and plan.wishes.backend == "auto":
+        command = rules_of(other).installed_by
+        instead = f" Without it: --backend {other}{f', installed with {command}' if command else ''}."
     return [f"{rules.title} is installed with {rules.installed_by}.{instead}"]
 
 
@@ -521,16 +519,13 @@ def _refused(plan: Plan) -> Iterator[str]:
     """Engines that can't be had; of the chosen model `Report.engines` says it, and that llama.cpp wants a
     GGUF is said where nothing runs."""
     chosen = plan.choice
-    reasons: dict[tuple[str, tuple[str, ...]], list[Engine]] = {}
-    by_engine: dict[tuple[Engine, str], list[str]] = {}
+    told = []
     for name, refusal in plan.refusals:
         wants_gguf = rules_of(refusal.engine).reads_only_gguf
         left_out = chosen is not None and (name == chosen.option.model.name or wants_gguf)
         if not left_out and not (chosen is not None and rules_of(chosen.option.engine).reads_only_gguf):
-            by_engine.setdefault((refusal.engine, refusal.reason), []).append(name)
-    for (engine, reason), names in by_engine.items():
-        reasons.setdefault((reason, tuple(names)), []).append(engine)
-    for (reason, those), engines in sorted(reasons.items(), key=lambda each: "GGUF" in each[0][0]):
+            told.append((name, refusal))
+    for reason, those, engines in sorted(by_reason(told), key=lambda each: "GGUF" in each[0]):
         yield f"{_listed(those)} with {' or '.join(rules_of(each).title for each in engines)}: {reason}"
 
 

@@ -181,7 +181,7 @@ def _base64(body: str, field: str) -> bytes:
 
 
 def _base64_pieces(body: str) -> Iterator[bytes]:
-    """What base64 says, line breaks left out. In pieces: between two, other threads may have Python's lock.
+    """Decoded bytes of base64, without line breaks. Between two pieces other threads may have Python's lock.
 
     Raises:
         ValueError: it isn't base64.

@@ -42,7 +42,7 @@ from snugvl.layers.kernels.products.widen import WIDE_TILE, multiply_widened
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
 from snugvl.layers.shared import shared
-from snugvl.layers.weights import FEW_BITS, FORMATS, GROUP, Format, Weights
+from snugvl.layers.weights import FEW_BITS, FORMATS, GROUP, UPPER, Format, Weights
 
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _NEIGHBOURS = {"bf16": 8, "fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
@@ -57,7 +57,8 @@ SKINNY_ROWS = FEW_ROWS  # of input up to which the skinny kernel is used
 PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied by the library
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
-LONE = frozenset(FORMATS)  # formats of which one row of input has a kernel of its own
+# Formats of which one row of input has a kernel of its own; those of two planes have `_planes`.
+LONE = frozenset(FORMATS) - UPPER.keys()
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -152,8 +153,6 @@ def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
 def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tensor | None) -> bool:
     """One row of bf16 from Ampere on (in the interpreter anything), where it is the fastest."""
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
-        return False
-    if weights.upper is not None:  # `_planes` has a kernel for them
         return False
     if weights.format == "bf16":
         fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0

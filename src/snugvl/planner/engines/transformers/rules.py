@@ -34,6 +34,7 @@ class TransformersRules(EngineRules):
     engine = "transformers"
     title = "transformers"
     kind = "Hugging Face transformers"
+    installed_by = "pip install 'snugvl[transformers]'"
     runs_remote_code = True
     rank = 0
     kv_formats = ("bf16",)

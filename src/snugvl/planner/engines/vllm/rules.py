@@ -31,7 +31,7 @@ class VllmRules(EngineRules):
     engine = "vllm"
     title = "vLLM"
     kind = "vLLM, a server of its own (installed separately)"
-    installed_by = "pip install 'snugvl[vllm]', or an environment of its own that --vllm-command names"
+    installed_by = "pip install 'snugvl[vllm]'"
     runs_remote_code = True
     rank = 2
     honours = frozenset(("kv_cache",))
