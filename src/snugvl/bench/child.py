@@ -9,14 +9,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Self
 
 import httpx
 
 from snugvl.errors import CheckpointError, DoesNotFit, EngineUnavailable, InputError, SnugvlError
 
 POLL_S = 0.02
-SILENT_S: Final = 3.0  # of a start that says no stage yet
 DRAIN_S = 2
 PATIENCE_S = 20.0
 BY_EXIT_CODE: dict[int, type[SnugvlError]] = {
@@ -100,8 +99,6 @@ class Child:
                 if ready:
                     return seconds
                 stage = detail.partition(" (")[0]
-                if not stage and not said and seconds > SILENT_S:
-                    stage = "snugvl serve is starting"
                 if stage and stage != said:
                     tell(stage)
                     said = stage
