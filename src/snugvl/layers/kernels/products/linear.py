@@ -57,8 +57,8 @@ SKINNY_ROWS = FEW_ROWS  # of input up to which the skinny kernel is used
 PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied by the library
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
-# Formats of which one row of input has a kernel of its own; those of two planes have `_planes`.
-LONE = frozenset(FORMATS) - UPPER.keys()
+LONE = frozenset(FORMATS)  # formats of which one row of input has a kernel of its own
+_TAILED = LONE - UPPER.keys() - {"bf16"}  # those whose kernel takes wide rows along
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -134,7 +134,7 @@ def product_with_tail(
     None where no kernel has room for both: that is two of `product`.
     """
     rows, columns = tail.shape
-    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype or weights.format == "bf16":
+    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype or weights.format not in _TAILED:
         return None
     if not _fits_lone(x, weights, weights.rows, norm):
         return None
