@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from snugvl.checkpoint.catalogue import find
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
@@ -194,7 +195,7 @@ def _sums(footprint: Footprint) -> dict[str, int]:
     """Bytes by name of what counts, weights together."""
     sums: dict[str, int] = {}
     for component in footprint.counted:
-        name = "weights" if component.name.startswith("weights") else component.name
+        name = Kind.WEIGHTS.value if component.kind.group is Kind.WEIGHTS else component.name
         sums[name] = sums.get(name, 0) + component.nbytes
     return sums
 

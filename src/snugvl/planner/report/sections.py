@@ -3,8 +3,9 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
@@ -20,7 +21,6 @@ from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_cross
 from snugvl.planner.verdicts import why_engine, why_not_engines
 from snugvl.planner.wishes import Wishes
 
-Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "limit", "margin"]
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
@@ -34,8 +34,8 @@ class Row:
     """One part of the memory bar. `measured_bytes`: what an earlier run really took."""
 
     label: str
-    nbytes: int
     kind: Kind
+    nbytes: int
     note: str = ""
     measured_bytes: int | None = None
 
@@ -205,42 +205,20 @@ def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
     """Parts of the card's memory, from what others hold to what stays free; they sum up to its total."""
     budget, rows = choice.budget, []
     if budget.held_bytes:
-        rows.append(Row("held by others", budget.held_bytes, "held", _tenants(choice)))
+        rows.append(Row(Kind.HELD.among, Kind.HELD, budget.held_bytes, _tenants(choice)))
     for part in choice.footprint.counted:
         found = measured(choice, part.name) if measured else None
         phase = "" if part.phase == "always" else f"only during {part.phase}"
         note = "; ".join(text for text in (part.why, phase) if text)
-        rows.append(Row(part.name, part.nbytes, _kind(part.name), note, found))
+        rows.append(Row(part.name, part.kind.group, part.nbytes, note, found))
     if choice.spare_bytes > 0:
-        rows.append(
-            Row(
-                "spare",
-                choice.spare_bytes,
-                "spare",
-                rules_of(choice.option.engine).spare_note,
-            )
-        )
+        note = rules_of(choice.option.engine).spare_note
+        rows.append(Row(Kind.SPARE.among, Kind.SPARE, choice.spare_bytes, note))
     if budget.forbidden_bytes:
-        rows.append(Row("not used, by --memory", budget.forbidden_bytes, "limit"))
-    rows.append(Row("margin", budget.margin_bytes - budget.forbidden_bytes, "margin", _margin_note(choice)))
+        rows.append(Row(Kind.LIMIT.value, Kind.LIMIT, budget.forbidden_bytes))
+    margin = budget.margin_bytes - budget.forbidden_bytes
+    rows.append(Row(Kind.MARGIN.value, Kind.MARGIN, margin, _margin_note(choice)))
     return rows
-
-
-def _kind(name: str) -> Kind:
-    if name.startswith("weights"):
-        return "weights"
-    if name.startswith("CUDA context"):
-        return "context"
-    if name in (
-        "KV cache",
-        "recurrent state",
-        "recurrent state, kept",
-        "encoder cache",
-        "encoder outputs",
-        "encoder outputs of other images",
-    ):
-        return "kv"
-    return "work" if "workspace" in name or name == "logits" else "other"
 
 
 def _tenants(choice: Choice) -> str:

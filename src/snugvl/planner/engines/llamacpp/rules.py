@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import Gpu, OperatingSystem
 from snugvl.planner.capabilities import Option, Refusal, stored_format
@@ -75,7 +76,9 @@ class LlamacppRules(EngineRules):
         if device.unified:
             beside = host_bytes(model, settings)
             parts.append(
-                Component("beside the GPU", beside, why="embedding, inputs, the process: one memory")
+                Component(
+                    "beside the GPU", Kind.OTHER, beside, why="embedding, inputs, the process: one memory"
+                )
             )
         gpu, scratch = not device.cpu, device.cublas_bytes if device.api == "CUDA" else 0
         return parts + llamacpp_components(model, settings, gpu=gpu, cublas_bytes=scratch, api=device.api)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_network import ours
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS, steps
 from snugvl.planner.engines.native.footprint import native_components
@@ -65,7 +66,11 @@ class NativeRules(EngineRules):
         parts = [*weight_components(model, settings), cache, kv.state_component(model, settings)]
         parts += [kv.checkpoint_component(model, settings), kv.predictor_component(model, settings)]
         parts += native_vision_components(model, settings)
-        parts.append(Component("encoder cache", settings.encoder_cache_bytes, why="for the next question"))
+        parts.append(
+            Component(
+                "encoder cache", Kind.ENCODINGS, settings.encoder_cache_bytes, why="for the next question"
+            )
+        )
         if device.cpu:
             return parts + native_cpu_components(model, settings)
         scratch, many = device.cublas_bytes, device.multiprocessors

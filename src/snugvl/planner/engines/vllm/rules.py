@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.capabilities import Option, Refusal, stored_format
 from snugvl.planner.commands import visible
@@ -108,7 +109,7 @@ class VllmRules(EngineRules):
             f"{sequences}{settings.context:,} tokens, "
             f"{blocks:,} blocks of {pool.block_bytes / 2**20:,.2f} MiB ({settings.kv_name})"
         )
-        return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=why)
+        return Component(Kind.CACHE.value, Kind.CACHE, up(nbytes, LARGE_ROUND_BYTES), why=why)
 
     def command(self, choice: Choice) -> str | None:
         """`vllm serve` with every flag, behind the variables that show it the choice's GPUs alone."""
