@@ -188,10 +188,10 @@ def _table(pieces: Sequence[Part], ledger: Ledger, colour: bool) -> Table:
     for name in ("planned", "measured", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     for piece in pieces:
-        name = marked(piece.kind, printable(piece.label), colour=colour)
+        entry = marked(piece.kind, printable(piece.label), colour=colour)
         held = piece.nbytes if piece.measured_bytes is None else piece.measured_bytes
         share = f"{held / ledger.total_bytes:.1%}" if ledger.total_bytes else ""
-        table.add_row(name, _size(piece.planned_bytes), _size(piece.measured_bytes), share)
+        table.add_row(entry, _size(piece.planned_bytes), _size(piece.measured_bytes), share)
     return table
 
 

@@ -7,11 +7,10 @@ from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.total import Device
+from snugvl.planner.score import Score
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.speed import Speed
 from snugvl.planner.wishes import Wishes
-
-Score = tuple[int, ...]
 
 
 def subject_of(model: str, settings: Settings) -> str:
@@ -48,7 +47,7 @@ class Choice:
     @property
     def quality(self) -> int:
         """The model's place among its candidates; higher is better."""
-        return self.score[2]
+        return self.score.quality
 
     @property
     def spare_bytes(self) -> int:

@@ -1,13 +1,13 @@
 """From models, a machine and wishes to a plan.
 
-Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
+Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`score.py`):
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
     > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
     > with several GPUs, weights as they are stored, then images and context > engine (native first)
     > images > context > KV pool > sequences beyond comfort
     > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
-    > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool
+    > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool > the faster
 
 So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
@@ -34,6 +34,7 @@ from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
+from snugvl.planner.score import Pace, Score
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import (
     excluded,
@@ -43,13 +44,12 @@ from snugvl.planner.shortfall import (
     why_not_fitting,
     why_not_more,
 )
-from snugvl.planner.speed import roofline
+from snugvl.planner.speed import Speed, roofline
 from snugvl.planner.verdicts import verdicts
 from snugvl.planner.wishes import FORMAT_QUALITY, LEAST_ROOM_TOKENS, Wishes
 
 RUNNERS_UP: Final = 3
 MOST_SLOWER: Final = 2
-RIVAL: Final = slice(4, 9)  # what a score says of cache, images, context and pool up to comfort, formats
 # Nobody is led to a model that can't be quicker than this, even in theory.
 LEAST_RATE: Final = 5.0  # tokens a second
 MOST_WAITING_S: Final = 45.0  # for the first token
@@ -171,7 +171,7 @@ def _named_otherwise(choice: Choice, passed_over: list[Fitter]) -> bool:
         and fitter.option.by_bits
         and fitter.best is not None
     )
-    return any(rival.score[:1] + rival.score[2:] > choice.score[:1] + choice.score[2:] for rival in rivals)
+    return any(rival.score.named > choice.score.named for rival in rivals)
 
 
 def _possible(
@@ -298,7 +298,7 @@ def _decide(
 def _enough(choices: list[Choice], quality: int) -> bool:
     """Whether models of this quality are beyond what is shown: better ones fit, one of them in comfort."""
     better = {choice.option.model.name for choice in choices if choice.quality > quality}
-    return len(better) > RUNNERS_UP and any(choice.score[1] for choice in choices)
+    return len(better) > RUNNERS_UP and any(choice.score.led for choice in choices)
 
 
 def _bearable(choice: Choice, wishes: Wishes) -> bool:
@@ -329,45 +329,53 @@ def _slower(slow: list[Choice], best: Choice | None) -> tuple[Choice, ...]:
 def _streamed(choices: list[Choice]) -> Choice | None:
     """What a streamed tower would make room for beyond the best choice."""
     rivals = [each for each in choices if each.option.parts.vision == "streamed"]
-    rival = max(rivals, key=lambda each: each.score[RIVAL], default=None)
+    rival = max(rivals, key=lambda each: each.score.gains, default=None)
     if rival is None:
         return None
     best = choices[0].option
     if best.parts.vision == "streamed" or "tower" not in rules_of(best.engine).honours:
         return None
-    return rival if rival.score[RIVAL] > choices[0].score[RIVAL] else None
+    return rival if rival.score.gains > choices[0].score.gains else None
 
 
 def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) -> Choice:
     option, settings = fitter.option, fitted.settings
     gpus = tuple(budget.gpu for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
-    comfort = fitter.comfort(fitted)
     speed = roofline(option.model, settings, fitted.budget)
-    score = (
-        0 if option.offload else 1,
-        1 if led and fitter.comfort(fitted, led=True) >= COMFORT[fitter.wishes.good_for] else 0,
-        quality,
-        1 if option.parts.vision == "gpu" else 0,
-        *comfort,
-        -fitter.tier(fitted),
-        0 if option.made and len(fitter.budgets) > 1 else 1,
-        *(fitter.goal(fitted).step[:2] if len(fitter.budgets) > 1 else ()),
-        rules_of(option.engine).rank,
-        *fitter.goal(fitted).step,
-        -option.model.facts.download_bytes,
-        -cost(option, settings),
-        1 if option.float32 else 0,
-        1 if option.parts.embedding == "gpu" else 0,
-        -settings.gpus,
-        -settings.offloaded,
-        0 if settings.eager else 1,
-        min(settings.state_checkpoints, CHECKPOINTS),
-        settings.chunk,
-        settings.sequences,
-        settings.state_checkpoints,
-        settings.kv_tokens,  # what the fastest steps leave (see `Fitter._refined`)
-    )
+    score = _score(fitter, fitted, quality, speed, led=led)
     return Choice(option, settings, fitted.tokens, fitted.footprint, fitted.budget, speed, score, gpus)
+
+
+def _score(fitter: Fitter, fitted: Fitted, quality: int, speed: Speed, *, led: bool) -> Score:
+    option, settings, goal = fitter.option, fitted.settings, fitter.goal(fitted)
+    several = len(fitter.budgets) > 1
+    return Score(
+        whole=not option.offload,
+        led=led and fitter.comfort(fitted, led=True) >= COMFORT[fitter.wishes.good_for],
+        quality=quality,
+        tower=option.parts.vision == "gpu",
+        comfort=fitter.comfort(fitted),
+        format=-fitter.tier(fitted),
+        stored=not (option.made and several),
+        spread=(goal.tokens, goal.context) if several else (),
+        engine=rules_of(option.engine).rank,
+        reach=goal.step,
+        download=-option.model.facts.download_bytes,
+        cost=-cost(option, settings),
+        float32=option.float32,
+        embedding=option.parts.embedding == "gpu",
+        gpus=-settings.gpus,
+        offloaded=-settings.offloaded,
+        pace=Pace(
+            graphs=not settings.eager,
+            kept_states=min(settings.state_checkpoints, CHECKPOINTS),
+            chunk=settings.chunk,
+            sequences=settings.sequences,
+            states=settings.state_checkpoints,
+            pool=settings.kv_tokens,
+            rate=int(speed.decode_tokens_per_s or 0),
+        ),
+    )
 
 
 def _runners_up(choices: list[Choice]) -> tuple[Choice, ...]:
