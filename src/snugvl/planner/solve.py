@@ -22,10 +22,11 @@ from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import SpeculationName
+from snugvl.core.reason import Reason
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
-from snugvl.planner.capabilities import Option, Refusal, options
+from snugvl.planner.capabilities import Option, options
 from snugvl.planner.costs import cost
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.checkpoints import CHECKPOINTS
@@ -33,7 +34,7 @@ from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
-from snugvl.planner.plan import Choice, Plan, Rejection
+from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.score import Pace, Score
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import (
@@ -41,11 +42,11 @@ from snugvl.planner.shortfall import (
     no_cache,
     no_goal,
     refusal_line,
+    verdicts,
     why_not_fitting,
     why_not_more,
 )
 from snugvl.planner.speed import Speed, roofline
-from snugvl.planner.verdicts import verdicts
 from snugvl.planner.wishes import FORMAT_QUALITY, LEAST_ROOM_TOKENS, Wishes
 
 RUNNERS_UP: Final = 3
@@ -100,7 +101,7 @@ def solve(
     found = list(found or budgets(machine, wishes.memory_bytes))
     led = len({candidate.quality for candidate in candidates}) > 1
     fitters: list[tuple[Fitter, int]] = []
-    refusals: list[tuple[str, Refusal]] = []
+    refusals: list[Reason] = []
     choices: list[Choice] = []
     slow: list[Choice] = []
     passed_over: list[Fitter] = []
@@ -113,7 +114,7 @@ def solve(
         fitters += tried
         passed_over += [fitter for fitter in possible if led and not _leads(fitter)]
         if not led or not tried:  # of one that is too large, its size is what keeps it from running
-            refusals += [(candidate.facts.name, refusal) for refusal in refused]
+            refusals += refused
         made = [
             _choice(fitter, fitted, quality, led=led)
             for fitter, quality in tried
@@ -180,7 +181,7 @@ def _possible(
     wishes: Wishes,
     found: list[Budget],
     missing: Mapping[str, str],
-) -> tuple[list[Fitter], list[Refusal]]:
+) -> tuple[list[Fitter], list[Reason]]:
     """What may be tried with one model, and which engines may not, of those that are asked for."""
     facts = candidate.facts
     model = inventory(facts.with_predictor() if wishes.speculation == "mtp" else facts)
@@ -198,14 +199,14 @@ def _possible(
         place = next((number for number, why in enumerate(checks) if why), len(checks))
         why = no_goal(fitter) if place == len(checks) and not fitter.goals else [*checks, None][place]
         if why and place >= passed.get(option.engine, 0):
-            passed[option.engine], refusals[option.engine] = place, Refusal(option.engine, why)
+            passed[option.engine], refusals[option.engine] = place, Reason(option.engine, why)
         elif not why and wishes.backend in ("auto", option.engine):
             fitters.append(fitter)
     if wishes.backend == "auto":
         fitters = _of_one(fitters)
     tried = {fitter.option.engine for fitter in fitters}
     asked = (each for each in refusals.values() if wishes.backend in ("auto", each.engine))
-    return fitters, [refusal for refusal in asked if refusal.engine not in tried]
+    return fitters, [replace(each, model=facts.name) for each in asked if each.engine not in tried]
 
 
 def _of_one(fitters: list[Fitter]) -> list[Fitter]:
@@ -222,13 +223,13 @@ def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> P
         if not rules.offloads:
             continue
         option = rules.offloading(fitter.option, fitter.budgets[0].device)
-        if isinstance(option, Refusal):
-            return replace(plan, refusals=(*plan.refusals, (fitter.option.model.name, option)))
+        if isinstance(option, Reason):
+            return replace(plan, refusals=(*plan.refusals, replace(option, model=fitter.option.model.name)))
         wider = Fitter(option, fitter.wishes, fitter.budgets, host)
         fitted = wider.best
         if fitted is None:
-            refusal = Refusal(option.engine, wider.why_not_offloaded())
-            return replace(plan, refusals=(*plan.refusals, (option.model.name, refusal)))
+            refusal = Reason(option.engine, wider.why_not_offloaded(), option.model.name)
+            return replace(plan, refusals=(*plan.refusals, refusal))
         choice = _choice(wider, fitted, quality)
         why = verdicts(choice, (), (each for each, _ in fitters), plan.refusals)
         return replace(plan, choice=choice, budget=fitted.budget, closest=None, verdicts=why)
@@ -268,7 +269,7 @@ def require(plan: Plan) -> Choice:
 def _decide(
     fitters: list[tuple[Fitter, int]],
     choices: list[Choice],
-    refusals: list[tuple[str, Refusal]],
+    refusals: list[Reason],
     wishes: Wishes,
     found: list[Budget],
 ) -> Plan:
@@ -400,8 +401,8 @@ def _rejections(
     best: Choice | None,
     fitters: list[tuple[Fitter, int]],
     failed: list[tuple[Fitter, int]],
-) -> tuple[Rejection, ...]:
-    rejections: list[Rejection] = []
+) -> tuple[Reason, ...]:
+    rejections: list[Reason] = []
     if best is not None:
         fitter = next(fitter for fitter, _ in fitters if fitter.option is best.option)
         rejections += why_not_more(fitter, best)

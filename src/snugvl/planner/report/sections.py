@@ -16,9 +16,8 @@ from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import way_out
+from snugvl.planner.shortfall import way_out, why_engine, why_not_engines
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
-from snugvl.planner.verdicts import why_engine, why_not_engines
 from snugvl.planner.wishes import Wishes
 
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
@@ -450,10 +449,7 @@ def _slower(plan: Plan) -> Iterator[str]:
 def _rejected(plan: Plan) -> Iterator[str]:
     found: dict[str, list[str]] = {}  # models of one shape are refused alike
     for rejection in plan.rejections:
-        why = f"{rejection.blame} would take {format_size(rejection.blame_bytes)} alone"
-        line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
-        line = f"{line}; {rejection.remedy}" if rejection.remedy else line
-        found.setdefault(line.removeprefix(rejection.model), []).append(rejection.model)
+        found.setdefault(str(rejection).removeprefix(rejection.model), []).append(rejection.model)
     for line, models in found.items():
         yield f"{', '.join(filter(None, models))}{line}"
 
@@ -464,11 +460,12 @@ def _refused(plan: Plan) -> Iterator[str]:
     chosen = plan.choice
     reasons: dict[tuple[str, tuple[str, ...]], list[Engine]] = {}
     by_engine: dict[tuple[Engine, str], list[str]] = {}
-    for name, refusal in plan.refusals:
+    for refusal in plan.refusals:
+        name = refusal.model
         wants_gguf = rules_of(refusal.engine).reads_only_gguf
         left_out = chosen is not None and (name == chosen.option.model.name or wants_gguf)
         if not left_out and not (chosen is not None and rules_of(chosen.option.engine).reads_only_gguf):
-            by_engine.setdefault((refusal.engine, refusal.reason), []).append(name)
+            by_engine.setdefault((refusal.engine, refusal.text), []).append(name)
     for (engine, reason), names in by_engine.items():
         reasons.setdefault((reason, tuple(names)), []).append(engine)
     for (reason, those), engines in sorted(reasons.items(), key=lambda each: "GGUF" in each[0][0]):

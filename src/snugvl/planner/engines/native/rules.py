@@ -6,7 +6,8 @@ from dataclasses import replace
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_network import ours
 from snugvl.core.memory_kinds import Kind
-from snugvl.planner.capabilities import Option, Refusal
+from snugvl.core.reason import Reason
+from snugvl.planner.capabilities import Option
 from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS, steps
 from snugvl.planner.engines.native.footprint import native_components
 from snugvl.planner.engines.native.options import native_options
@@ -37,7 +38,7 @@ class NativeRules(EngineRules):
     pooled = True
     in_process = True
 
-    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """The model itself, or a GGUF as our engine holds it."""
         known = model if model.facts.gguf is None else inventory(ours(model.facts))
         return native_options(known, device, wishes)

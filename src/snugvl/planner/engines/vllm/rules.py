@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from snugvl.core.memory_kinds import Kind
+from snugvl.core.reason import Reason
 from snugvl.hardware.machine import OperatingSystem
-from snugvl.planner.capabilities import Option, Refusal, stored_format
+from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.commands import visible
 from snugvl.planner.engines.rules import EngineRules, Spread
 from snugvl.planner.engines.vllm.flags import VLLM_STEPS, vllm_arguments
@@ -45,14 +46,14 @@ class VllmRules(EngineRules):
             return "it runs on Linux and in WSL2 alone"
         return super().not_here(device, system)
 
-    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """The checkpoint as it is stored, on GPUs."""
         if refusal := self.unread(model):
             return refusal
         if device.cpu:
-            return Refusal("vllm", "there is no GPU; start its build for CPUs yourself and use --attach URL")
+            return Reason("vllm", "there is no GPU; start its build for CPUs yourself and use --attach URL")
         if model.facts.source == "folder" and model.facts.name == "pocket":
-            return Refusal("vllm", "pocket is not worth a server of its own")
+            return Reason("vllm", "pocket is not worth a server of its own")
         stored = stored_format(model)
         return [Option(model, "vllm", stored, stored)]
 
