@@ -46,7 +46,7 @@ def test_a_wished_cache_and_who_may_have_it() -> None:
     assert require(one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB))).settings.kv == "fp8"
     refused = one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB)).refusals
     assert ("transformers", "its KV cache is bf16, fp8 is asked for") in [
-        (each.engine, each.reason) for _, each in refused
+        (each.engine, each.text) for each in refused
     ]
     model = inventory(FACTS["4B", True])
     rough = replace(model, qk_norm=False)
