@@ -69,7 +69,7 @@ OUTWARDS = {
     ("core", "planner.plan"),  # a type: an engine tells the plan that it runs
 }
 # Parts that work without torch: a fresh interpreter imports every module of them.
-TORCHLESS = ("checkpoint", "client", "core", "diagnose", "hardware", "planner")
+TORCHLESS = ("bench", "checkpoint", "client", "core", "diagnose", "hardware", "planner", "tasks")
 SLOW = (
     "torch",
     "transformers",
