@@ -363,7 +363,7 @@ def check_remedies(case: Case, outcome: Outcome) -> Iterator[Violation]:
         return
     yield from check_notes(case, outcome, plan)
     remedies: list[tuple[str | None, str]] = [
-        (each.what.split()[0], each.remedy) for each in plan.rejections if each.remedy
+        (each.text.split()[0], each.remedy) for each in plan.rejections if each.remedy
     ]
     if plan.choice is None and plan.closest is not None:
         text = plain(report(plan, outcome.machine))

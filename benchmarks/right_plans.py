@@ -58,7 +58,7 @@ def outcome(plan: Plan) -> str:
     if plan.choice is not None:
         return told(plan.choice)
     other = f"; instead: {told(plan.instead)}" if plan.instead is not None else ""
-    reasons = "; ".join(dict.fromkeys(f"{refusal.engine}: {refusal.reason}" for _, refusal in plan.refusals))
+    reasons = "; ".join(dict.fromkeys(f"{refusal.engine}: {refusal.text}" for refusal in plan.refusals))
     return f"refused ({reasons or 'too large'}){other}"
 
 

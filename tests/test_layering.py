@@ -62,6 +62,25 @@ HOMONYMS = {
     "inputs/tools/forms.py": {"llama", "mistral"},
     "diagnose/facts.py": {"llama"},  # how names of models begin in logs
 }
+# Rings, the innermost first: a room imports from inner rings, and of its own ring nothing but itself.
+RINGS = (
+    {"errors", "version"},
+    {"core"},
+    {"checkpoint", "hardware", "layers"},
+    {"models", "planner"},
+    {"diagnose", "engine"},
+    {"inputs"},
+    {"tasks", "backends"},
+    {"client", "fidelity", "server"},
+    {"bench", "quantize"},
+    {"cli"},
+)
+# What still points outwards or sideways. It only shrinks: an entry that nothing needs fails.
+OUTWARDS = {
+    ("core", "planner.plan"),  # a type: an engine tells the plan that it runs
+}
+# Parts that work without torch: a fresh interpreter imports every module of them.
+TORCHLESS = ("bench", "checkpoint", "client", "core", "diagnose", "hardware", "planner", "tasks")
 SLOW = (
     "torch",
     "transformers",
@@ -103,6 +122,19 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 def test_a_module_of_the_root_imports_only_what_is_below_it(module: str) -> None:
     for name in imports(SOURCE / f"{module}.py"):
         assert below(name, KNOWN | ROOT[module]), f"{module}.py imports snugvl.{name}"
+
+
+def test_rooms_point_inwards() -> None:
+    place = {room: number for number, ring in enumerate(RINGS) for room in ring}
+    found = set()
+    for room in ALLOWED:
+        for path in (SOURCE / room).rglob("*.py"):
+            for name in imports(path):
+                other = name.split(".")[0]
+                if other != room and other in place and place[other] >= place[room]:
+                    found.add((room, name))
+    assert found == OUTWARDS
+    assert set(ALLOWED) | {"errors", "version"} == set(place)
 
 
 def test_every_room_is_covered() -> None:
@@ -198,3 +230,15 @@ def test_nothing_slow_is_imported_early(code: str) -> None:
 def test_the_client_needs_no_torch() -> None:
     loaded = modules_after("import snugvl; snugvl.Client().close(); snugvl.AsyncClient()")
     assert not [name for name in ("torch", "transformers", "tokenizers", "fastapi") if name in loaded]
+
+
+def test_parts_without_torch_are_imported_without_it() -> None:
+    """All of their modules in one fresh interpreter, so that none is forgotten."""
+    modules = sorted(
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for room in TORCHLESS
+        for path in (SOURCE / room).rglob("*.py")
+    )
+    assert len(modules) > 100
+    loaded = modules_after("\n".join(f"import {name}" for name in modules))
+    assert not [name for name in ("torch", "transformers", "triton") if name in loaded]

@@ -6,6 +6,7 @@ from snugvl.bench.record import Record
 from snugvl.bench.result import MachineFacts, Result, Run, ServerFacts, Start
 from snugvl.bench.workload import Manner, Workload
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 
 GIB = 1 << 30
 MACHINE = MachineFacts("linux 6", "a processor", 16, 64 * GIB, ("NVIDIA H200",), "580.1", "3.11", "2.11")
@@ -20,8 +21,8 @@ def run(clients: int, *, pace: float = 1.0, memory: MemoryPeak | None = None, re
 
 def memory(process: int = 6 * GIB) -> MemoryPeak:
     rows = (
-        LedgerRow("text weights", 4 * GIB, 4 * GIB),
-        LedgerRow("KV cache", GIB, GIB, GIB // 2),
+        LedgerRow("text weights", 4 * GIB, 4 * GIB, kind=Kind.TEXT),
+        LedgerRow("KV cache", GIB, GIB, GIB // 2, kind=Kind.CACHE),
         LedgerRow("Python & <libraries>", None, GIB // 2),
     )
     ledger = Ledger("NVIDIA H200", rows, 140 * GIB, 100 * GIB, process, 7 * GIB)

@@ -23,7 +23,9 @@ from snugvl.cli import top_view
 from snugvl.cli.top import DEFAULT_SERVER, Watch, first_tokens
 from snugvl.cli.top_view import Pace, View
 from snugvl.client import DEFAULT_URL, Memory
+from snugvl.core import memory_kinds
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Health, Load
 from snugvl.server.settings import ServerSettings
 from tests.client.conftest import GIB, LEDGER, ScriptedEngine, engine, listening, scripted, unused_url  # noqa: F401
@@ -77,15 +79,15 @@ def test_a_frame_says_it_all() -> None:
         "running 2   waiting 1   tokens/s 41.3   first token 0.21 s   KV used 25%",
         "",
         "NVIDIA GeForce RTX 5060: 8.00 GiB, the engine takes at most 7.00 GiB",
-        "W" * 40 + "V" * 10 + "k" * 8 + "K" * 2 + "w" * 2 + "o" * 10 + "." * 8,
+        "W" * 40 + "V" * 10 + "k" * 8 + "K" * 2 + "v" * 2 + "#" * 10 + "." * 8,
         "",
         "                    planned  measured  share",
         "W text weights     4.00 GiB  4.00 GiB  50.0%",
         "V vision weights   1.00 GiB  1.00 GiB  12.5%",
         "k KV cache         1.00 GiB  1.00 GiB  12.5%",
         "K   in use                    256 MiB   3.1%",
-        "w workspace         512 MiB   256 MiB   3.1%",
-        "o other processes            1.00 GiB  12.5%",
+        "v workspace         512 MiB   256 MiB   3.1%",
+        "# other processes            1.00 GiB  12.5%",
         ". free                        768 MiB   9.4%",
     ]
 
@@ -117,7 +119,7 @@ def test_nothing_is_cut_at_sixty_columns() -> None:
     text = " ".join(" ".join(lines).split())
     assert "…" not in text
     wide = " ".join(" ".join(lines_of(view_of(memory), 200)).split())
-    bar = re.compile(r"\b[A-Za-z.]{58,}")
+    bar = re.compile(r"\b[A-Za-z.#]{58,}")
     assert bar.sub("", text).split() == bar.sub("", wide).split()
 
 
@@ -138,7 +140,9 @@ def test_a_low_terminal_loses_no_memory(height: int) -> None:
 
 
 def test_memory_that_nothing_explains_is_shown() -> None:
-    ledger = Ledger("GPU", (LedgerRow("weights", None, 2 * GIB),), 8 * GIB, 4 * GIB, 3 * GIB)
+    ledger = Ledger(
+        "GPU", (LedgerRow("weights", None, 2 * GIB, kind=Kind.WEIGHTS),), 8 * GIB, 4 * GIB, 3 * GIB
+    )
     pieces = {part.label: part.nbytes for part in top_view.parts(ledger)}
     assert pieces == {"weights": 2 * GIB, "not told apart": GIB, "other processes": GIB, "free": 4 * GIB}
     assert sum(pieces.values()) == ledger.total_bytes
@@ -146,7 +150,7 @@ def test_memory_that_nothing_explains_is_shown() -> None:
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 1, 1], [5, 0, 3], [10**12, 1, 7]])
 def test_the_bar_is_always_full(sizes: list[int]) -> None:
-    assert sum(top_view.shares(sizes, 80)) == (80 if sum(sizes) else 0)
+    assert sum(memory_kinds.shares(sizes, 80)) == (80 if sum(sizes) else 0)
 
 
 def test_a_server_without_an_engine_yet() -> None:

@@ -12,6 +12,7 @@ from typing import Self
 import pytest
 
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities, Delta, Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Load, Snapshot, Tokens
 from tests.patience import PATIENCE_S
@@ -23,10 +24,10 @@ GIB = 1 << 30
 LEDGER = Ledger(
     "NVIDIA GeForce RTX 5060",
     (
-        LedgerRow("text weights", 4 * GIB, 4 * GIB),
-        LedgerRow("vision weights", GIB, GIB),
-        LedgerRow("KV cache", GIB, GIB, GIB // 4),
-        LedgerRow("workspace", GIB // 2, GIB // 4),
+        LedgerRow("text weights", 4 * GIB, 4 * GIB, kind=Kind.TEXT),
+        LedgerRow("vision weights", GIB, GIB, kind=Kind.VISION),
+        LedgerRow("KV cache", GIB, GIB, GIB // 4, kind=Kind.CACHE),
+        LedgerRow("workspace", GIB // 2, GIB // 4, kind=Kind.WORKSPACE),
     ),
     total_bytes=8 * GIB,
     free_bytes=GIB // 4 * 3,

@@ -376,6 +376,6 @@ def test_a_plan_sends_a_4_bit_head_to_another_engine(pairs: Callable[[str], Pair
     save_file(state, folder / "model.safetensors")
     plan = solve([Candidate(facts_of(str(folder), offline=True))], machine(8 * GIB), Wishes(backend="native"))
     assert plan.choice is None
-    assert [refusal.reason for _, refusal in plan.refusals] == [
+    assert [refusal.text for refusal in plan.refusals] == [
         "our engine reads ready-made integers of the decoder's layers alone"
     ]

@@ -14,8 +14,8 @@ from snugvl.planner.report.document import document
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.settings import Settings
+from snugvl.planner.shortfall import why_engine
 from snugvl.planner.solve import Candidate, require, solve
-from snugvl.planner.verdicts import why_engine
 from snugvl.planner.wishes import Wishes
 from tests.planner.machines import GIB, MIB, machine
 from tests.planner.models import qwen3_vl, text_only
@@ -43,7 +43,7 @@ def test_two_gpus_that_share_are_the_reason_for_vllm() -> None:
     plan = planned(qwen3_vl("8B"), machine(12 * GIB, gpus=2), Wishes(weights="bf16"))
     assert why_engine(plan) == "vllm: 2 GPUs share what one can't hold"
     native = next(verdict for verdict in plan.verdicts if verdict.engine == "native")
-    assert "more than may be used" in native.reason or "only" in native.reason
+    assert "more than may be used" in native.text or "only" in native.text
 
 
 def test_a_family_that_is_not_ours_goes_to_another_engine_with_the_reason() -> None:
@@ -51,7 +51,7 @@ def test_a_family_that_is_not_ours_goes_to_another_engine_with_the_reason() -> N
     assert why_engine(plan) == "vllm: our engine does not run the gemma3 family yet"
     old = planned(FOREIGN, machine(16 * GIB, capability=(7, 0)))
     assert old.choice is None
-    told = {refusal.engine: refusal.reason for _, refusal in old.refusals}
+    told = {refusal.engine: refusal.text for refusal in old.refusals}
     assert told["vllm"] == told["transformers"] == "compute capability 7.0 is older than 7.5"
 
 
@@ -59,10 +59,10 @@ def test_what_is_not_installed_is_not_chosen() -> None:
     missing = {"vllm": "vLLM is not installed here: pip install 'snugvl[vllm]'"}
     plan = planned(FOREIGN, machine(16 * GIB), missing=missing)
     assert require(plan).option.engine == "transformers"
-    assert any("pip install" in verdict.reason for verdict in plan.verdicts)
+    assert any("pip install" in verdict.text for verdict in plan.verdicts)
     alone = planned(FOREIGN, machine(16 * GIB), Wishes(backend="vllm"), missing=missing)
     assert alone.choice is None
-    assert "pip install 'snugvl[vllm]'" in alone.refusals[0][1].reason
+    assert "pip install 'snugvl[vllm]'" in alone.refusals[0].text
 
 
 def test_on_a_cpu_transformers_runs_what_ours_does_not() -> None:
@@ -118,7 +118,7 @@ def test_low_bits_of_bitsandbytes_come_by_wish(weights: str, bits: float) -> Non
 def test_weights_that_an_engine_can_not_have_are_refused_by_name(wishes: Wishes, words: str) -> None:
     plan = planned(qwen3_vl("2B"), machine(16 * GIB), wishes)
     assert plan.choice is None
-    assert words in plan.refusals[0][1].reason
+    assert words in plan.refusals[0].text
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers", "vllm"])

@@ -115,7 +115,8 @@ def test_they_cost_no_comfort_and_more_memory_never_gives_less(
         return
     assert large is not None
     assert large.score >= small.score
-    assert small.score[:8] == without.score[:8], "quality, the tower's place, and all up to comfort"
+    up_to_comfort = [(each.quality, each.tower, each.comfort) for each in (small.score, without.score)]
+    assert up_to_comfort[0] == up_to_comfort[1]
     chosen = small.settings
     assert small.footprint.total_bytes <= small.budget.usable_bytes
     assert chosen.state_checkpoints <= max(CHECKPOINTS, EACH * chosen.sequences)

@@ -57,7 +57,7 @@ def test_a_head_that_is_the_embedding_stays_whole() -> None:
     found = parts_of(inventory(qwen3_vl("4B")), CARD)
     assert {each.embedding for each in found if isinstance(each, Parts)} == {"gpu"}
     plan = solve([Candidate(qwen3_vl("4B"))], machine(24 * GIB), Wishes(backend="native", embedding="cpu"))
-    assert [refusal.reason for _, refusal in plan.refusals] == [
+    assert [refusal.text for refusal in plan.refusals] == [
         "the embedding can't be apart in main memory: it is lm_head as well, read whole for every token"
     ]
 
@@ -134,12 +134,12 @@ def test_under_wsl2_it_comes_for_who_asks_alone() -> None:
 def test_other_engines_and_a_cpu_say_why_not() -> None:
     plan = solve([LARGE], machine(48 * GIB), Wishes(embedding="cpu"))
     assert require(plan).settings.embedding == "cpu"
-    assert {each.reason for each in plan.verdicts if each.engine != "llamacpp"} == {
+    assert {each.text for each in plan.verdicts if each.engine != "llamacpp"} == {
         "only our own engine reads the embedding from main memory"
     }
     without = replace(machine(48 * GIB), gpus=())
     refused = solve([LARGE], without, Wishes(embedding="cpu", backend="native"))
-    assert "there is no GPU to read it" in refused.refusals[0][1].reason
+    assert "there is no GPU to read it" in refused.refusals[0].text
 
 
 def test_an_engine_allocates_it() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.facts import KVLayer, TensorFact
+from snugvl.core.memory_kinds import Kind
 from snugvl.models.allocation import segment_bytes
 from snugvl.planner.engines.vllm import footprint as vllm
 from snugvl.planner.engines.vllm.tensors import deepstack_buffers, rotary_caches
@@ -158,10 +159,10 @@ def test_our_engine_allocates_the_states_of_all_who_may_run() -> None:
 def test_phases_do_not_add() -> None:
     found = footprint_of(
         [
-            Component("a", 10),
-            Component("b", 5, "vision"),
-            Component("c", 7, "prefill"),
-            Component("d", 1, "prefill"),
+            Component("a", Kind.OTHER, 10),
+            Component("b", Kind.OTHER, 5, "vision"),
+            Component("c", Kind.OTHER, 7, "prefill"),
+            Component("d", Kind.OTHER, 1, "prefill"),
         ]
     )
     assert (found.total_bytes, found.peak_phase) == (18, "prefill")

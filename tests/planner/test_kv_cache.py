@@ -29,7 +29,7 @@ def test_an_fp8_cache_only_where_it_brings_images_or_context_up_to_comfort() -> 
     reached = [(each.tokens, each.settings.context, each.settings.kv_tokens) for each in (wide, narrow)]
     assert reached[0] < reached[1]
     cache = one("4B", on=rtx_5060(1932 * MIB)).rejections
-    assert any("the KV cache in bf16, with the same images" in rejection.what for rejection in cache)
+    assert any("the KV cache in bf16, with the same images" in rejection.text for rejection in cache)
     assert require(one("4B", on=machine(48 * GIB))).settings.kv == "bf16"
     halves = [
         footprint(
@@ -46,7 +46,7 @@ def test_a_wished_cache_and_who_may_have_it() -> None:
     assert require(one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB))).settings.kv == "fp8"
     refused = one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB)).refusals
     assert ("transformers", "its KV cache is bf16, fp8 is asked for") in [
-        (each.engine, each.reason) for _, each in refused
+        (each.engine, each.text) for each in refused
     ]
     model = inventory(FACTS["4B", True])
     rough = replace(model, qk_norm=False)
@@ -76,7 +76,7 @@ def test_an_fp8_cache_is_refused_by_name_where_keys_have_no_norm(name: str) -> N
     images = 1 if facts.vision else 0
     refused = solve([Candidate(facts)], machine(48 * GIB), Wishes(kv_cache="fp8", images=images))
     assert refused.choice is None
-    assert any("0.55 nats a token" in refusal.reason for _, refusal in refused.refusals)
+    assert any("0.55 nats a token" in refusal.text for refusal in refused.refusals)
     for size in range(4, 48, 3):
         choice = solve([Candidate(facts)], machine(size * GIB), Wishes(images=images)).choice
         assert choice is None or choice.settings.kv == "bf16", size

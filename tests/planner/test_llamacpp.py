@@ -178,10 +178,10 @@ def test_a_gguf_is_llama_cpps_or_ours(load: Load) -> None:
     found, refused = options(model, Device(0), "linux", Wishes())
     assert {option.engine for option in found} == {"llamacpp", "native"}
     assert {refusal.engine for refusal in refused} == {"transformers", "vllm"}
-    assert all("GGUF" in refusal.reason for refusal in refused)
+    assert all("GGUF" in refusal.text for refusal in refused)
     found, refused = options(load("Qwen/Qwen3-VL-30B-A3B-Instruct"), Device(0), "linux", Wishes())
     assert {option.engine for option in found} == {"llamacpp"}
-    (ours,) = (refusal.reason for refusal in refused if refusal.engine == "native")
+    (ours,) = (refusal.text for refusal in refused if refusal.engine == "native")
     assert "qwen3vlmoe" in ours
     assert "--backend llamacpp" in ours
 

@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from snugvl.core.memory_kinds import shares
 from snugvl.planner.costs import MEASURED, QUANTIZED
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import SCHEMA_VERSION, document
-from snugvl.planner.report.plain import bar, plain, shares
+from snugvl.planner.report.plain import bar, plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.report.svg import svg, wrapped
 from snugvl.planner.report.terminal import show
@@ -32,7 +33,7 @@ def test_the_rows_are_the_card(size: str) -> None:
     missing = found.used_bytes - found.usable_bytes
     assert sum(row.nbytes for row in found.rows) == found.total_bytes + max(0, missing)
     assert len(bar(found.rows, 50)) == 50
-    assert sum(shares(found.rows, 33)) == 33
+    assert sum(shares([row.nbytes for row in found.rows], 33)) == 33
 
 
 def test_plain_text_says_everything() -> None:

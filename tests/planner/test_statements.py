@@ -69,7 +69,7 @@ def test_a_mixture_by_bitsandbytes_is_no_way_out() -> None:
         other = "FP8 fits, in fp8, with vLLM" if gpu == "l40s" else "(AWQ, GPTQ) fits, in int4, with vLLM"
         assert way_out(plan, plan.budget).endswith(other)
     refused = planned(MIXTURE, "rtx-3090", {"weights": "int4"})
-    assert any("leaves a mixture's experts in bf16" in refusal.reason for _, refusal in refused.refusals)
+    assert any("leaves a mixture's experts in bf16" in refusal.text for refusal in refused.refusals)
 
 
 def test_a_mixture_has_a_speed_of_the_experts_that_a_token_reads() -> None:
@@ -128,7 +128,7 @@ def test_what_the_driver_holds_is_nobodys_to_give_back() -> None:
 
 def test_the_refusal_that_is_told_is_the_true_one() -> None:
     plan = planned("Qwen/Qwen3-VL-2B-Instruct-FP8", "rtx-4090", {"weights": "bf16", "quality": "bf16"})
-    reasons = {refusal.engine: refusal.reason for _, refusal in plan.refusals}
+    reasons = {refusal.engine: refusal.text for refusal in plan.refusals}
     assert reasons["native"] == reasons["transformers"] == "its weights are fp8, coarser than --quality bf16"
     with pytest.raises(DoesNotFit, match="coarser than --quality bf16"):
         require(plan)
@@ -162,7 +162,7 @@ def test_contradictory_wishes_name_both_options(wishes: dict[str, Any]) -> None:
 def test_no_engine_is_planned_where_it_does_not_run(gpu: str, machine: dict[str, Any], told: str) -> None:
     plan = planned("Qwen/Qwen3-VL-2B-Instruct", gpu, **machine)
     assert plan.choice is None
-    reasons = {refusal.engine: refusal.reason for _, refusal in plan.refusals}
+    reasons = {refusal.engine: refusal.text for refusal in plan.refusals}
     assert {reasons[engine] for engine in ("native", "transformers", "vllm")} <= {told, reasons["vllm"]}
     assert reasons["native"] == told
 

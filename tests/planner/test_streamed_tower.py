@@ -117,7 +117,7 @@ def test_main_memory_must_hold_it() -> None:
     plan = solve([FACTS], small, Wishes(backend="native", embedding="gpu"))
     assert plan.choice is None
     wished = solve([FACTS], small, Wishes(backend="native", tower="streamed"))
-    assert [refusal.reason for _, refusal in wished.refusals] == [
+    assert [refusal.text for refusal in wished.refusals] == [
         "the vision tower can't be streamed: it takes 561 MiB of main memory, of which 410 MiB may be used"
     ]
     enough = replace(small, ram_free_bytes=3 * GIB)
@@ -137,7 +137,7 @@ def test_a_wish_is_obeyed_and_other_engines_say_why_not() -> None:
     plan = solve([Candidate(qwen3_vl("2B"))], machine(24 * GIB), Wishes(tower="streamed"))
     choice = require(plan)
     assert (choice.settings.vision, choice.settings.weights_name) == ("streamed", "bf16")
-    others = {each.reason for each in plan.verdicts if each.engine != "llamacpp"}
+    others = {each.text for each in plan.verdicts if each.engine != "llamacpp"}
     assert others == {"only our own engine streams the vision tower"}
 
 
@@ -151,7 +151,7 @@ def test_a_wish_is_obeyed_and_other_engines_say_why_not() -> None:
 def test_what_can_not_stream_says_so(facts: Any, on: Any, words: str) -> None:
     plan = solve([Candidate(facts)], on, Wishes(images=0, tower="streamed"))
     assert plan.choice is None
-    assert any(words in refusal.reason for _, refusal in plan.refusals)
+    assert any(words in refusal.text for refusal in plan.refusals)
 
 
 def test_a_tower_left_out_can_not_stream() -> None:

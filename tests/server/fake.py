@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities, Delta, Message, Request, ToolUse, Usage
 from snugvl.core.service import Health, Load, Snapshot, Tokens
 from snugvl.errors import EngineError, EngineUnavailable, RequestError
@@ -16,7 +17,10 @@ from snugvl.errors import EngineError, EngineUnavailable, RequestError
 CAPABILITIES = Capabilities("fake", 512, images=True, video=False, max_pixels=65_536, min_pixels=1024)
 LEDGER = Ledger(
     "a fake GPU",
-    (LedgerRow("KV cache", 4096, 4096, 1024), LedgerRow("text weights", 8192, 8000)),
+    (
+        LedgerRow("KV cache", 4096, 4096, 1024, kind=Kind.CACHE),
+        LedgerRow("text weights", 8192, 8000, kind=Kind.TEXT),
+    ),
     total_bytes=100_000,
     free_bytes=50_000,
     process_bytes=20_000,

@@ -93,6 +93,7 @@ def test_memory_has_planned_beside_measured() -> None:
         "planned_bytes": 4096,
         "measured_bytes": 4096,
         "used_bytes": 1024,
+        "kind": "KV cache",
     }
     assert memory["ledger"]["others_bytes"] == 30_000
     assert memory["load"]["num_blocks"] == 8

@@ -18,15 +18,13 @@ import psutil
 import torch
 
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Load
 from snugvl.engine.oom import pooled_bytes
 from snugvl.hardware import host, nvml
 
-GRAPHS = "CUDA graphs"
-CONTEXT = "CUDA context and libraries"
-LATE = "late kernels"  # as the plan calls them: `planner.engines.native.footprint.LATE`
+GRAPHS, CONTEXT, LATE, INTERPRETER = Kind.GRAPHS, Kind.CONTEXT, Kind.KERNELS, Kind.PROCESS
 TRIES = 3
-INTERPRETER = "Python and libraries"
 
 
 class Meter:
@@ -62,15 +60,15 @@ class Meter:
     def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
         """The ledger now, from what the engine says it holds and does."""
         parts = dict(self._weights)
-        parts["KV cache"] = memory["kv_cache"]
+        parts[Kind.CACHE] = memory["kv_cache"]
         if memory.get("recurrent_state"):
-            parts["recurrent state"] = memory["recurrent_state"]
+            parts[Kind.STATES] = memory["recurrent_state"]
         held_blocks = load.num_blocks - load.free_blocks
-        used = {"KV cache": memory["kv_cache"] * held_blocks // max(load.num_blocks, 1)}
+        used: dict[str, int] = {Kind.CACHE: memory["kv_cache"] * held_blocks // max(load.num_blocks, 1)}
         if self._device.type == "cuda":
             return self._on_gpu(parts, used, load)
-        parts["encoder outputs"] = used["encoder outputs"] = memory["encoder_outputs"]
-        parts["image inputs"] = memory["vision_inputs"]
+        parts[Kind.ENCODINGS] = used[Kind.ENCODINGS] = memory["encoder_outputs"]
+        parts[Kind.INPUTS] = memory["vision_inputs"]
         return self._in_main_memory(parts, used)
 
     def _on_gpu(self, parts: dict[str, int], used: dict[str, int], load: Load) -> Ledger:
@@ -79,8 +77,8 @@ class Meter:
         reserved, process = self._settled()
         parts[GRAPHS] = self._graphs(reserved)
         known += parts[GRAPHS]
-        used["workspace"] = max(torch.cuda.memory_allocated(self._device) - known, 0)
-        parts["workspace"] = max(reserved - known, 0)
+        used[Kind.WORKSPACE] = max(torch.cuda.memory_allocated(self._device) - known, 0)
+        parts[Kind.WORKSPACE] = max(reserved - known, 0)
         if process is not None:
             driver = max(process - reserved, 0)
             # What is beyond the plan came late: kernels and libraries look alike from outside.
@@ -104,8 +102,8 @@ class Meter:
     def _in_main_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
         own = self._process.memory_info().rss
         parts[INTERPRETER] = self._interpreter + max(resident("RssFile") - self._read_pages, 0)
-        parts["image inputs"] += resident("RssShmem")
-        parts["workspace"] = max(own - sum(parts.values()), 0)
+        parts[Kind.INPUTS] += resident("RssShmem")
+        parts[Kind.WORKSPACE] = max(own - sum(parts.values()), 0)
         memory = host.memory()
         rows = self._rows(parts, used)
         return Ledger("main memory", rows, memory.total_bytes, memory.free_bytes, own)
@@ -113,7 +111,8 @@ class Meter:
     def _rows(self, parts: Mapping[str, int], used: Mapping[str, int]) -> tuple[LedgerRow, ...]:
         names = sorted(parts.keys() | self._planned.keys(), key=lambda name: -self._planned.get(name, 0))
         return tuple(
-            LedgerRow(name, self._planned.get(name), parts.get(name), used.get(name)) for name in names
+            LedgerRow(str(name), self._planned.get(name), parts.get(name), used.get(name), Kind(name))
+            for name in names
         )
 
     def _settled(self) -> tuple[int, int | None]:

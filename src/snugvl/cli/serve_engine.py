@@ -148,10 +148,11 @@ def arguments_of(choice: Choice, load: LoadOptions) -> tuple[str, ...]:
 def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
     """The plan as rows of the ledger. What is left over becomes KV cache, so it is planned as such."""
     from snugvl.core.ledger import LedgerRow
+    from snugvl.core.memory_kinds import Kind
 
     spare = max(choice.spare_bytes, 0)
     return tuple(
-        LedgerRow(part.name, part.nbytes + (spare if part.name == "KV cache" else 0))
+        LedgerRow(part.name, part.nbytes + (spare if part.kind is Kind.CACHE else 0), kind=part.kind)
         for part in choice.footprint.counted
     )
 

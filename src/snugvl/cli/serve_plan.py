@@ -46,7 +46,7 @@ class Planned:
     @property
     def why(self) -> str:
         """The engine with the reason for it."""
-        from snugvl.planner.verdicts import why_engine
+        from snugvl.planner.shortfall import why_engine
 
         return why_engine(self.plan)
 

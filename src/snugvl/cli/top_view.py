@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from snugvl.cli.stderr import printable
+from snugvl.core.memory_kinds import Kind, bar, marked
 from snugvl.core.sizes import format_size
 
 if TYPE_CHECKING:
@@ -18,25 +18,9 @@ if TYPE_CHECKING:
     from snugvl.client import Memory
     from snugvl.core.ledger import Ledger, LedgerRow
 
-KV: Final = "KV cache"
 MOST_WIDTH: Final = 100
 AROUND: Final = 6  # lines of a frame about the table: blank ones, the title, the bar, the table's head
-KEPT: Final = ("other processes", "free")
-# Part of a component's name, its letter where there is no colour, its colour. The first that fits.
-LOOKS: Final = (
-    ("vision weights", "V", "cyan"),
-    ("weights", "W", "blue"),
-    ("in use", "K", "green"),
-    ("KV cache", "k", "dark_sea_green4"),
-    ("recurrent state", "s", "dark_sea_green4"),
-    ("workspace", "w", "yellow"),
-    ("encoder", "e", "dark_orange"),
-    ("image inputs", "i", "orange3"),
-    ("libraries", "l", "bright_black"),
-    ("other processes", "o", "magenta"),
-    ("free", ".", "grey30"),
-)
-OTHER_LOOK: Final = ("", "x", "white")
+KEPT: Final = (Kind.HELD, Kind.SPARE)
 STATES: Final = {"ready": "green", "draining": "yellow", "starting": "yellow", "restarting": "yellow"}
 
 
@@ -63,15 +47,10 @@ class Part:
     """A piece of the bar, `nbytes` long, and a row of the table."""
 
     label: str
+    kind: Kind
     nbytes: int
     planned_bytes: int | None = None
     measured_bytes: int | None = None
-
-    @property
-    def look(self) -> tuple[str, str]:
-        """Its letter and colour."""
-        found = next((look for look in LOOKS if look[0] in self.label), OTHER_LOOK)
-        return found[1:]
 
 
 def parts(ledger: Ledger) -> list[Part]:
@@ -80,23 +59,23 @@ def parts(ledger: Ledger) -> list[Part]:
     known = sum(part.nbytes for part in pieces)
     if ledger.process_bytes > known:
         rest = ledger.process_bytes - known
-        pieces.append(Part("not told apart", rest, None, rest))
+        pieces.append(Part("not told apart", Kind.OTHER, rest, None, rest))
     others = ledger.others_bytes
     return [
         *pieces,
-        Part("other processes", others, None, others),
-        Part("free", ledger.free_bytes, None, ledger.free_bytes),
+        Part(Kind.HELD.value, Kind.HELD, others, None, others),
+        Part(Kind.SPARE.value, Kind.SPARE, ledger.free_bytes, None, ledger.free_bytes),
     ]
 
 
 def _of_row(row: LedgerRow) -> Iterator[Part]:
     held = row.measured_bytes or 0
-    if row.name != KV or row.used_bytes is None:
-        yield Part(row.name, held, row.planned_bytes, row.measured_bytes)
+    if row.kind is not Kind.CACHE or row.used_bytes is None:
+        yield Part(row.name, row.kind, held, row.planned_bytes, row.measured_bytes)
         return
     used = min(row.used_bytes, held)
-    yield Part(row.name, held - used, row.planned_bytes, row.measured_bytes)
-    yield Part("  in use", used, None, used)
+    yield Part(row.name, Kind.UNUSED, held - used, row.planned_bytes, row.measured_bytes)
+    yield Part("  in use", Kind.CACHE, used, None, used)
 
 
 def frame(view: View, console: Console, height: int | None = None) -> RenderableType:
@@ -131,11 +110,11 @@ def fewer(pieces: list[Part], most: int) -> list[Part]:
     over = len(pieces) - max(most, len(KEPT) + 1)
     if over <= 0:
         return pieces
-    ours = [piece for piece in pieces if piece.label not in KEPT]
+    ours = [piece for piece in pieces if piece.kind not in KEPT]
     small = sorted(ours, key=lambda piece: piece.nbytes)[: over + 1]
     planned = [piece.planned_bytes for piece in small if piece.planned_bytes is not None]
     nbytes = sum(piece.nbytes for piece in small)
-    rest = Part(f"{len(small)} smaller parts", nbytes, sum(planned) if planned else None, nbytes)
+    rest = Part(f"{len(small)} smaller parts", Kind.OTHER, nbytes, sum(planned) if planned else None, nbytes)
     found = [rest if piece is small[-1] else piece for piece in pieces]
     return [piece for piece in found if piece not in small]
 
@@ -198,37 +177,21 @@ def _bar(pieces: Sequence[Part], width: int, colour: bool) -> Text:
     """The device as one line; every piece rounded so that the whole is exactly `width` cells."""
     from rich.text import Text
 
-    bar = Text()
-    for piece, cells in zip(pieces, shares([piece.nbytes for piece in pieces], width), strict=True):
-        letter, shade = piece.look
-        bar.append(("█" if colour else letter) * cells, shade)
-    return bar
-
-
-def shares(sizes: Sequence[int], width: int) -> list[int]:
-    """`width` cells shared by size."""
-    total = sum(sizes) or 1
-    edges, passed = [0], 0
-    for size in sizes:
-        passed += size
-        edges.append(round(passed * width / total))
-    return [after - before for before, after in pairwise(edges)]
+    return Text.assemble(*bar(((piece.kind, piece.nbytes) for piece in pieces), width, colour=colour))
 
 
 def _table(pieces: Sequence[Part], ledger: Ledger, colour: bool) -> Table:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for name in ("planned", "measured", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     for piece in pieces:
-        letter, shade = piece.look
-        label = Text.assemble(("■ " if colour else f"{letter} ", shade), printable(piece.label))
+        entry = marked(piece.kind, printable(piece.label), colour=colour)
         held = piece.nbytes if piece.measured_bytes is None else piece.measured_bytes
         share = f"{held / ledger.total_bytes:.1%}" if ledger.total_bytes else ""
-        table.add_row(label, _size(piece.planned_bytes), _size(piece.measured_bytes), share)
+        table.add_row(entry, _size(piece.planned_bytes), _size(piece.measured_bytes), share)
     return table
 
 

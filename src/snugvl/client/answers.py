@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Delta, Logprob, TokenLogprob, Usage
 from snugvl.core.service import Health, Load
 from snugvl.errors import EngineError
@@ -102,7 +103,9 @@ def memory(value: Any) -> Memory:
 
 
 def _ledger(value: Any) -> Ledger:
-    rows = tuple(LedgerRow(**_known(LedgerRow, row)) for row in value["rows"])
+    rows = tuple(
+        LedgerRow(**_known(LedgerRow, row) | {"kind": Kind(row.get("kind", ""))}) for row in value["rows"]
+    )
     return Ledger(**_known(Ledger, value) | {"rows": rows})
 
 

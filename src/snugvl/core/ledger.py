@@ -2,22 +2,26 @@
 
 from dataclasses import dataclass
 
+from snugvl.core.memory_kinds import Kind
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
     """One component of memory, in bytes.
 
     Attributes:
-        name: as the plan calls it ("text weights", "vision weights", "KV cache", "workspace", …).
+        name: as the plan or the engine's log calls it.
         planned_bytes: what the plan gave it, or None for what no plan knew of.
         measured_bytes: what it holds now, or None where that can't be told apart.
         used_bytes: how much of that is in use (KV blocks held by requests), where that makes sense.
+        kind: how it is counted and shown.
     """
 
     name: str
     planned_bytes: int | None = None
     measured_bytes: int | None = None
     used_bytes: int | None = None
+    kind: Kind = Kind.OTHER
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import MIB
 from snugvl.diagnose import memory, other, remedy
 from snugvl.diagnose.facts import Card, RunFacts, Value, gather, size, sized
@@ -130,11 +131,11 @@ def _vllm(facts: RunFacts) -> RunBudget:
     )
     split = facts.non_torch and facts.activation
     uses = _parts(
-        ("weights", facts.weights),
-        ("CUDA context and libraries", facts.non_torch),
+        (Kind.WEIGHTS, facts.weights),
+        (Kind.CONTEXT, facts.non_torch),
         ("peak of the profiling run", facts.activation if split else None),
         ("profiling run, encoder, context, libraries", None if split else facts.overhead),
-        ("KV cache", facts.kv),
+        (Kind.CACHE, facts.kv),
     )
     needed = facts.kv_needed.nbytes if facts.kv_needed else None
     if facts.ceiling and facts.weights and facts.kv:
@@ -145,14 +146,14 @@ def _vllm(facts: RunFacts) -> RunBudget:
             note += f" {_where_graphs_are(run)}"
         if facts.ceiling.origin == "inferred":
             note += " The log does not name the utilisation; the version's default is assumed."
-        uses += _parts(("CUDA graphs", facts.graphs))
+        uses += _parts((Kind.GRAPHS, facts.graphs))
         return RunBudget(frame, uses, rest, needed, note.strip(), WHOLE_CONTEXT)
     missing = [
         name
-        for name, value in (("total", facts.total), ("weights", facts.weights), ("KV cache", facts.kv))
+        for name, value in (("total", facts.total), (Kind.WEIGHTS, facts.weights), (Kind.CACHE, facts.kv))
         if value is None
     ]
-    uses += _parts(("CUDA graphs", facts.graphs))
+    uses += _parts((Kind.GRAPHS, facts.graphs))
     if not (frame or uses):
         return RunBudget(needed_bytes=None)
     note = f"The log does not say: {', '.join(missing)}."
@@ -192,7 +193,7 @@ def _torch(facts: RunFacts) -> RunBudget:
         uses = _parts(
             ("tensors of this process", allocated),
             ("reserved by PyTorch but unused", unallocated),
-            ("CUDA context and libraries", outside),
+            (Kind.CONTEXT, outside),
             ("other processes", others),
             ("context, libraries and other processes", both),
         )
@@ -229,7 +230,7 @@ def _torch(facts: RunFacts) -> RunBudget:
 def _llama(facts: RunFacts) -> RunBudget:
     run = facts.run
     uses: list[tuple[str, Value | None]] = []
-    names = {"gguf_weights": "weights", "gguf_kv": "KV cache", "gguf_compute": "compute buffer",
+    names = {"gguf_weights": str(Kind.WEIGHTS), "gguf_kv": str(Kind.CACHE), "gguf_compute": "compute buffer",
              "clip_compute": "vision compute buffer"}  # fmt: skip
     for key, name in names.items():
         for hit in run.all(key):
@@ -237,7 +238,7 @@ def _llama(facts: RunFacts) -> RunBudget:
                 continue
             uses.append((f"{name} ({hit.groups[0]})", size(hit.groups[1], "MiB", hit)))
     if clip := run.last("clip"):
-        uses.append(("vision weights", size(clip.groups[0], "MiB", clip)))
+        uses.append((Kind.VISION, size(clip.groups[0], "MiB", clip)))
     wanted = size(refused.groups[0], "MiB", refused) if (refused := run.last("cuda_malloc")) else None
     parts = _parts(*uses)
     rest = facts.free.nbytes - sum(part.nbytes for part in parts) if facts.free and parts else None

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import MIB
 from snugvl.diagnose.facts import RunFacts
 from snugvl.diagnose.memory import gib
@@ -29,7 +30,6 @@ from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 
 # What vLLM has in "Model loading took": the weights, and the buffers that are made with them.
-LOADED: Final = ("weights", "vLLM rotary cache", "vLLM deepstack buffers")
 # Lines with the card's memory in the words of CUDA; nvidia-smi's are those of the driver.
 _CUDA_SAYS: Final = ("over_free", "summary", "v0_ceiling", "oom_new", "oom_old")
 # Flags of which a smaller value than the plan's is kept: it takes less.
@@ -98,7 +98,7 @@ def _solved(facts: RunFacts, machine: Machine, wishes: Wishes) -> Choice | None:
 
 def _surplus(facts: RunFacts, choice: Choice) -> int:
     """Bytes that the run loaded beyond what the plan counts, such as a head that is loaded twice."""
-    planned = sum(choice.footprint.named(part) for part in LOADED)
+    planned = choice.footprint.weights_bytes + choice.footprint.of(Kind.BUFFERS)
     return facts.weights.nbytes - planned if facts.weights else 0
 
 
@@ -180,7 +180,7 @@ def over_free_changes(facts: RunFacts, choice: Choice | None) -> list[Change]:
 def _why(choice: Choice, flag: str) -> str:
     settings = choice.settings
     return {
-        "--max-model-len": f"{settings.context:,} tokens take {gib(choice.footprint.named('KV cache'))} of KV cache",
+        "--max-model-len": f"{settings.context:,} tokens take {gib(choice.footprint.of(Kind.CACHE))} of KV cache",
         "--mm-processor-kwargs": f"images are scaled to {choice.tokens:,} tokens at most, and only that is profiled",
         "--limit-mm-per-prompt": "one image a request and no video: their profiles and caches are not reserved"
         if settings.images == 1

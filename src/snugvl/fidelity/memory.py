@@ -23,6 +23,7 @@ import torch
 
 from snugvl.backends.place import Place
 from snugvl.core.config import DEFAULT_BLOCK_SIZE
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit
 from snugvl.fidelity import distributions
@@ -119,7 +120,7 @@ def plan_pass(
         batches = tuple(in_batches(waiting, limit))
         held, out = (max(sum(each[n] for n in batch) for batch in batches) for each in (inside, beside))
         why = "of every token that waits for its next layer" + (", and pictures" if cpu else "")
-        parts.append(Component("hidden states", held, why=why))
+        parts.append(Component("hidden states", Kind.OTHER, held, why=why))
         sizes = SweepSizes(chunk, side.settings.kv, home)
         return PassPlan(footprint_of(parts), place.usable_bytes, sizes, batches, out, readers)
     found = footprint_of(parts)
@@ -159,23 +160,27 @@ def _components(
     settings = replace(side.settings, chunk=chunk, context=longest, sequences=1)
     itemsize, net = settings.itemsize, network.model
     parts = [
-        Component(PROCESS, PROCESS_BYTES if device.cpu else 0, basis="measured"),
-        Component(f"{device.api} context and libraries", device.context_bytes, basis="measured"),
+        Component(PROCESS, Kind.PROCESS, PROCESS_BYTES if device.cpu else 0, basis="measured"),
+        Component(
+            f"{device.api} context and libraries", Kind.CONTEXT, device.context_bytes, basis="measured"
+        ),
     ]
     if not device.cpu:
         parts += [
-            Component(native.KERNELS, native.KERNEL_BYTES, basis="measured"),
-            Component(native.LATE, native.LATE_BYTES, basis="measured"),
-            Component("cuBLAS workspace", device.cublas_bytes, basis="measured"),
-            Component("small tensors", native.SMALL_TENSORS_BYTES, basis="measured"),
+            Component(native.KERNELS, Kind.OTHER, native.KERNEL_BYTES, basis="measured"),
+            Component(native.LATE, Kind.KERNELS, native.LATE_BYTES, basis="measured"),
+            Component("cuBLAS workspace", Kind.WORKSPACE, device.cublas_bytes, basis="measured"),
+            Component("small tensors", Kind.OTHER, native.SMALL_TENSORS_BYTES, basis="measured"),
         ]
     buffers = native.loading_bytes(model, settings, readers)
     if net.tower is not None and (patches := max(load.extent.patches for load in loads)):
         tokens = patches // model.facts.vision.merge_size**2 if model.facts.vision is not None else 0
         work = native_workspace(model, ImageSize(tokens, patches), itemsize, settings.vision_weights)
-        parts.append(Component("vision tower", part_bytes(net.tower), "vision"))
+        parts.append(Component("vision tower", Kind.VISION, part_bytes(net.tower), "vision"))
         why = f"{patches:,} patches"
-        parts.append(Component("vision workspace", max(work, buffers), "vision", "predicted", why))
+        parts.append(
+            Component("vision workspace", Kind.WORKSPACE, max(work, buffers), "vision", "predicted", why)
+        )
     layer = max(part_bytes(each) for each in net.decoder.layers)
     cached = kv_bytes(model, settings, -(-longest // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE)
     cached = (cached - state_bytes(model, settings)) // max(side.config.text.kv_layers, 1)
@@ -184,10 +189,21 @@ def _components(
     heads = distributions.workspace_bytes(side.config.text.hidden_size, side.config.text.vocab_size)
     return [
         *parts,
-        Component("a decoder layer", layer, "prefill"),
-        Component("KV cache of a layer", cached + recurrent, "prefill", why=f"{longest:,} tokens"),
-        Component("workspace", max(work, buffers), "prefill", "predicted", f"{chunk:,} tokens of a chunk"),
-        Component("slices of the heads", heads, "decode", why="a part of the vocabulary at a time"),
+        Component("a decoder layer", Kind.WEIGHTS, layer, "prefill"),
+        Component(
+            "KV cache of a layer", Kind.CACHE, cached + recurrent, "prefill", why=f"{longest:,} tokens"
+        ),
+        Component(
+            "workspace",
+            Kind.WORKSPACE,
+            max(work, buffers),
+            "prefill",
+            "predicted",
+            f"{chunk:,} tokens of a chunk",
+        ),
+        Component(
+            "slices of the heads", Kind.WEIGHTS, heads, "decode", why="a part of the vocabulary at a time"
+        ),
     ]
 
 

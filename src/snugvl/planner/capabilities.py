@@ -7,6 +7,7 @@ sizes in `footprint/`.
 from dataclasses import dataclass
 from typing import Final
 
+from snugvl.core.reason import Reason
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.total import Device
@@ -112,29 +113,21 @@ class Option:
         return f"{self.model.name} in {weights}{beside}, with {rules_of(self.engine).title}"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An engine that can't run a model on this machine, and why."""
-
-    engine: Engine
-    reason: str
-
-
 def options(
     model: Inventory, device: Device, system: OperatingSystem, wishes: Wishes
-) -> tuple[list[Option], list[Refusal]]:
+) -> tuple[list[Option], list[Reason]]:
     """Everything that could be tried with one model on one kind of device."""
     found: list[Option] = []
-    refused: list[Refusal] = []
-    nowhere: list[Refusal] = []
+    refused: list[Reason] = []
+    nowhere: list[Reason] = []
     for engine in ENGINES:
         rules = rules_of(engine)
         made = rules.options(model, device, wishes)
-        if isinstance(made, Refusal):
+        if isinstance(made, Reason):
             refused.append(made)
         if why := rules.not_here(device, system):
-            nowhere.append(Refusal(engine, why))
-        elif not isinstance(made, Refusal):
+            nowhere.append(Reason(engine, why))
+        elif not isinstance(made, Reason):
             found += made
     return found, [*refused, *nowhere]
 

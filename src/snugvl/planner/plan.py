@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import Option, Refusal
+from snugvl.planner.capabilities import Option
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.total import Device
-from snugvl.planner.settings import Engine, Settings
+from snugvl.planner.score import Score
+from snugvl.planner.settings import Settings
 from snugvl.planner.speed import Speed
 from snugvl.planner.wishes import Wishes
-
-Score = tuple[int, ...]
 
 
 def subject_of(model: str, settings: Settings) -> str:
@@ -48,7 +48,7 @@ class Choice:
     @property
     def quality(self) -> int:
         """The model's place among its candidates; higher is better."""
-        return self.score[2]
+        return self.score.quality
 
     @property
     def spare_bytes(self) -> int:
@@ -97,34 +97,6 @@ def allocation_of(choice: Choice) -> Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """Something that does not fit, in bytes.
-
-    Attributes:
-        what: what was tried, such as "16,384-token images (16.8 megapixels)".
-        short_bytes: how much too much.
-        blame: the largest component that could shrink, or the largest at all, and its bytes.
-        remedy: what would fit, as a clause that was tried, or None.
-        model: that `what` begins with; empty where it is of the choice.
-    """
-
-    what: str
-    short_bytes: int
-    blame: str
-    blame_bytes: int
-    remedy: str | None = None
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Why an engine was not chosen, as a clause, with what it would need."""
-
-    engine: Engine
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Cure:
     """A choice that runs once one wish is left out.
 
@@ -146,7 +118,7 @@ class Plan:
         choice: the best way that fits today, or None.
         runners_up: other ways that fit, best first.
         rejections: why nothing better was chosen, and why what doesn't fit doesn't.
-        refusals: engines that can't run a model at all on this machine, with the model's name.
+        refusals: why engines can't run a model at all on this machine.
         closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
         verdicts: the engines that weren't chosen for the chosen model, and why not.
         instead: where layers stay in main memory, what runs whole on this machine.
@@ -162,10 +134,10 @@ class Plan:
     budget: Budget
     choice: Choice | None
     runners_up: tuple[Choice, ...]
-    rejections: tuple[Rejection, ...]
-    refusals: tuple[tuple[str, Refusal], ...]
+    rejections: tuple[Reason, ...]
+    refusals: tuple[Reason, ...]
     closest: Choice | None = None
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Reason, ...] = ()
     instead: Choice | None = None
     streamed: Choice | None = None
     changed: str = ""

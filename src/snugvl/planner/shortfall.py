@@ -1,26 +1,28 @@
 """Why something is excluded by a wish, or does not fit: in bytes, with what is to blame and what would
-fit."""
+fit; and why this engine and not the others, in clauses with numbers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from snugvl.checkpoint.catalogue import find
+from snugvl.core.memory_kinds import Kind
+from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
-from snugvl.planner.capabilities import Option, Refusal
+from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.engines import rules_of
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.plan import Choice, Plan, Rejection
-from snugvl.planner.settings import Engine, Settings
+from snugvl.planner.plan import Choice, Plan
+from snugvl.planner.settings import ENGINES, PREFERRED, Engine, Settings
 from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, LEAST_ROOM_TOKENS, Wishes
 
 
-def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
+def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
     """Why not the model's largest images, and why not twice the context."""
     rejections = []
     base = replace(choice.settings, state_checkpoints=0)  # they give way
@@ -133,7 +135,7 @@ def _leanest(fitter: Fitter, base: Settings) -> Fitted:
     return min(tried, key=lambda fitted: fitted.footprint.total_bytes)
 
 
-def why_not_fitting(fitter: Fitter) -> Rejection:
+def why_not_fitting(fitter: Fitter) -> Reason:
     """Why an option does not fit at all, and what would."""
     least = fitter.least
     images = f", {least.tokens:,}-token images" if least.tokens else ""
@@ -174,13 +176,11 @@ def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
         yield f"--memory {exact_size(needed)}", replace(wishes, memory_bytes=needed)
 
 
-def _rejection(
-    what: str, fitted: Fitted, remedy: str | None, instead_of: Footprint | None = None
-) -> Rejection:
+def _rejection(what: str, fitted: Fitted, remedy: str | None, instead_of: Footprint | None = None) -> Reason:
     """`instead_of`: what fits; the component that grew most from there is to blame."""
     name, nbytes = blame(fitted.footprint, instead_of)
-    short = fitted.missing_bytes
-    return Rejection(what, max(short, 1), name, nbytes, remedy)
+    short = max(fitted.missing_bytes, 1)
+    return Reason(fitted.settings.engine, what, "", short, name, nbytes, remedy)
 
 
 def blame(footprint: Footprint, instead_of: Footprint | None = None) -> tuple[str, int]:
@@ -194,7 +194,7 @@ def _sums(footprint: Footprint) -> dict[str, int]:
     """Bytes by name of what counts, weights together."""
     sums: dict[str, int] = {}
     for component in footprint.counted:
-        name = "weights" if component.name.startswith("weights") else component.name
+        name = Kind.WEIGHTS.value if component.kind.group is Kind.WEIGHTS else component.name
         sums[name] = sums.get(name, 0) + component.nbytes
     return sums
 
@@ -215,12 +215,11 @@ def refusal_line(plan: Plan) -> str:
     return f"{line}; {way_out(plan, budget)}"
 
 
-def by_reason(refusals: Iterable[tuple[str, Refusal]]) -> list[tuple[str, tuple[str, ...], list[Engine]]]:
-    """Refusals, each with its model's name, put together: reason, models, and the engines that refuse all of
-    these for it."""
+def by_reason(refusals: Iterable[Reason]) -> list[tuple[str, tuple[str, ...], list[Engine]]]:
+    """Refusals put together: reason, models, and the engines that refuse all of these for it."""
     models: dict[tuple[Engine, str], list[str]] = {}
-    for name, refusal in refusals:
-        models.setdefault((refusal.engine, refusal.reason), []).append(name)
+    for refusal in refusals:
+        models.setdefault((refusal.engine, refusal.text), []).append(refusal.model)
     engines: dict[tuple[str, tuple[str, ...]], list[Engine]] = {}
     for (engine, reason), names in models.items():
         engines.setdefault((reason, tuple(names)), []).append(engine)
@@ -255,3 +254,73 @@ def way_out(plan: Plan, budget: Budget) -> str:
     more = "machine" if budget.device.unified or budget.gpu is None else "GPU"
     limit = ", and no --memory" if plan.wishes.memory_bytes is not None else ""
     return f"use {fewer}a smaller model, or a {more} with more memory{limit}"
+
+
+def verdicts(
+    best: Choice, choices: Sequence[Choice], failed: Iterable[Fitter], refusals: Iterable[Reason]
+) -> tuple[Reason, ...]:
+    """Why each other engine does not run the chosen model, or runs it less well."""
+    name = best.option.model.name
+    refused = {refusal.engine: refusal.text for refusal in refusals if refusal.model == name}
+    failures = [fitter for fitter in failed if fitter.option.model.name == name]
+    found = []
+    for engine in ENGINES:
+        if engine == best.option.engine:
+            continue
+        rival = next(
+            (each for each in choices if (each.option.model.name, each.option.engine) == (name, engine)), None
+        )
+        short = [_shortage(fitter) for fitter in failures if fitter.option.engine == engine]
+        if rival is not None:
+            found.append(Reason(engine, _behind(best, rival)))
+        elif engine in refused:
+            found.append(Reason(engine, refused[engine]))
+        elif short:
+            found.append(Reason(engine, min(short)[1]))
+    return tuple(found)
+
+
+def _shortage(fitter: Fitter) -> tuple[int, str]:
+    least = fitter.least
+    total = least.footprint.total_bytes
+    missing = least.missing_bytes
+    return missing, f"it needs at least {format_size(total)}, {format_size(missing)} more than may be used"
+
+
+def _behind(best: Choice, rival: Choice) -> str:
+    """What a rival that fits has less of."""
+    if FORMAT_QUALITY[rival.option.stored_quality] < FORMAT_QUALITY[best.option.stored_quality]:
+        return f"it fits in {rival.settings.weights_name} only"
+    if best.settings.images and rival.tokens < best.tokens:
+        return f"it fits with smaller images, {rival.tokens:,} tokens each"
+    if rival.settings.context < best.settings.context:
+        return f"it fits with a shorter context, {rival.settings.context:,} tokens"
+    if rival.settings.gpus > best.settings.gpus:
+        return f"it fits on {rival.settings.gpus} GPUs"
+    return "it fits as well; the chosen one is preferred"
+
+
+def why_engine(plan: Plan) -> str:
+    """The chosen engine and the reason, in one line."""
+    choice = plan.choice
+    assert choice is not None, "nothing was chosen"
+    engine, settings = choice.option.engine, choice.settings
+    if choice.option.offload:
+        reason = "nothing here holds the model whole, and it can keep layers in main memory"
+    elif plan.wishes.backend == engine:
+        reason = "as asked for"
+    elif trait := rules_of(engine).why(choice):
+        reason = trait
+    elif settings.data_parallel > 1:
+        reason = f"{settings.data_parallel} GPUs with a copy each for {settings.concurrency} requests at once"
+    elif settings.gpus > 1:
+        reason = f"{settings.gpus} GPUs share what one can't hold"
+    else:
+        better = next((verdict for verdict in plan.verdicts if verdict.engine == PREFERRED), None)
+        reason = better.text if better else "it is the best that fits"
+    return f"{engine}: {reason}"
+
+
+def why_not_engines(plan: Plan) -> list[str]:
+    """One line for each engine that wasn't chosen."""
+    return [f"not {verdict.engine}: {verdict.text}" for verdict in plan.verdicts]

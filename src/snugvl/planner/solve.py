@@ -1,13 +1,13 @@
 """From models, a machine and wishes to a plan.
 
-Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
+Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`score.py`):
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
     > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
     > with several GPUs, weights as they are stored, then images and context > engine (native first)
     > images > context > KV pool > sequences beyond comfort
     > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
-    > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool
+    > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool > the faster
 
 So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
@@ -22,10 +22,11 @@ from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import SpeculationName
+from snugvl.core.reason import Reason
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
-from snugvl.planner.capabilities import Option, Refusal, options
+from snugvl.planner.capabilities import Option, options
 from snugvl.planner.costs import cost
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.checkpoints import CHECKPOINTS
@@ -33,23 +34,23 @@ from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
-from snugvl.planner.plan import Choice, Plan, Rejection
+from snugvl.planner.plan import Choice, Plan
+from snugvl.planner.score import Pace, Score
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import (
     excluded,
     no_cache,
     no_goal,
     refusal_line,
+    verdicts,
     why_not_fitting,
     why_not_more,
 )
-from snugvl.planner.speed import roofline
-from snugvl.planner.verdicts import verdicts
+from snugvl.planner.speed import Speed, roofline
 from snugvl.planner.wishes import FORMAT_QUALITY, LEAST_ROOM_TOKENS, Wishes
 
 RUNNERS_UP: Final = 3
 MOST_SLOWER: Final = 2
-RIVAL: Final = slice(4, 9)  # what a score says of cache, images, context and pool up to comfort, formats
 # Nobody is led to a model that can't be quicker than this, even in theory.
 LEAST_RATE: Final = 5.0  # tokens a second
 MOST_WAITING_S: Final = 45.0  # for the first token
@@ -100,7 +101,7 @@ def solve(
     found = list(found or budgets(machine, wishes.memory_bytes))
     led = len({candidate.quality for candidate in candidates}) > 1
     fitters: list[tuple[Fitter, int]] = []
-    refusals: list[tuple[str, Refusal]] = []
+    refusals: list[Reason] = []
     choices: list[Choice] = []
     slow: list[Choice] = []
     passed_over: list[Fitter] = []
@@ -113,7 +114,7 @@ def solve(
         fitters += tried
         passed_over += [fitter for fitter in possible if led and not _leads(fitter)]
         if not led or not tried:  # of one that is too large, its size is what keeps it from running
-            refusals += [(candidate.facts.name, refusal) for refusal in refused]
+            refusals += refused
         made = [
             _choice(fitter, fitted, quality, led=led)
             for fitter, quality in tried
@@ -171,7 +172,7 @@ def _named_otherwise(choice: Choice, passed_over: list[Fitter]) -> bool:
         and fitter.option.by_bits
         and fitter.best is not None
     )
-    return any(rival.score[:1] + rival.score[2:] > choice.score[:1] + choice.score[2:] for rival in rivals)
+    return any(rival.score.named > choice.score.named for rival in rivals)
 
 
 def _possible(
@@ -180,7 +181,7 @@ def _possible(
     wishes: Wishes,
     found: list[Budget],
     missing: Mapping[str, str],
-) -> tuple[list[Fitter], list[Refusal]]:
+) -> tuple[list[Fitter], list[Reason]]:
     """What may be tried with one model, and which engines may not, of those that are asked for."""
     facts = candidate.facts
     model = inventory(facts.with_predictor() if wishes.speculation == "mtp" else facts)
@@ -198,14 +199,14 @@ def _possible(
         place = next((number for number, why in enumerate(checks) if why), len(checks))
         why = no_goal(fitter) if place == len(checks) and not fitter.goals else [*checks, None][place]
         if why and place >= passed.get(option.engine, 0):
-            passed[option.engine], refusals[option.engine] = place, Refusal(option.engine, why)
+            passed[option.engine], refusals[option.engine] = place, Reason(option.engine, why)
         elif not why and wishes.backend in ("auto", option.engine):
             fitters.append(fitter)
     if wishes.backend == "auto":
         fitters = _of_one(fitters)
     tried = {fitter.option.engine for fitter in fitters}
     asked = (each for each in refusals.values() if wishes.backend in ("auto", each.engine))
-    return fitters, [refusal for refusal in asked if refusal.engine not in tried]
+    return fitters, [replace(each, model=facts.name) for each in asked if each.engine not in tried]
 
 
 def _of_one(fitters: list[Fitter]) -> list[Fitter]:
@@ -222,13 +223,13 @@ def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> P
         if not rules.offloads:
             continue
         option = rules.offloading(fitter.option, fitter.budgets[0].device)
-        if isinstance(option, Refusal):
-            return replace(plan, refusals=(*plan.refusals, (fitter.option.model.name, option)))
+        if isinstance(option, Reason):
+            return replace(plan, refusals=(*plan.refusals, replace(option, model=fitter.option.model.name)))
         wider = Fitter(option, fitter.wishes, fitter.budgets, host)
         fitted = wider.best
         if fitted is None:
-            refusal = Refusal(option.engine, wider.why_not_offloaded())
-            return replace(plan, refusals=(*plan.refusals, (option.model.name, refusal)))
+            refusal = Reason(option.engine, wider.why_not_offloaded(), option.model.name)
+            return replace(plan, refusals=(*plan.refusals, refusal))
         choice = _choice(wider, fitted, quality)
         why = verdicts(choice, (), (each for each, _ in fitters), plan.refusals)
         return replace(plan, choice=choice, budget=fitted.budget, closest=None, verdicts=why)
@@ -268,7 +269,7 @@ def require(plan: Plan) -> Choice:
 def _decide(
     fitters: list[tuple[Fitter, int]],
     choices: list[Choice],
-    refusals: list[tuple[str, Refusal]],
+    refusals: list[Reason],
     wishes: Wishes,
     found: list[Budget],
 ) -> Plan:
@@ -298,7 +299,7 @@ def _decide(
 def _enough(choices: list[Choice], quality: int) -> bool:
     """Whether models of this quality are beyond what is shown: better ones fit, one of them in comfort."""
     better = {choice.option.model.name for choice in choices if choice.quality > quality}
-    return len(better) > RUNNERS_UP and any(choice.score[1] for choice in choices)
+    return len(better) > RUNNERS_UP and any(choice.score.led for choice in choices)
 
 
 def _bearable(choice: Choice, wishes: Wishes) -> bool:
@@ -329,45 +330,53 @@ def _slower(slow: list[Choice], best: Choice | None) -> tuple[Choice, ...]:
 def _streamed(choices: list[Choice]) -> Choice | None:
     """What a streamed tower would make room for beyond the best choice."""
     rivals = [each for each in choices if each.option.parts.vision == "streamed"]
-    rival = max(rivals, key=lambda each: each.score[RIVAL], default=None)
+    rival = max(rivals, key=lambda each: each.score.gains, default=None)
     if rival is None:
         return None
     best = choices[0].option
     if best.parts.vision == "streamed" or "tower" not in rules_of(best.engine).honours:
         return None
-    return rival if rival.score[RIVAL] > choices[0].score[RIVAL] else None
+    return rival if rival.score.gains > choices[0].score.gains else None
 
 
 def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) -> Choice:
     option, settings = fitter.option, fitted.settings
     gpus = tuple(budget.gpu for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
-    comfort = fitter.comfort(fitted)
     speed = roofline(option.model, settings, fitted.budget)
-    score = (
-        0 if option.offload else 1,
-        1 if led and fitter.comfort(fitted, led=True) >= COMFORT[fitter.wishes.good_for] else 0,
-        quality,
-        1 if option.parts.vision == "gpu" else 0,
-        *comfort,
-        -fitter.tier(fitted),
-        0 if option.made and len(fitter.budgets) > 1 else 1,
-        *(fitter.goal(fitted).step[:2] if len(fitter.budgets) > 1 else ()),
-        rules_of(option.engine).rank,
-        *fitter.goal(fitted).step,
-        -option.model.facts.download_bytes,
-        -cost(option, settings),
-        1 if option.float32 else 0,
-        1 if option.parts.embedding == "gpu" else 0,
-        -settings.gpus,
-        -settings.offloaded,
-        0 if settings.eager else 1,
-        min(settings.state_checkpoints, CHECKPOINTS),
-        settings.chunk,
-        settings.sequences,
-        settings.state_checkpoints,
-        settings.kv_tokens,  # what the fastest steps leave (see `Fitter._refined`)
-    )
+    score = _score(fitter, fitted, quality, speed, led=led)
     return Choice(option, settings, fitted.tokens, fitted.footprint, fitted.budget, speed, score, gpus)
+
+
+def _score(fitter: Fitter, fitted: Fitted, quality: int, speed: Speed, *, led: bool) -> Score:
+    option, settings, goal = fitter.option, fitted.settings, fitter.goal(fitted)
+    several = len(fitter.budgets) > 1
+    return Score(
+        whole=not option.offload,
+        led=led and fitter.comfort(fitted, led=True) >= COMFORT[fitter.wishes.good_for],
+        quality=quality,
+        tower=option.parts.vision == "gpu",
+        comfort=fitter.comfort(fitted),
+        format=-fitter.tier(fitted),
+        stored=not (option.made and several),
+        spread=(goal.tokens, goal.context) if several else (),
+        engine=rules_of(option.engine).rank,
+        reach=goal.step,
+        download=-option.model.facts.download_bytes,
+        cost=-cost(option, settings),
+        float32=option.float32,
+        embedding=option.parts.embedding == "gpu",
+        gpus=-settings.gpus,
+        offloaded=-settings.offloaded,
+        pace=Pace(
+            graphs=not settings.eager,
+            kept_states=min(settings.state_checkpoints, CHECKPOINTS),
+            chunk=settings.chunk,
+            sequences=settings.sequences,
+            states=settings.state_checkpoints,
+            pool=settings.kv_tokens,
+            rate=int(speed.decode_tokens_per_s or 0),
+        ),
+    )
 
 
 def _runners_up(choices: list[Choice]) -> tuple[Choice, ...]:
@@ -392,8 +401,8 @@ def _rejections(
     best: Choice | None,
     fitters: list[tuple[Fitter, int]],
     failed: list[tuple[Fitter, int]],
-) -> tuple[Rejection, ...]:
-    rejections: list[Rejection] = []
+) -> tuple[Reason, ...]:
+    rejections: list[Reason] = []
     if best is not None:
         fitter = next(fitter for fitter, _ in fitters if fitter.option is best.option)
         rejections += why_not_more(fitter, best)

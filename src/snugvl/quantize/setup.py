@@ -17,6 +17,7 @@ from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.quantized import OWN, own_settings
 from snugvl.checkpoint.safetensors import read_tensors
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.engine.oom import release
@@ -263,9 +264,13 @@ class Job:
         work += kept * max(sum(matrix.weights for matrix in layer) for layer in layers.values())
         return [
             Component(
-                "products of inputs", products, "prefill", why="of each pair of columns, and what lacks"
+                "products of inputs",
+                Kind.OTHER,
+                products,
+                "prefill",
+                why="of each pair of columns, and what lacks",
             ),
-            Component("rounding", work, "prefill", "predicted"),
+            Component("rounding", Kind.OTHER, work, "prefill", "predicted"),
         ]
 
     def _moments(self, matrix: Matrix) -> int:

@@ -11,6 +11,7 @@ from PIL import Image
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.core.ledger import LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Delta, Grammar, Request, Tool, ToolUse, Usage, Video, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import (
@@ -156,11 +157,11 @@ async def test_tokens_and_back(service: VllmEngine) -> None:
 
 async def test_the_ledger_has_plan_and_log_side_by_side() -> None:
     planned = (
-        LedgerRow("weights: decoder", 2 * GIB),
-        LedgerRow("vLLM rotary cache", GIB),
-        LedgerRow("KV cache", GIB),
-        LedgerRow("CUDA graphs", GIB // 4),
-        LedgerRow("prefill workspace", GIB // 2),
+        LedgerRow("weights: decoder", 2 * GIB, kind=Kind.WEIGHTS),
+        LedgerRow("vLLM rotary cache", GIB, kind=Kind.BUFFERS),
+        LedgerRow("KV cache", GIB, kind=Kind.CACHE),
+        LedgerRow("CUDA graphs", GIB // 4, kind=Kind.GRAPHS),
+        LedgerRow("prefill workspace", GIB // 2, kind=Kind.WORKSPACE),
     )
     async with engine(fake(planned=planned)) as service:
         await ready(service)

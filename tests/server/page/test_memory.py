@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Health, Load, Snapshot
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, until_the_speed_rose
@@ -19,10 +20,10 @@ GIB = 1024 * MIB
 LEDGER = Ledger(
     "NVIDIA GeForce RTX 5060",
     (
-        LedgerRow("text weights", 4 * GIB, 4 * GIB),
-        LedgerRow("KV cache", 1 * GIB, 1 * GIB, 256 * MIB),
-        LedgerRow("vision workspace", 512 * MIB, 384 * MIB),
-        LedgerRow("CUDA graphs", 64 * MIB, None),
+        LedgerRow("text weights", 4 * GIB, 4 * GIB, kind=Kind.TEXT),
+        LedgerRow("KV cache", 1 * GIB, 1 * GIB, 256 * MIB, kind=Kind.CACHE),
+        LedgerRow("vision workspace", 512 * MIB, 384 * MIB, kind=Kind.WORKSPACE),
+        LedgerRow("CUDA graphs", 64 * MIB, None, kind=Kind.GRAPHS),
     ),
     total_bytes=8 * GIB,
     free_bytes=1 * GIB,
@@ -84,7 +85,9 @@ def test_what_takes_more_than_planned_is_explained(serve: Serve, open_page: Open
     page = open_page(serve(service))
     expect(page.locator("#ledger")).to_contain_text("KV cache")
     expect(page.locator("#beyond")).to_be_hidden()
-    service.ledger = replace(LEDGER, rows=(*LEDGER.rows[:2], LedgerRow("workspace", 38 * MIB, 180 * MIB)))
+    service.ledger = replace(
+        LEDGER, rows=(*LEDGER.rows[:2], LedgerRow("workspace", 38 * MIB, 180 * MIB, kind=Kind.WORKSPACE))
+    )
     expect(page.locator("#beyond")).to_contain_text("More than planned (workspace: 142 MiB).")
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from snugvl.backends.child.log import LogForm
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import MIB
 
 # What the plan calls a buffer → the line of it: its device, where the line has one, and its size in MiB.
 BUFFERS: Final[Mapping[str, str]] = {
-    "weights": r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB",
-    "KV cache": r"llama_kv_cache\w*: +(\S+) KV buffer size = +([\d.]+) MiB",
-    "recurrent state": r"(\S+) RS buffer size = +([\d.]+) MiB",
+    Kind.WEIGHTS: r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB",
+    Kind.CACHE: r"llama_kv_cache\w*: +(\S+) KV buffer size = +([\d.]+) MiB",
+    Kind.STATES: r"(\S+) RS buffer size = +([\d.]+) MiB",
     "compute buffer": r"sched_reserve: +(\S+) compute buffer size = +([\d.]+) MiB",
     "output buffer": r"llama_context: +(\S+) +output buffer size = +([\d.]+) MiB",
     "vision tower": r"load_hparams: model size:() +([\d.]+) MiB",

@@ -7,12 +7,14 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from snugvl.backends.child.held import Gauge
+from snugvl.backends.llamacpp.log import BUFFERS
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Load
 
 REST: Final = "libraries and the rest"
-WEIGHTS: Final = "weights"
 TOWER: Final = "vision tower"
+KINDS: Final = {TOWER: Kind.VISION, REST: Kind.CONTEXT}  # of rows that are called otherwise
 # The counter without llama.cpp's prefix → the field of `Load`.
 _FIELDS: Final = {
     "requests_processing": "running",
@@ -72,7 +74,7 @@ class LlamacppGauge:
         rest = max(held.held - sum(self._buffers.values()), 0)
         measured = {**self._buffers, REST: rest} if self._buffers else {}
         rows = [
-            LedgerRow(name, self._planned.get(name), measured.get(name))
+            LedgerRow(name, self._planned.get(name), measured.get(name), kind=KINDS.get(name) or Kind(name))
             for name in dict.fromkeys((*self._planned, *measured))
         ]
         rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
@@ -84,9 +86,9 @@ def _joined(planned: Sequence[LedgerRow]) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in planned:
         name = row.name
-        if name.startswith("weights"):
-            name = TOWER if name.endswith(TOWER) else WEIGHTS
-        elif name not in ("KV cache", "recurrent state", "compute buffer", "mmproj compute buffer"):
-            name = name if name == "output buffer" else REST
+        if row.kind.group is Kind.WEIGHTS:
+            name = TOWER if row.kind is Kind.VISION else Kind.WEIGHTS
+        elif name not in BUFFERS:
+            name = REST
         found[name] = found.get(name, 0) + (row.planned_bytes or 0)
     return found

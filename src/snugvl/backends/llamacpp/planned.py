@@ -76,4 +76,6 @@ def threads(cores: int, there: int, platform: str) -> tuple[str, ...]:
 
 def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
     """The plan as rows of the ledger."""
-    return tuple(LedgerRow(part.name, part.nbytes) for part in choice.footprint.counted if part.nbytes)
+    return tuple(
+        LedgerRow(part.name, part.nbytes, kind=part.kind) for part in choice.footprint.counted if part.nbytes
+    )

@@ -28,6 +28,7 @@ from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.checkpoint.training import training_of
 from snugvl.core.folders import cache_folder
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.sizes import format_size
@@ -223,7 +224,7 @@ def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
     """Bytes of the weights on the device, by row of the ledger."""
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
     beside = tensor_bytes(network.decoder.embed_tokens) if settings.embedding == "cpu" else 0
-    return {"text weights": tensor_bytes(network) - vision - beside, "vision weights": vision}
+    return {Kind.TEXT: tensor_bytes(network) - vision - beside, Kind.VISION: vision}
 
 
 def _readers(model: Inventory, allocation: Allocation, place: Place) -> tuple[int, int]:
@@ -233,7 +234,7 @@ def _readers(model: Inventory, allocation: Allocation, place: Place) -> tuple[in
     if place.device.type == "cpu":
         return LOADING[-1]
     needed = allocation.footprint
-    later = needed.named("KV cache") + needed.named("CUDA graphs")
+    later = needed.of(Kind.CACHE, Kind.GRAPHS)
     room = place.usable_bytes - needed.always_bytes + later
     ways = [each for each in LOADING if place.pinned_bytes is None or each[1] == PIECE_BYTES]
     fits = (each for each in ways if loading_bytes(model, allocation.settings, *each) <= room)

@@ -7,12 +7,12 @@ from functools import partial
 from snugvl.backends.measure import CONTEXT, GRAPHS, INTERPRETER, process_reader
 from snugvl.backends.native.neighbours import Neighbours
 from snugvl.backends.place import Place, hold
+from snugvl.core.memory_kinds import Kind
 from snugvl.engine.pressure import CountedDriver, PlannedBytes, PressureMonitor, memory_reader
 from snugvl.layers.compilations import compilations
 from snugvl.planner.engines.native.footprint import GRAPHS_LIBRARY, KERNELS, LATE
 from snugvl.planner.engines.native.step_graphs import DRIVER, LIBRARY
 from snugvl.planner.footprint.kv import block_bytes
-from snugvl.planner.footprint.total import PROCESS
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Allocation
 
@@ -24,26 +24,25 @@ def planned_rows(allocation: Allocation, model: Inventory) -> dict[str, int]:
     it, see `backends/measure.py`.
     """
     plan, settings = allocation.footprint, allocation.settings
-    vision = plan.named("weights: vision tower")
-    states = plan.named("recurrent state")
-    rows = {
-        "text weights": plan.named("weights: ") - vision,
-        "vision weights": vision,
+    vision, states = plan.of(Kind.VISION), plan.of(Kind.STATES)
+    rows: dict[str, int] = {
+        Kind.TEXT: plan.weights_bytes - vision,
+        Kind.VISION: vision,
         # What the allocator rounds up is nobody's: workspace.
-        "KV cache": settings.kv_blocks * block_bytes(model, settings),
-        **({"recurrent state": states} if states else {}),
+        Kind.CACHE: settings.kv_blocks * block_bytes(model, settings),
+        **({Kind.STATES: states} if states else {}),
     }
     if allocation.device.cpu:
-        outputs = sum(part.nbytes for part in plan.counted if part.name.startswith("encoder outputs"))
-        rows["encoder outputs"] = outputs + settings.encoder_cache_bytes
-        rows[INTERPRETER] = plan.named(PROCESS)
+        outputs = sum(part.nbytes for part in plan.counted if part.kind is Kind.ENCODINGS)
+        rows[Kind.ENCODINGS] = outputs + settings.encoder_cache_bytes
+        rows[INTERPRETER] = plan.of(Kind.PROCESS)
     else:
         # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
-        context = max(plan.named(CONTEXT) - allocation.device.cublas_bytes, 0)
+        context = max(plan.of(Kind.CONTEXT) - allocation.device.cublas_bytes, 0)
         rows[CONTEXT] = context + plan.named(KERNELS) + plan.named(DRIVER)
-        rows[LATE] = plan.named(LATE)
-        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY) + plan.named(LIBRARY)
-    rows["workspace"] = plan.total_bytes - sum(rows.values())
+        rows[LATE] = plan.of(Kind.KERNELS)
+        rows[GRAPHS] = plan.of(Kind.GRAPHS) + plan.named(GRAPHS_LIBRARY) + plan.named(LIBRARY)
+    rows[Kind.WORKSPACE] = plan.total_bytes - sum(rows.values())
     return rows
 
 

@@ -25,6 +25,7 @@ from snugvl.backends.transformers.sizes import Costs, fit, longest
 from snugvl.checkpoint.training import training_of
 from snugvl.core.checks import check_combination, check_pictures
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens
@@ -237,7 +238,7 @@ def assemble(
     held = split_bytes(parts.network, parts.placed, parts.device)
     capabilities = _capabilities(parts, preparer, resolution, decided.context, weights)
     backend = TransformersBackend(engine, preparer, capabilities, held, parts.thinking)
-    planned = {"KV cache": decided.cache_bytes, "workspace": decided.workspace_bytes}
+    planned: dict[str, int] = {Kind.CACHE: decided.cache_bytes, Kind.WORKSPACE: decided.workspace_bytes}
     return Made(backend, held, planned)
 
 
@@ -309,10 +310,12 @@ class TransformersMeter:
         """The ledger now."""
         ledger = self._meter.read(memory, load)
         rows = [
-            replace(row, used_bytes=row.measured_bytes) if row.name == "KV cache" else row
+            replace(row, used_bytes=row.measured_bytes) if row.kind is Kind.CACHE else row
             for row in ledger.rows
-            if row.name != "encoder outputs"  # they live inside a forward: workspace
+            if row.kind is not Kind.ENCODINGS  # they live inside a forward: workspace
         ]
         if self._host_weights:
-            rows.append(LedgerRow(HOST_WEIGHTS, self._planned.get(HOST_WEIGHTS), self._host_weights))
+            rows.append(
+                LedgerRow(HOST_WEIGHTS, self._planned.get(HOST_WEIGHTS), self._host_weights, kind=Kind.HOST)
+            )
         return replace(ledger, rows=tuple(rows))

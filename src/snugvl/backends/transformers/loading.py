@@ -18,6 +18,7 @@ from snugvl.backends.transformers.requirements import check_installed, check_wei
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.sizes import format_size
 from snugvl.engine.claims import DeviceClaim, loading_onto
@@ -152,7 +153,7 @@ def _loaded(
         max_waiting=options.max_waiting,
         weights=options.weights,
     )
-    planned = made.planned if placement else {"weights": estimate, **made.planned}
+    planned = made.planned if placement else {Kind.WEIGHTS: estimate, **made.planned}
     if target.type == "cuda":
         planned[CONTEXT] = place.context_bytes
     return Loaded(made.backend, place, planned, made.weights, cap_bytes)

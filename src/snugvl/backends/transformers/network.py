@@ -9,10 +9,11 @@ import transformers
 from transformers.utils import logging
 
 from snugvl.backends.transformers.opening import Checkpoint, explained
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.scratch import Scratch
 from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
 
-HOST_WEIGHTS = "weights in main memory"  # the ledger's row of what waits beside a GPU
+HOST_WEIGHTS = Kind.HOST.value  # the ledger's row of what waits beside a GPU
 _BAR = "Loading weights"  # over a checkpoint's weights: the only one of transformers' that takes long
 _TOWERS = frozenset(
     ("visual", "vision_tower", "vision_model", "vision_encoder", "image_tower", "vision_embed_tokens")
@@ -173,7 +174,7 @@ def _spread(
 
 def split_bytes(model: Any, placed: Mapping[str, str] | None, device: torch.device) -> dict[str, int]:
     """Bytes of the weights by row of the ledger: on the device, and offloaded to main memory."""
-    rows = {"weights": 0}
+    rows: dict[str, int] = {Kind.WEIGHTS: 0}
     main = device.type
     seen: set[int] = set()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -183,7 +184,7 @@ def split_bytes(model: Any, placed: Mapping[str, str] | None, device: torch.devi
         where = _where(name, placed) if placed else tensor.device.type
         if where == "disk":
             continue
-        row = "weights" if torch.device(where).type == main else HOST_WEIGHTS
+        row = Kind.WEIGHTS if torch.device(where).type == main else HOST_WEIGHTS
         rows[row] = rows.get(row, 0) + tensor.nbytes
     return rows
 

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from snugvl.backends.child.held import Gauge
 from snugvl.backends.vllm.log import Measured
 from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Load
 
 _RUNNING: Final = "vllm:num_requests_running"
@@ -83,10 +84,13 @@ def _whole(text: str | None) -> int:
 
 
 LOADED: Final = "weights and buffers"
-KV: Final = "KV cache"
-GRAPHS: Final = "CUDA graphs"
 REST: Final = "activations and libraries"
-_WITH_WEIGHTS: Final = ("weights", "allocator rounding", "vLLM rotary cache", "vLLM deepstack buffers")
+# Kinds of the plan's rows → the row that can be compared; weights are loaded, all others are the rest.
+_JOINED: Final = {
+    Kind.ROUNDING: LOADED, Kind.BUFFERS: LOADED, Kind.CACHE: Kind.CACHE,
+    Kind.GRAPHS: Kind.GRAPHS,
+}  # fmt: skip
+_KINDS: Final = {LOADED: Kind.WEIGHTS, REST: Kind.CONTEXT}
 
 
 class VllmGauge:
@@ -101,13 +105,21 @@ class VllmGauge:
         """The ledger now. Takes milliseconds: call it in a thread."""
         name, total, free, held_bytes = self._gauge.read(family)
         kv = log.kv if log.kv is not None else counters.kv_bytes
-        known = {LOADED: log.loaded, KV: kv, GRAPHS: log.graphs}
+        known: dict[str, int | None] = {LOADED: log.loaded, Kind.CACHE: kv, Kind.GRAPHS: log.graphs}
         rest = held_bytes - sum(nbytes or 0 for nbytes in known.values())
         # While it sleeps it holds less than it loaded.
-        sizes = known | {REST: rest if held_bytes and log.loaded is not None and rest > 0 else None}
-        used = {KV: None if kv is None else round(kv * counters.kv_usage)}
+        sizes: dict[str, int | None] = known | {
+            REST: rest if held_bytes and log.loaded is not None and rest > 0 else None
+        }
+        used: dict[str, int | None] = {Kind.CACHE: None if kv is None else round(kv * counters.kv_usage)}
         rows = [
-            LedgerRow(part, self._planned.get(part), sizes.get(part), used.get(part))
+            LedgerRow(
+                str(part),
+                self._planned.get(part),
+                sizes.get(part),
+                used.get(part),
+                _KINDS.get(part) or Kind(part),
+            )
             for part in sizes
             if sizes.get(part) is not None or part in self._planned
         ]
@@ -118,10 +130,7 @@ class VllmGauge:
 def _join_rows(planned: Sequence[LedgerRow]) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in planned:
-        name = row.name if row.name in (LOADED, KV, GRAPHS, REST) else REST
-        if row.name.startswith(_WITH_WEIGHTS):
-            name = LOADED
-        elif row.name.startswith(KV):
-            name = KV
+        weights = row.kind.group is Kind.WEIGHTS
+        name = LOADED if weights else _JOINED.get(row.kind, REST)
         found[name] = found.get(name, 0) + (row.planned_bytes or 0)
     return found

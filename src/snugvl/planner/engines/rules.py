@@ -11,8 +11,9 @@ from typing import ClassVar, Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_INSTEAD
+from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu, OperatingSystem
-from snugvl.planner.capabilities import Option, Refusal, stored_format
+from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.footprint import kv, weights
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.total import PROCESS_BYTES, Device
@@ -94,19 +95,19 @@ class EngineRules(ABC):
             return f"it has nothing for a GPU that is reached by {device.api}"
         return older(device.compute_capability, TORCH)
 
-    def unread(self, model: Inventory) -> Refusal | None:
-        """Refusal of a checkpoint that only llama.cpp or our own engine reads; None for every other one."""
+    def unread(self, model: Inventory) -> Reason | None:
+        """Why a checkpoint is none of its own, where only llama.cpp or our own engine reads it, or None."""
         if model.facts.gguf is not None:
-            return Refusal(self.engine, NO_GGUF)
-        return Refusal(self.engine, OWN) if model.facts.own else None
+            return Reason(self.engine, NO_GGUF)
+        return Reason(self.engine, OWN) if model.facts.own else None
 
     @abstractmethod
-    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """Ways to try a model on a kind of device, best first, or why there is none."""
 
-    def offloading(self, option: Option, device: Device) -> Option | Refusal:
+    def offloading(self, option: Option, device: Device) -> Option | Reason:
         """An option with layers in main memory, or why they can't be there."""
-        return Refusal(self.engine, "only transformers and llama.cpp keep layers in main memory")
+        return Reason(self.engine, "only transformers and llama.cpp keep layers in main memory")
 
     def stored_as(self, option: Option) -> str:
         """Why it has no other weights of a checkpoint than these, as a clause."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from snugvl.core.memory_kinds import Kind
+
 Phase = Literal["always", "load", "vision", "prefill", "decode"]
 Basis = Literal["computed", "predicted", "measured", "default"]
 
@@ -21,12 +23,14 @@ class Component:
     """Bytes with a name and a reason.
 
     Attributes:
+        kind: how it is counted and shown; the name only says what it is.
         basis: computed (exact), predicted (a formula that follows from the source), measured on this
             machine, or a documented default.
         why: the formula with its numbers, one line.
     """
 
     name: str
+    kind: Kind
     nbytes: int
     phase: Phase = "always"
     basis: Basis = "computed"
@@ -57,6 +61,15 @@ class Footprint:
     def phase_bytes(self, phase: Phase) -> int:
         """Bytes of the components of one phase."""
         return sum(component.nbytes for component in self.components if component.phase == phase)
+
+    def of(self, *kinds: Kind) -> int:
+        """Bytes of all components of these kinds, in any phase."""
+        return sum(part.nbytes for part in self.components if part.kind in kinds)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(part.nbytes for part in self.components if part.kind.group is Kind.WEIGHTS)
 
     def named(self, prefix: str) -> int:
         """Bytes of the components whose name starts with `prefix`."""

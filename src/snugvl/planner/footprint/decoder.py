@@ -15,6 +15,7 @@ Where SDPA has no fused kernel for grouped heads (GPUs before Ampere) it compute
 
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
@@ -92,18 +93,19 @@ def transformers_components(model: Inventory, settings: Settings, *, fused: bool
     holes = dynamic * FRAGMENTATION_PERCENT // 100
     share = f"{FRAGMENTATION_PERCENT} % of KV cache and workspace"
     return [
-        Component("fragmentation", holes, "prefill", "predicted", share),
+        Component("fragmentation", Kind.OTHER, holes, "prefill", "predicted", share),
         beyond,
-        Component("prefill workspace", prefill, "prefill", "predicted", why),
-        Component("logits", logits(model, 1) * wide, "prefill"),
+        Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
+        Component("logits", Kind.WORKSPACE, logits(model, 1) * wide, "prefill"),
         Component(
             "decode workspace",
+            Kind.WORKSPACE,
             transformers_decode(model, settings) * wide,
             "decode",
             "predicted",
             "KV growth",
         ),
-        Component("logits", logits(model, settings.concurrency) * wide, "decode"),
+        Component("logits", Kind.WORKSPACE, logits(model, settings.concurrency) * wide, "decode"),
     ]
 
 
@@ -121,8 +123,15 @@ def native_cpu_components(model: Inventory, settings: Settings) -> list[Componen
     rows = settings.sequences
     decode = gathered_keys(model, settings, itemsize) + wide
     return [
-        Component("prefill workspace", prefill, "prefill", "predicted", why),
-        Component("logits", logits(model, rows), "prefill"),
-        Component("decode workspace", decode, "decode", "predicted", f"{settings.kv_tokens:,} tokens"),
-        Component("logits", logits(model, rows), "decode"),
+        Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
+        Component("logits", Kind.WORKSPACE, logits(model, rows), "prefill"),
+        Component(
+            "decode workspace",
+            Kind.WORKSPACE,
+            decode,
+            "decode",
+            "predicted",
+            f"{settings.kv_tokens:,} tokens",
+        ),
+        Component("logits", Kind.WORKSPACE, logits(model, rows), "decode"),
     ]

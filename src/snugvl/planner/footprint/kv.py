@@ -16,6 +16,7 @@ whole meanwhile.
 """
 
 from snugvl.core.config import RECENT
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Component
@@ -60,21 +61,23 @@ def state_component(model: Inventory, settings: Settings) -> Component:
     each = state_bytes(model, settings)
     slots = settings.sequences + 1
     why = f"{slots} × {each / 2**20:,.1f} MiB, whatever their context"
-    return Component("recurrent state", each * slots, why=why)
+    return Component(Kind.STATES.value, Kind.STATES, each * slots, why=why)
 
 
 def predictor_component(model: Inventory, settings: Settings) -> Component:
     """The last hidden states of each sequence, from which our engine's predictor goes on."""
     each = model.facts.text.hidden_size * settings.itemsize if model.facts.predicts else 0
     rows = settings.sequences * RECENT + 1
-    return Component("predictor: hidden states", each * rows, why=f"{RECENT} tokens of each sequence")
+    return Component(
+        "predictor: hidden states", Kind.OTHER, each * rows, why=f"{RECENT} tokens of each sequence"
+    )
 
 
 def checkpoint_component(model: Inventory, settings: Settings) -> Component:
     """States that our own engine keeps where the next turn, or another question, may start."""
     each, count = state_bytes(model, settings), settings.state_checkpoints
     why = f"{count} × {each / 2**20:,.1f} MiB, where the next turn can start"
-    return Component("recurrent state, kept", each * count, why=why)
+    return Component("recurrent state, kept", Kind.STATES, each * count, why=why)
 
 
 def kv_component(model: Inventory, settings: Settings) -> Component:
@@ -87,7 +90,7 @@ def pool_component(model: Inventory, settings: Settings) -> Component:
     tokens, each = settings.kv_tokens, block_bytes(model, settings) // BLOCK_TOKENS
     nbytes = settings.kv_blocks * block_bytes(model, settings)
     why = f"{tokens:,} tokens × {each / 1024:,.0f} KiB ({settings.kv_name})"
-    return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=why)
+    return Component(Kind.CACHE.value, Kind.CACHE, up(nbytes, LARGE_ROUND_BYTES), why=why)
 
 
 def sequences_component(model: Inventory, settings: Settings, *, windows: bool = False) -> Component:
@@ -99,7 +102,7 @@ def sequences_component(model: Inventory, settings: Settings, *, windows: bool =
     why = f"{kept} × {each / 1024:,.0f} KiB ({settings.kv_name})"
     if windows:
         why = f"{kept}, of layers with windows no more than the window ({settings.kv_name})"
-    return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=why)
+    return Component(Kind.CACHE.value, Kind.CACHE, up(nbytes, LARGE_ROUND_BYTES), why=why)
 
 
 def unwindowed_component(model: Inventory, settings: Settings) -> Component:
@@ -107,5 +110,9 @@ def unwindowed_component(model: Inventory, settings: Settings) -> Component:
     whole = blocks_bytes(model, settings, settings.context)
     beyond = whole - kv_bytes(model, settings, settings.context)
     return Component(
-        "keys and values beyond windows", beyond, "prefill", why="of one prompt, until its first new token"
+        "keys and values beyond windows",
+        Kind.OTHER,
+        beyond,
+        "prefill",
+        why="of one prompt, until its first new token",
     )

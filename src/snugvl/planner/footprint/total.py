@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
 MOST_MULTIPROCESSORS = 148
-PROCESS = "Python and libraries"
+PROCESS = Kind.PROCESS.value
 PROCESS_BYTES = 320 << 20  # of a process with torch, as `/memory` measured it with pocket on Linux
 FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall back to plain matrix products
 
@@ -59,11 +60,14 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     parts = []
     if device.cpu:
         own = rules.process_bytes
-        parts.append(Component(PROCESS, own, basis="measured", why="the engine's process, idle"))
+        parts.append(
+            Component(PROCESS, Kind.PROCESS, own, basis="measured", why="the engine's process, idle")
+        )
     if device.context_bytes:
         parts.append(
             Component(
                 f"{device.api} context and libraries",
+                Kind.CONTEXT if device.api == "CUDA" else Kind.OTHER,
                 device.context_bytes,
                 basis="measured" if device.context_measured else "default",
                 why="measured on this GPU" if device.context_measured else "documented default, not measured",

@@ -29,6 +29,7 @@ import math
 from typing import Final
 
 from snugvl.checkpoint.facts import VisionFacts
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.component import Component, Phase
 from snugvl.planner.footprint.images import LONGEST, ImageSize, largest_image
@@ -166,13 +167,17 @@ def native_vision_components(model: Inventory, settings: Settings) -> list[Compo
     if settings.sequences > 1:  # the others' steps come between two chunks of an image
         paused = native_held(model, image, itemsize)
         name = "vision workspace while others run"
-        parts += [Component(name, paused, phase, "predicted") for phase in OTHERS]
+        parts += [Component(name, Kind.WORKSPACE, paused, phase, "predicted") for phase in OTHERS]
     workspace = native_workspace(model, image, itemsize, settings.vision_weights)
     parts.append(_workspace(image, workspace))
     if held := held_outputs(settings, image, each):
         others = max(0, held - each)
-        parts.append(Component("encoder outputs of other images", others, "vision"))
-        parts.append(Component("encoder outputs", held, "prefill", why=f"{held // max(each, 1)} image(s)"))
+        parts.append(Component("encoder outputs of other images", Kind.ENCODINGS, others, "vision"))
+        parts.append(
+            Component(
+                "encoder outputs", Kind.ENCODINGS, held, "prefill", why=f"{held // max(each, 1)} image(s)"
+            )
+        )
     return parts
 
 
@@ -189,12 +194,12 @@ def transformers_vision_components(model: Inventory, settings: Settings) -> list
     merge = transformers_merge(model, settings.context, many.tokens)
     workspace = max(transformers_workspace(model, many) + embedded, merge) * settings.itemsize // HALF
     pixels = many.patches * WIDE * _vision(model).patch_dim
-    return [Component("pixel values", pixels, why="float32"), _workspace(image, workspace)]
+    return [Component("pixel values", Kind.INPUTS, pixels, why="float32"), _workspace(image, workspace)]
 
 
 def _workspace(image: ImageSize, nbytes: int) -> Component:
     why = f"{image.patches:,} patches ({image.tokens:,} image tokens)"
-    return Component("vision workspace", nbytes, "vision", "predicted", why)
+    return Component("vision workspace", Kind.WORKSPACE, nbytes, "vision", "predicted", why)
 
 
 def held_outputs(settings: Settings, image: ImageSize, each: int) -> int:

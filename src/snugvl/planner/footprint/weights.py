@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.offload import layer_bytes
@@ -53,6 +54,10 @@ LABELS: Final[dict[Part, str]] = {
     "vision": "weights: vision tower",
     "predictor": "weights: predictor",
 }
+KINDS: Final[dict[Part, Kind]] = {
+    "decoder": Kind.WEIGHTS, "embedding": Kind.EMBEDDING, "lm_head": Kind.EMBEDDING, "vision": Kind.VISION,
+    "predictor": Kind.WEIGHTS,
+}  # fmt: skip
 
 
 def int8_parts(rows: int, columns: int) -> tuple[int, ...]:
@@ -297,11 +302,15 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
         resident += entries
         crossing = crossing_bytes(model, settings) if place == "streamed" else 0
         streamed = f", a room through which {format_size(crossing)} stream" if crossing else ""
-        parts.append(Component(LABELS[part], nbytes, why=part_why(model, part, settings, share) + streamed))
+        parts.append(
+            Component(
+                LABELS[part], KINDS[part], nbytes, why=part_why(model, part, settings, share) + streamed
+            )
+        )
     exact = sum(size * count for size, count in resident)
     rounding = max(0, rules.segment_bytes(resident) - exact)
     why = "one segment, and small ones"
-    parts.append(Component("allocator rounding", rounding, basis="predicted", why=why))
+    parts.append(Component("allocator rounding", Kind.ROUNDING, rounding, basis="predicted", why=why))
     return tuple(parts)
 
 

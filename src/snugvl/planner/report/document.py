@@ -1,19 +1,28 @@
 """A plan as JSON, schema version 1 (documented in docs/plan.md). Sizes are bytes, speeds per second."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import load_options, next_command, plain_command
 from snugvl.planner.engines.transformers.placement import placement
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.sections import Measured, headline
-from snugvl.planner.verdicts import why_engine
+from snugvl.planner.shortfall import why_engine
 
 SCHEMA_VERSION = 1
 BUDGET = ("total_bytes", "held_bytes", "margin_bytes", "usable_bytes")
 ROOFLINE = ("decode_tokens_per_s", "first_token_s", "crossing_bytes")
+# Names in the JSON of what is said of a reason, and its attributes.
+REJECTION = {
+    "what": "text", "short_bytes": "short_bytes", "blame": "blame", "blame_bytes": "blame_bytes",
+    "remedy": "remedy", "model": "model",
+}  # fmt: skip
+VERDICT = {"engine": "engine", "reason": "text"}
+REFUSAL = {"model": "model", **VERDICT}
 
 
 def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> dict[str, Any]:
@@ -35,13 +44,17 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "plain_command": plain_command(plan.choice) if plan.choice else None,
         "closest": _choice(plan.closest, measured) if plan.closest else None,
         "runners_up": [_choice(choice, measured) for choice in plan.runners_up],
-        "rejections": [asdict(rejection) for rejection in plan.rejections],
-        "engines": [asdict(verdict) for verdict in plan.verdicts],
+        "rejections": [_named(each, REJECTION) for each in plan.rejections],
+        "engines": [_named(each, VERDICT) for each in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
         "streamed": _choice(plan.streamed, measured) if plan.streamed else None,
-        "refusals": [{"model": name, **asdict(refusal)} for name, refusal in plan.refusals],
+        "refusals": [_named(each, REFUSAL) for each in plan.refusals],
     }
+
+
+def _named(reason: Reason, names: Mapping[str, str]) -> dict[str, Any]:
+    return {name: getattr(reason, attribute) for name, attribute in names.items()}
 
 
 def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:

@@ -1,17 +1,11 @@
 """A report as plain text, for pipes and logs."""
 
-from itertools import pairwise
-
+from snugvl.core import memory_kinds
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
-from snugvl.planner.report.sections import LOWER, Kind, Report, Row
+from snugvl.planner.report.sections import LOWER, Report, Row
 
 BAR_WIDTH = 64
-MARKS = {
-    "held": "#", "context": "c", "weights": "W", "kv": "K", "work": "v", "other": "o", "spare": ".",
-    "limit": "x", "margin": "-",
-}  # fmt: skip
-
-
 MOST_REASONS = 3
 MORE = "snugvl plan … --verbose says the rest: every component, every engine, every reason."
 
@@ -53,16 +47,9 @@ def next_lines(report: Report) -> tuple[str, ...]:
     return tuple(lines)
 
 
-KINDS: dict[Kind, str] = {
-    "held": "held by others", "context": "CUDA context", "weights": "weights",
-    "kv": "KV cache, states and encodings", "work": "workspace", "other": "everything else", "spare": "spare",
-    "limit": "not used, by --memory", "margin": "margin",
-}  # fmt: skip
-
-
 def brief(report: Report, width: int | None = None) -> list[str]:
     """The bar, and what its parts are; the bar within `width` columns."""
-    legend = [f"{MARKS[kind]} {what}" for kind, what in parts(report)]
+    legend = [f"{kind.letter} {what}" for kind, what in parts(report)]
     half = (len(legend) + 1) // 2
     return [
         report.memory,
@@ -76,7 +63,7 @@ def parts(report: Report) -> list[tuple[Kind, str]]:
     sums: dict[Kind, int] = {}
     for row in report.rows:
         sums[row.kind] = sums.get(row.kind, 0) + row.nbytes
-    return [(kind, f"{KINDS[kind]} {format_size(nbytes)}") for kind, nbytes in sums.items() if nbytes]
+    return [(kind, f"{kind.group_words} {format_size(nbytes)}") for kind, nbytes in sums.items() if nbytes]
 
 
 def _bar_width(report: Report, width: int | None) -> int:
@@ -94,28 +81,18 @@ def memory(report: Report) -> list[str]:
     for row in report.rows:
         measured = "" if row.measured_bytes is None else format_size(row.measured_bytes)
         found = f"  {measured:>9}" if seen else ""
-        line = f"  {MARKS[row.kind]} {row.label:<{width}}  {format_size(row.nbytes):>9}{found}  {row.note}"
+        line = f"  {row.kind.letter} {row.label:<{width}}  {format_size(row.nbytes):>9}{found}  {row.note}"
         lines.append(line.rstrip())
     return [*lines, f"  [{bar(report.rows)}] {format_size(report.total_bytes)}"]
 
 
 def bar(rows: tuple[Row, ...], width: int = BAR_WIDTH) -> str:
     """One character per share of the card; every part that is at least half a character shows."""
-    rows = by_kind(rows)
-    return "".join(MARKS[row.kind] * cells for row, cells in zip(rows, shares(rows, width), strict=True))
+    return "".join(text for text, _ in pieces(rows, width, colour=False))
 
 
-def by_kind(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """The rows with those of one kind together, as the legend has them."""
+def pieces(rows: tuple[Row, ...], width: int, *, colour: bool) -> list[tuple[str, str]]:
+    """Pieces of the bar and their colours, those of one kind together, as the legend has them."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
-    return tuple(sorted(rows, key=lambda row: kinds.index(row.kind)))
-
-
-def shares(rows: tuple[Row, ...], width: int) -> list[int]:
-    """`width` cells shared among rows by size, rounded so that they sum up to `width`."""
-    total = sum(row.nbytes for row in rows) or 1
-    edges, passed = [0], 0
-    for row in rows:
-        passed += row.nbytes
-        edges.append(round(passed * width / total))
-    return [after - before for before, after in pairwise(edges)]
+    ordered = sorted(rows, key=lambda row: kinds.index(row.kind))
+    return memory_kinds.bar(((row.kind, row.nbytes) for row in ordered), width, colour=colour)

@@ -3,8 +3,9 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
@@ -15,12 +16,10 @@ from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import by_reason, way_out
+from snugvl.planner.shortfall import by_reason, way_out, why_engine, why_not_engines
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
-from snugvl.planner.verdicts import why_engine, why_not_engines
 from snugvl.planner.wishes import Wishes
 
-Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "limit", "margin"]
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
@@ -34,8 +33,8 @@ class Row:
     """One part of the memory bar. `measured_bytes`: what an earlier run really took."""
 
     label: str
-    nbytes: int
     kind: Kind
+    nbytes: int
     note: str = ""
     measured_bytes: int | None = None
 
@@ -205,42 +204,20 @@ def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
     """Parts of the card's memory, from what others hold to what stays free; they sum up to its total."""
     budget, rows = choice.budget, []
     if budget.held_bytes:
-        rows.append(Row("held by others", budget.held_bytes, "held", _tenants(choice)))
+        rows.append(Row(Kind.HELD.among, Kind.HELD, budget.held_bytes, _tenants(choice)))
     for part in choice.footprint.counted:
         found = measured(choice, part.name) if measured else None
         phase = "" if part.phase == "always" else f"only during {part.phase}"
         note = "; ".join(text for text in (part.why, phase) if text)
-        rows.append(Row(part.name, part.nbytes, _kind(part.name), note, found))
+        rows.append(Row(part.name, part.kind.group, part.nbytes, note, found))
     if choice.spare_bytes > 0:
-        rows.append(
-            Row(
-                "spare",
-                choice.spare_bytes,
-                "spare",
-                rules_of(choice.option.engine).spare_note,
-            )
-        )
+        note = rules_of(choice.option.engine).spare_note
+        rows.append(Row(Kind.SPARE.among, Kind.SPARE, choice.spare_bytes, note))
     if budget.forbidden_bytes:
-        rows.append(Row("not used, by --memory", budget.forbidden_bytes, "limit"))
-    rows.append(Row("margin", budget.margin_bytes - budget.forbidden_bytes, "margin", _margin_note(choice)))
+        rows.append(Row(Kind.LIMIT.value, Kind.LIMIT, budget.forbidden_bytes))
+    margin = budget.margin_bytes - budget.forbidden_bytes
+    rows.append(Row(Kind.MARGIN.value, Kind.MARGIN, margin, _margin_note(choice)))
     return rows
-
-
-def _kind(name: str) -> Kind:
-    if name.startswith("weights"):
-        return "weights"
-    if name.startswith("CUDA context"):
-        return "context"
-    if name in (
-        "KV cache",
-        "recurrent state",
-        "recurrent state, kept",
-        "encoder cache",
-        "encoder outputs",
-        "encoder outputs of other images",
-    ):
-        return "kv"
-    return "work" if "workspace" in name or name == "logits" else "other"
 
 
 def _tenants(choice: Choice) -> str:
@@ -365,7 +342,7 @@ def _idle(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     engine = choice.option.engine
     why = f"{used} do as well" if shares(engine) else f"{rules_of(engine).title} runs on one"
     others = (
-        f"; not {rules_of(verdict.engine).title}, which shares a model among several: {verdict.reason}"
+        f"; not {rules_of(verdict.engine).title}, which shares a model among several: {verdict.text}"
         for verdict in plan.verdicts
         if shares(verdict.engine)
     )
@@ -507,10 +484,7 @@ def _slower(plan: Plan) -> Iterator[str]:
 def _rejected(plan: Plan) -> Iterator[str]:
     found: dict[str, list[str]] = {}  # models of one shape are refused alike
     for rejection in plan.rejections:
-        why = f"{rejection.blame} would take {format_size(rejection.blame_bytes)} alone"
-        line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
-        line = f"{line}; {rejection.remedy}" if rejection.remedy else line
-        found.setdefault(line.removeprefix(rejection.model), []).append(rejection.model)
+        found.setdefault(str(rejection).removeprefix(rejection.model), []).append(rejection.model)
     for line, models in found.items():
         yield f"{', '.join(filter(None, models))}{line}"
 
@@ -520,11 +494,11 @@ def _refused(plan: Plan) -> Iterator[str]:
     GGUF is said where nothing runs."""
     chosen = plan.choice
     told = []
-    for name, refusal in plan.refusals:
+    for refusal in plan.refusals:
         wants_gguf = rules_of(refusal.engine).reads_only_gguf
-        left_out = chosen is not None and (name == chosen.option.model.name or wants_gguf)
+        left_out = chosen is not None and (refusal.model == chosen.option.model.name or wants_gguf)
         if not left_out and not (chosen is not None and rules_of(chosen.option.engine).reads_only_gguf):
-            told.append((name, refusal))
+            told.append(refusal)
     for reason, those, engines in sorted(by_reason(told), key=lambda each: "GGUF" in each[0]):
         yield f"{_listed(those)} with {' or '.join(rules_of(each).title for each in engines)}: {reason}"
 

@@ -4,12 +4,8 @@ import re
 from html import escape
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.report.sections import Kind, Report, Row
+from snugvl.planner.report.sections import Report, Row
 
-COLOURS: dict[Kind, str] = {
-    "held": "#8a8f98", "context": "#5b6470", "weights": "#3b6fd4", "kv": "#2f9e6e", "work": "#e0a526",
-    "other": "#9a5fc0", "spare": "#e8ecf1", "limit": "#d5dae1", "margin": "#e9b7b1",
-}  # fmt: skip
 WIDTH, PAD, BAR_TOP, BAR_HEIGHT, LINE = 960, 32, 128, 44, 26
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'DejaVu Sans Mono', monospace"
@@ -66,7 +62,7 @@ def _bar(report: Report) -> list[str]:
         tip = escape(f"{row.label}: {format_size(row.nbytes)}")
         parts.append(
             f'<rect x="{left:.1f}" y="{BAR_TOP}" width="{width:.1f}" height="{BAR_HEIGHT}" '
-            f'fill="{COLOURS[row.kind]}" stroke="#ffffff" stroke-width="1"><title>{tip}</title></rect>'
+            f'fill="{row.kind.fill}" stroke="#ffffff" stroke-width="1"><title>{tip}</title></rect>'
         )
         left += width
     edge = PAD + report.total_bytes * scale
@@ -84,7 +80,7 @@ def _legend(rows: tuple[Row, ...], top: int) -> list[str]:
     for number, row in enumerate(rows):
         y = top + LINE * number
         parts.append(
-            f'<rect x="{PAD}" y="{y - 12}" width="14" height="14" rx="3" fill="{COLOURS[row.kind]}" '
+            f'<rect x="{PAD}" y="{y - 12}" width="14" height="14" rx="3" fill="{row.kind.fill}" '
             'stroke="#c3c9d2" stroke-width="0.5"/>'
         )
         parts.append(_text(PAD + 24, y, row.label, size=14))

@@ -2,15 +2,12 @@
 
 from typing import TextIO
 
+from snugvl.core.memory_kinds import marked
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped_command
-from snugvl.planner.report.plain import MORE, by_kind, parts, sections, shares
-from snugvl.planner.report.sections import Kind, Report
+from snugvl.planner.report.plain import MORE, parts, pieces, sections
+from snugvl.planner.report.sections import Report
 
-COLOURS: dict[Kind, str] = {
-    "held": "grey50", "context": "bright_black", "weights": "blue", "kv": "green", "work": "yellow",
-    "other": "magenta", "spare": "grey23", "limit": "grey30", "margin": "red",
-}  # fmt: skip
 BAR_WIDTH = 76
 FACTS = 11  # columns before what is said of each
 
@@ -32,15 +29,10 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
     if report.rows:
         console.print()
         put(Text(report.memory))
-        rows = by_kind(report.rows)
-        cells = shares(rows, min(BAR_WIDTH, console.width - 14))
-        bar = Text("  ")
-        for row, width in zip(rows, cells, strict=True):
-            bar.append("█" * width, COLOURS[row.kind])
-        bar.append(f" {format_size(report.total_bytes)}")
-        console.print(bar)
+        bar = pieces(report.rows, min(BAR_WIDTH, console.width - 14), colour=True)
+        console.print(Text.assemble("  ", *bar, f" {format_size(report.total_bytes)}"))
         if not verbose:
-            legend = [Text.assemble(("■ ", COLOURS[kind]), (what, "dim")) for kind, what in parts(report)]
+            legend = [marked(kind, what, "dim") for kind, what in parts(report)]
             put(Text.assemble("  ", Text(", ", "dim").join(legend)))
     if report.rows and verbose:
         table = Table(box=None, pad_edge=False, show_header=_measured(report), padding=(0, 2, 0, 0))
@@ -52,7 +44,7 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
         for row in report.rows:
             found = format_size(row.measured_bytes) if row.measured_bytes is not None else ""
             cells_of = [format_size(row.nbytes), *([found] if _measured(report) else []), row.note]
-            table.add_row(Text.assemble(("  ■ ", COLOURS[row.kind]), row.label), *cells_of)
+            table.add_row(Text.assemble("  ", marked(row.kind, row.label)), *cells_of)
         console.print(table)
     commands = {report.plain_command, *(command for step in report.steps for command in step.commands)}
     for title, entries in sections(report, verbose=verbose):

@@ -8,6 +8,7 @@ import psutil
 from pydantic import BaseModel
 
 from snugvl.core.ledger import Ledger
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
 from snugvl.errors import ModelNotServed
 from snugvl.server.context import Context
@@ -202,7 +203,7 @@ def _since() -> str:
 def _weight_bytes(context: Context) -> int:
     snapshot = context.service.snapshot
     rows = snapshot.ledger.rows if snapshot else ()
-    return sum(row.measured_bytes or row.planned_bytes or 0 for row in rows if "weights" in row.name)
+    return sum(row.measured_bytes or row.planned_bytes or 0 for row in rows if row.kind.group is Kind.WEIGHTS)
 
 
 def _on_gpu(ledger: Ledger) -> bool:

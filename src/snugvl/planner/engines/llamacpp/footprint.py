@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Final
 
 from snugvl.checkpoint.facts import KVLayer, TensorFact
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.llamacpp.ggml import compute_bytes
 from snugvl.planner.engines.llamacpp.graphs import FLOAT, decoder_graph, tower_graph
 from snugvl.planner.footprint.allocator import up
@@ -43,6 +44,10 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 EMBEDDING, DECODER, HEAD, TOWER = "embedding", "decoder", "lm_head", "vision tower"
 EXPERTS: Final = "experts"
+KINDS: Final = {
+    DECODER: Kind.WEIGHTS, EXPERTS: Kind.WEIGHTS, EMBEDDING: Kind.EMBEDDING, HEAD: Kind.EMBEDDING,
+    TOWER: Kind.VISION,
+}  # fmt: skip
 
 
 def placed(model: Inventory, settings: Settings, *, gpu: bool) -> dict[str, int]:
@@ -154,17 +159,26 @@ def llamacpp_components(
     named = placed(model, settings, gpu=gpu)
     file_type = model.facts.gguf.file_type if model.facts.gguf else ""
     parts = [
-        Component(f"weights: {part}", named[part], why="" if part == TOWER else file_type)
+        Component(f"weights: {part}", KINDS[part], named[part], why="" if part == TOWER else file_type)
         for part in (DECODER, EXPERTS, EMBEDDING, HEAD, TOWER)
     ]
     cache, states = cache_bytes(model, settings, gpu=gpu)
     slots = f"{settings.concurrency} × " if settings.concurrency > 1 else ""
     why = f"{slots}{cells(settings):,} tokens ({settings.kv_name})"
-    parts += [Component("KV cache", cache, why=why), Component("recurrent state", states, why=f"{slots}one")]
+    parts += [
+        Component(Kind.CACHE.value, Kind.CACHE, cache, why=why),
+        Component(Kind.STATES.value, Kind.STATES, states, why=f"{slots}one"),
+    ]
     text = model.facts.text
     decoder = decoder_bytes(model, settings, gpu=gpu)
     parts.append(
-        Component("compute buffer", decoder, basis="predicted", why=f"steps of {settings.chunk:,} tokens")
+        Component(
+            "compute buffer",
+            Kind.OTHER,
+            decoder,
+            basis="predicted",
+            why=f"steps of {settings.chunk:,} tokens",
+        )
     )
     scratch = POOL_BYTES
     if settings.images and not settings.language_only and (settings.vision == "gpu" or not gpu):
@@ -177,18 +191,24 @@ def llamacpp_components(
         why = f"{patches:,} patches"
         parts.append(
             Component(
-                "mmproj compute buffer", tower_bytes(model, settings.max_pixels), basis="predicted", why=why
+                "mmproj compute buffer",
+                Kind.OTHER,
+                tower_bytes(model, settings.max_pixels),
+                basis="predicted",
+                why=why,
             )
         )
     if gpu and api != "Metal":
         pool, of = scratch + cublas_bytes, "cuBLAS and scratch" if cublas_bytes else "scratch"
-        parts.append(Component(f"{api} pool", pool, basis="default", why=f"{of} of products"))
+        parts.append(Component(f"{api} pool", Kind.OTHER, pool, basis="default", why=f"{of} of products"))
     if not gpu:
         each = checkpoint_bytes(model, settings)
         kept = f"{CHECKPOINTS} a slot, for the next turn"
         output = FLOAT * text.vocab_size * settings.concurrency
-        parts.append(Component("output buffer", output))
-        parts.append(Component("state checkpoints", CHECKPOINTS * settings.concurrency * each, why=kept))
+        parts.append(Component("output buffer", Kind.OTHER, output))
+        parts.append(
+            Component("state checkpoints", Kind.OTHER, CHECKPOINTS * settings.concurrency * each, why=kept)
+        )
     return parts
 
 

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
+from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import Gpu, OperatingSystem
-from snugvl.planner.capabilities import Option, Refusal, stored_format
+from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.engines.llamacpp.flags import llamacpp_arguments
 from snugvl.planner.engines.llamacpp.footprint import (
     HOST_PROCESS_BYTES,
@@ -45,14 +47,14 @@ class LlamacppRules(EngineRules):
         """It runs everywhere."""
         return None
 
-    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """A GGUF as it is."""
         if model.facts.gguf is None:
-            return Refusal("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")
+            return Reason("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")
         stored = stored_format(model)
         return [Option(model, "llamacpp", stored, stored)]
 
-    def offloading(self, option: Option, device: Device) -> Option | Refusal:
+    def offloading(self, option: Option, device: Device) -> Option | Reason:
         """Layers that the processor computes, beside a GPU."""
         return super().offloading(option, device) if device.cpu else replace(option, offload=True)
 
@@ -75,7 +77,9 @@ class LlamacppRules(EngineRules):
         if device.unified:
             beside = host_bytes(model, settings)
             parts.append(
-                Component("beside the GPU", beside, why="embedding, inputs, the process: one memory")
+                Component(
+                    "beside the GPU", Kind.OTHER, beside, why="embedding, inputs, the process: one memory"
+                )
             )
         gpu, scratch = not device.cpu, device.cublas_bytes if device.api == "CUDA" else 0
         return parts + llamacpp_components(model, settings, gpu=gpu, cublas_bytes=scratch, api=device.api)

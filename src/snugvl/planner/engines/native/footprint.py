@@ -24,6 +24,7 @@ Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/p
 from dataclasses import dataclass
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
@@ -49,7 +50,7 @@ KERNELS: Final = "compiled kernels"
 # torch's cap knows nothing of it. Half of this is kept free for the next ones as long as the engine runs
 # (`engine/pressure.py`).
 LATE_BYTES: Final = 32 << 20
-LATE: Final = "late kernels"
+LATE: Final = Kind.KERNELS.value
 GRAPHS_LIBRARY: Final = "cuBLAS workspace of the graphs"
 TABLE_BYTES: Final = 8  # a block number of a graph's table, as it arrives and in its place
 
@@ -260,23 +261,40 @@ def native_components(
     rows = settings.sequences
     small = SMALL_TENSORS_BYTES + (hybrid.SMALL_BYTES if hybrid.has_states(model) else 0)
     return [
-        Component(KERNELS, KERNEL_BYTES, basis="measured", why="and the driver's part of graphs, on an H200"),
-        Component(LATE, LATE_BYTES, basis="measured", why="the driver loads some when they first run"),
+        Component(
+            KERNELS,
+            Kind.OTHER,
+            KERNEL_BYTES,
+            basis="measured",
+            why="and the driver's part of graphs, on an H200",
+        ),
+        Component(
+            LATE, Kind.KERNELS, LATE_BYTES, basis="measured", why="the driver loads some when they first run"
+        ),
         Component(
             "CUDA graphs",
+            Kind.GRAPHS,
             graphs,
             basis="predicted",
             why=f"up to {graph_sizes(settings.sequences)[-1]} sequences",
         ),
-        Component(GRAPHS_LIBRARY, library),
-        Component("small tensors", small, basis="measured", why="and holes between large ones"),
-        Component("loading buffers", loading, "load", "predicted", "one reader, beyond the cache's place"),
+        Component(GRAPHS_LIBRARY, Kind.WORKSPACE, library),
+        Component("small tensors", Kind.OTHER, small, basis="measured", why="and holes between large ones"),
+        Component(
+            "loading buffers",
+            Kind.OTHER,
+            loading,
+            "load",
+            "predicted",
+            "one reader, beyond the cache's place",
+        ),
         Component(
             "prefill workspace",
+            Kind.WORKSPACE,
             max(prefill, few),
             "prefill",
             "predicted",
             f"{settings.chunk:,} tokens a step",
         ),
-        Component("sampling workspace", sampling, "decode", "predicted", f"{rows} sequences"),
+        Component("sampling workspace", Kind.WORKSPACE, sampling, "decode", "predicted", f"{rows} sequences"),
     ]

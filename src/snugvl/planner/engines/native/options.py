@@ -3,7 +3,8 @@
 from dataclasses import replace
 from itertools import groupby, product
 
-from snugvl.planner.capabilities import Option, Parts, Refusal, prefers_fp32, stored_format
+from snugvl.core.reason import Reason
+from snugvl.planner.capabilities import Option, Parts, prefers_fp32, stored_format
 from snugvl.planner.engines.native.parts import parts_of
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import keeps_fp8
@@ -13,27 +14,27 @@ from snugvl.planner.settings import FEW_BITS, WeightFormat
 from snugvl.planner.wishes import Wishes
 
 
-def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
     """Formats of our engine, best first; on a GPU each with all its parts.
 
     Options that stream the vision tower come last, unless that is wished.
     """
     stored, capability = stored_format(model), device.compute_capability
     if model.facts.gguf is not None and model.facts.gguf.why_not:
-        return Refusal("native", model.facts.gguf.why_not)
+        return Reason("native", model.facts.gguf.why_not)
     if not model.facts.native:
         what = f"run the {model.facts.family} family yet"
         if stored in ("int8", *FEW_BITS):
             what = f"run this {model.facts.family} in the {stored} form that it is stored in"
-        return Refusal("native", f"our engine does not {what}")
+        return Reason("native", f"our engine does not {what}")
     if model.has("packed", "embedding", "lm_head", "vision"):
-        return Refusal("native", "our engine reads ready-made integers of the decoder's layers alone")
+        return Reason("native", "our engine reads ready-made integers of the decoder's layers alone")
     if why := too_old(model.facts, capability):
-        return Refusal("native", why)
+        return Reason("native", why)
     tower = "resident" if wishes.language_only else wishes.tower
     every = parts_of(model, device, tower, wishes.embedding)
     if isinstance(every, str):
-        return Refusal("native", every)
+        return Reason("native", every)
     if device.cpu:
         return _on_cpu(model, device, wishes)
     every = tuple(dict.fromkeys(_as_stored(parts, model) for parts in every))

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_network import ours
-from snugvl.planner.capabilities import Option, Refusal
+from snugvl.core.memory_kinds import Kind
+from snugvl.core.reason import Reason
+from snugvl.planner.capabilities import Option
 from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS, steps
 from snugvl.planner.engines.native.footprint import native_components
 from snugvl.planner.engines.native.options import native_options
@@ -36,7 +38,7 @@ class NativeRules(EngineRules):
     pooled = True
     in_process = True
 
-    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """The model itself, or a GGUF as our engine holds it."""
         known = model if model.facts.gguf is None else inventory(ours(model.facts))
         return native_options(known, device, wishes)
@@ -65,7 +67,11 @@ class NativeRules(EngineRules):
         parts = [*weight_components(model, settings), cache, kv.state_component(model, settings)]
         parts += [kv.checkpoint_component(model, settings), kv.predictor_component(model, settings)]
         parts += native_vision_components(model, settings)
-        parts.append(Component("encoder cache", settings.encoder_cache_bytes, why="for the next question"))
+        parts.append(
+            Component(
+                "encoder cache", Kind.ENCODINGS, settings.encoder_cache_bytes, why="for the next question"
+            )
+        )
         if device.cpu:
             return parts + native_cpu_components(model, settings)
         scratch, many = device.cublas_bytes, device.multiprocessors

@@ -16,6 +16,7 @@ cuBLAS has what it works in: the same as for the graphs of decode steps, where t
 from dataclasses import dataclass, replace
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.native.footprint import (
     SMALL_ROWS,
@@ -86,9 +87,19 @@ def step_graph_components(
     pool = found.pool_bytes + found.library_bytes
     return [
         Component(
-            "CUDA graphs of prompts and pictures", pool, basis="predicted", why="one pool for all of them"
+            "CUDA graphs of prompts and pictures",
+            Kind.GRAPHS,
+            pool,
+            basis="predicted",
+            why="one pool for all of them",
         ),
-        Component(DRIVER, found.driver_bytes, basis="measured", why=f"up to {MOST} recordings, on an H200"),
+        Component(
+            DRIVER,
+            Kind.OTHER,
+            found.driver_bytes,
+            basis="measured",
+            why=f"up to {MOST} recordings, on an H200",
+        ),
     ]
 
 

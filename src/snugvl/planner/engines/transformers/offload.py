@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
@@ -63,4 +64,4 @@ def offload_components(model: Inventory, settings: Settings) -> list[Component]:
         largest = max(group.elements for group in model.groups if group.part == "vision")
         passing = max(passing, largest * settings.itemsize)
     why = "the largest layer that crosses from main memory"
-    return [Component("place of offloaded weights", passing, basis="predicted", why=why)]
+    return [Component("place of offloaded weights", Kind.OTHER, passing, basis="predicted", why=why)]

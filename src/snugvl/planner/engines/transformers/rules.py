@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.reason import Reason
 from snugvl.core.sizes import MIB, format_size
-from snugvl.planner.capabilities import Option, Refusal, prefers_fp32, stored_format
+from snugvl.planner.capabilities import Option, prefers_fp32, stored_format
 from snugvl.planner.engines.rules import EngineRules
 from snugvl.planner.engines.transformers.offload import (
     host_bytes,
@@ -43,7 +44,7 @@ class TransformersRules(EngineRules):
     offloads = True
     in_process = True
 
-    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """What transformers loads; int8 and int4 of a plain checkpoint are made by bitsandbytes."""
         if refusal := self.unread(model):
             return refusal
@@ -64,13 +65,13 @@ class TransformersRules(EngineRules):
             *(Option(model, "transformers", weights, weights, needs=BITS.format(weights)) for weights in low),
         ]
 
-    def offloading(self, option: Option, device: Device) -> Option | Refusal:
+    def offloading(self, option: Option, device: Device) -> Option | Reason:
         """Layers in main memory, of weights that aren't quantised."""
         if device.cpu:
             return super().offloading(option, device)
         if option.model.facts.quantization is not None or option.weights != "bf16":
             why = "layers of quantised checkpoints can't stay in main memory; the bf16 edition's can"
-            return Refusal("transformers", why)
+            return Reason("transformers", why)
         return replace(option, offload=True)
 
     def stored_as(self, option: Option) -> str:

@@ -22,6 +22,7 @@ vLLM starts.
 from functools import lru_cache
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.vllm.tensors import deepstack_buffers, rotary_caches
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill
@@ -162,24 +163,41 @@ def vllm_components(
     if compute_capability is not None and compute_capability < FP8_CAPABILITY:
         spread = marlin_scales(model, settings)
     parts = [
-        Component("scales for Marlin", spread, why="FP8 weights on a GPU that doesn't multiply FP8"),
-        Component(UNPROFILED, unprofiled(model, settings), basis="predicted", why="vLLM doesn't count it"),
-        Component("vLLM non-torch", NON_TORCH_BYTES, basis="default", why="fitted to vLLM 0.22.1, H200"),
+        Component(
+            "scales for Marlin", Kind.OTHER, spread, why="FP8 weights on a GPU that doesn't multiply FP8"
+        ),
+        Component(
+            UNPROFILED,
+            Kind.OTHER,
+            unprofiled(model, settings),
+            basis="predicted",
+            why="vLLM doesn't count it",
+        ),
+        Component(
+            "vLLM non-torch", Kind.OTHER, NON_TORCH_BYTES, basis="default", why="fitted to vLLM 0.22.1, H200"
+        ),
         Component(
             "vLLM rotary cache",
+            Kind.BUFFERS,
             sum(rotary_caches(model)),
             why="all positions of the model; no flag shrinks it",
         ),
-        Component("CUDA graphs", graphs(settings), basis="predicted"),
+        Component("CUDA graphs", Kind.GRAPHS, graphs(settings), basis="predicted"),
     ]
     sharing = settings.tensor_parallel * settings.pipeline_parallel
     if sharing > 1:
         parts.append(
-            Component(NCCL, NCCL_BYTES, basis="default", why=f"{sharing} GPUs; measured for two H200s")
+            Component(
+                NCCL, Kind.OTHER, NCCL_BYTES, basis="default", why=f"{sharing} GPUs; measured for two H200s"
+            )
         )
         parts.append(
             Component(
-                NCCL_TORCH, NCCL_TORCH_BYTES, basis="default", why="made by the first gathering of logits"
+                NCCL_TORCH,
+                Kind.OTHER,
+                NCCL_TORCH_BYTES,
+                basis="default",
+                why="made by the first gathering of logits",
             )
         )
     if model.facts.vision is not None and settings.images:
@@ -188,12 +206,19 @@ def vllm_components(
         workspace = vllm_workspace(model, image)
         cached = encoder_cache(model, settings)
         parts += [
-            Component("vLLM deepstack buffers", sum(deepstack_buffers(model, settings.chunk))),
-            Component("vision workspace", workspace, "vision", "predicted", why),
-            Component("encoder cache", cached, why=f"{cached // encoder_bytes_per_token(model):,} tokens"),
+            Component("vLLM deepstack buffers", Kind.BUFFERS, sum(deepstack_buffers(model, settings.chunk))),
+            Component("vision workspace", Kind.WORKSPACE, workspace, "vision", "predicted", why),
+            Component(
+                "encoder cache",
+                Kind.ENCODINGS,
+                cached,
+                why=f"{cached // encoder_bytes_per_token(model):,} tokens",
+            ),
         ]
     why = f"{settings.chunk:,} batched tokens, profiled at start"
     parts.append(
-        Component("prefill workspace", decoder_profile(model, settings), "prefill", "predicted", why)
+        Component(
+            "prefill workspace", Kind.WORKSPACE, decoder_profile(model, settings), "prefill", "predicted", why
+        )
     )
     return parts

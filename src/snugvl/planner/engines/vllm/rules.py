@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.memory_kinds import Kind
+from snugvl.core.reason import Reason
 from snugvl.hardware.machine import OperatingSystem
-from snugvl.planner.capabilities import Option, Refusal, stored_format
+from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.commands import visible
 from snugvl.planner.engines.rules import EngineRules, Spread
 from snugvl.planner.engines.vllm.flags import VLLM_STEPS, vllm_arguments
@@ -45,14 +47,14 @@ class VllmRules(EngineRules):
             return "it runs on Linux and in WSL2 alone"
         return super().not_here(device, system)
 
-    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """The checkpoint as it is stored, on GPUs."""
         if refusal := self.unread(model):
             return refusal
         if device.cpu:
-            return Refusal("vllm", "there is no GPU; start its build for CPUs yourself and use --attach URL")
+            return Reason("vllm", "there is no GPU; start its build for CPUs yourself and use --attach URL")
         if model.facts.source == "folder" and model.facts.name == "pocket":
-            return Refusal("vllm", "pocket is not worth a server of its own")
+            return Reason("vllm", "pocket is not worth a server of its own")
         stored = stored_format(model)
         return [Option(model, "vllm", stored, stored)]
 
@@ -109,7 +111,7 @@ class VllmRules(EngineRules):
             f"{sequences}{settings.context:,} tokens, "
             f"{blocks:,} blocks of {pool.block_bytes / 2**20:,.2f} MiB ({settings.kv_name})"
         )
-        return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=why)
+        return Component(Kind.CACHE.value, Kind.CACHE, up(nbytes, LARGE_ROUND_BYTES), why=why)
 
     def command(self, choice: Choice) -> str | None:
         """`vllm serve` with every flag, behind the variables that show it the choice's GPUs alone."""

@@ -3,9 +3,10 @@
 from collections import defaultdict
 from dataclasses import replace
 
+from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.vllm.tensors import loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.weights import LABELS, part_why
+from snugvl.planner.footprint.weights import KINDS, LABELS, part_why
 from snugvl.planner.inventory import PARTS, Inventory, Part
 from snugvl.planner.settings import Settings
 
@@ -21,7 +22,7 @@ def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Compon
         nbytes[tensor.part] += tensor.nbytes
     share = settings.tensor_parallel * settings.pipeline_parallel
     parts = [
-        Component(LABELS[part], nbytes[part], why=part_why(model, part, settings, share))
+        Component(LABELS[part], KINDS[part], nbytes[part], why=part_why(model, part, settings, share))
         for part in PARTS
         if nbytes[part]
     ]
@@ -30,6 +31,14 @@ def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Compon
     left_over = allocator.reserved - allocator.allocated
     return (
         *parts,
-        Component("allocator rounding", rounding, basis="predicted", why="multiples of 512 bytes and 2 MiB"),
-        Component("left over in segments", left_over, basis="predicted", why="segments of 2 and 20 MiB"),
+        Component(
+            "allocator rounding",
+            Kind.ROUNDING,
+            rounding,
+            basis="predicted",
+            why="multiples of 512 bytes and 2 MiB",
+        ),
+        Component(
+            "left over in segments", Kind.OTHER, left_over, basis="predicted", why="segments of 2 and 20 MiB"
+        ),
     )

@@ -52,11 +52,14 @@ function kvUse({ free_blocks: free, num_blocks: all }) {
   return all ? `${((100 * (all - free)) / all).toFixed(all - free && all - free < all / 10 ? 1 : 0)} %` : "–";
 }
 
-const isKv = (name) => /^kv/i.test(name);
+const KINDS = {
+  "weights": "weights", "text weights": "weights", "weights in main memory": "weights", "vision weights": "vision-weights",
+  "KV cache": "kv", "CUDA context and libraries": "context", "Python and libraries": "context", "CUDA graphs": "other",
+};
 
 /** The rows of the ledger with a kind each, which decides colour and place; what belongs to no row becomes one of its own. */
 function partsOf(ledger, load) {
-  const parts = ledger.rows.map((row) => ({ ...row, kind: kindOf(row.name), used: usedOf(row, load) }));
+  const parts = ledger.rows.map((row) => ({ ...row, kind: KINDS[row.kind] ?? "workspace", used: usedOf(row, load) }));
   const known = parts.reduce((sum, part) => sum + (part.measured_bytes ?? 0), 0);
   const rest = ledger.process_bytes - known;
   if (rest > 0) {
@@ -65,16 +68,9 @@ function partsOf(ledger, load) {
   return parts.sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind)); // the same place for each, always
 }
 
-function kindOf(name) {
-  if (isKv(name)) return "kv";
-  if (/weight/i.test(name)) return /vision/i.test(name) ? "vision-weights" : "weights";
-  if (/context|librar|driver|interpreter/i.test(name)) return "context";
-  return /graph|margin|reserve/i.test(name) ? "other" : "workspace";
-}
-
 function usedOf(row, load) {
   if (row.used_bytes !== null && row.used_bytes !== undefined) return row.used_bytes;
-  if (!isKv(row.name) || !load?.num_blocks || row.measured_bytes === null) return null;
+  if (row.kind !== "KV cache" || !load?.num_blocks || row.measured_bytes === null) return null;
   return Math.round((row.measured_bytes * (load.num_blocks - load.free_blocks)) / load.num_blocks);
 }
 
