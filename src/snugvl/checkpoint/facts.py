@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Literal, NamedTuple, Protocol
 
+from snugvl.core.formats import StoredPrecision
+
 Role = Literal[
     "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "scale8",
     "other",
@@ -161,7 +163,7 @@ class ModelFacts:
     vision: VisionFacts | None
     tensors: tuple[TensorFact, ...]
     tied: bool
-    quantization: Literal["fp8", "int8", "int6", "int5", "int4"] | None
+    quantization: StoredPrecision | None
     download_bytes: int
     native: bool
     native_positions: int | None = None

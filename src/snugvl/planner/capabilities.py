@@ -7,20 +7,19 @@ sizes in `footprint/`.
 from dataclasses import dataclass
 from typing import Final
 
+from snugvl.core.formats import INTEGERS, Precision
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
     ENGINES,
-    FEW_BITS,
     Engine,
     HeadFormat,
     KVFormat,
     Placement,
     Settings,
     VisionFormat,
-    WeightFormat,
 )
 from snugvl.planner.wishes import Wishes
 
@@ -62,8 +61,8 @@ class Option:
 
     model: Inventory
     engine: Engine
-    weights: WeightFormat
-    stored_quality: WeightFormat
+    weights: Precision
+    stored_quality: Precision
     parts: Parts = WHOLE
     offload: bool = False
     needs: str | None = None
@@ -72,7 +71,7 @@ class Option:
     @property
     def made(self) -> bool:
         """The format is made while loading, and not the stored one."""
-        return self.weights in ("int8", *FEW_BITS) and self.weights != self.model.facts.quantization
+        return self.weights in INTEGERS and self.weights != self.model.facts.quantization
 
     @property
     def by_bits(self) -> bool:
@@ -139,7 +138,7 @@ def options(
     return found, [*refused, *nowhere]
 
 
-def stored_format(model: Inventory) -> WeightFormat:
+def stored_format(model: Inventory) -> Precision:
     """The format that a checkpoint is stored in."""
     return model.facts.quantization or "bf16"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from snugvl.checkpoint.catalogue import find
+from snugvl.core.formats import QUALITY
 from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
@@ -17,7 +18,7 @@ from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
-from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, LEAST_ROOM_TOKENS, Wishes
+from snugvl.planner.wishes import GUESSING, LEAST_ROOM_TOKENS, Wishes
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
@@ -71,7 +72,7 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     # Who wishes bf16 on a CPU wishes weights that aren't quantised.
     narrowed = "bf16" if option.weights == "fp32" else option.weights
     facts, honours = option.model.facts, rules_of(option.engine).honours
-    coarser = FORMAT_QUALITY[option.stored_quality] < wishes.floor
+    coarser = QUALITY[option.stored_quality] < wishes.floor
     blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
     unlike = wishes.weights not in (None, option.weights, narrowed)
     checks = {

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
+from snugvl.core.formats import QUALITY
 from snugvl.core.sizes import format_size
 from snugvl.planner.capabilities import Refusal
 from snugvl.planner.engines import rules_of
 from snugvl.planner.fit import Fitter
 from snugvl.planner.plan import Choice, Plan, Verdict
 from snugvl.planner.settings import ENGINES, PREFERRED
-from snugvl.planner.wishes import FORMAT_QUALITY
 
 
 def verdicts(
@@ -44,7 +44,7 @@ def _shortage(fitter: Fitter) -> tuple[int, str]:
 
 def _behind(best: Choice, rival: Choice) -> str:
     """What a rival that fits has less of."""
-    if FORMAT_QUALITY[rival.option.stored_quality] < FORMAT_QUALITY[best.option.stored_quality]:
+    if QUALITY[rival.option.stored_quality] < QUALITY[best.option.stored_quality]:
         return f"it fits in {rival.settings.weights_name} only"
     if best.settings.images and rival.tokens < best.tokens:
         return f"it fits with smaller images, {rival.tokens:,} tokens each"
