@@ -141,8 +141,8 @@ class ModelFacts:
         family: "qwen3_vl", "qwen2_5_vl", "llama", …
         tensors: every stored tensor, header order.
         tied: lm_head is the embedding; a stored lm_head is then not loaded.
-        quantization: "fp8", "int4", "int8" as stored, or None for plain weights; of our own format what its
-            narrowest matrices are.
+        quantization: precision as stored, or None for plain weights; of our own format what its narrowest
+            matrices are.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
         ordered: of a ready-made 4-bit checkpoint, whose groups' columns don't stand together.

@@ -35,7 +35,7 @@ OWN_INSTEAD = (
 )
 _METHODS = ("fp8", "compressed-tensors", "awq", "gptq", OWN)
 _GROUPS = "32, 64 or 128"
-INSTEAD = "use the 16-bit checkpoint with --weights int4, or --backend transformers or vllm"
+INSTEAD = f"use the 16-bit checkpoint with --weights {READY_MADE[4]}, or --backend transformers or vllm"
 _PACKED = (".qweight", ".weight_packed", ".weight_codes")
 _BESIDE = re.compile(
     r"(\.(qzeros|scales|g_idx|weight_(scale|scale_inv|zero|zero_point|upper|shape|g_idx|global_scale)"

@@ -55,8 +55,8 @@ class Storage:
 
     Attributes:
         layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks. Those that have few
-            bits in the checkpoint stay so, whatever else there is stays as wide: what the narrowest of them
-            are ("int4") says that of all.
+            bits in the checkpoint stay so, whatever else there is stays as wide: what the narrowest of
+            them are says that of all.
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in few bits; None: as many as is usual.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.

@@ -201,6 +201,6 @@ def _too_large(model: str, estimate: int, place: Place) -> str:
     return (
         f"the weights of {model} need {format_size(estimate)}, but {place.name} has "
         f"{format_size(place.free_bytes)} free, of which {format_size(place.usable_bytes)} may be used; "
-        "keep layers in main memory (snugvl plan says how many and what that costs), take int8 or int4 "
-        "weights, or a smaller model"
+        "keep layers in main memory (snugvl plan says how many and what that costs), take "
+        f"{' or '.join(BITSANDBYTES)} weights, or a smaller model"
     )
