@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import snugvl
 from snugvl.checkpoint.read import facts_of
 from snugvl.cli.app import run
-from snugvl.core.formats import FORMATS
+from snugvl.core.formats import FORMATS, INTEGERS
 from snugvl.core.messages import user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, RequestError, SnugvlError, UnsupportedModel
@@ -240,8 +240,8 @@ def test_what_was_tampered_with_is_refused(problem: str, fives: Path, tmp_path: 
     ("settings", "error", "message"),
     [
         ({"version": 2}, UnsupportedModel, "is of version 2 of our own format, and this snugvl reads 1"),
-        ({"weights": "int3"}, CheckpointError, "weights is 'int3'; it is one of int4, int5, int6, int8"),
-        ({"weights": ["int5"]}, CheckpointError, "it is one of int4, int5, int6, int8"),
+        ({"weights": "int9"}, CheckpointError, f"weights is 'int9'; it is one of {', '.join(INTEGERS)}"),
+        ({"weights": ["int5"]}, CheckpointError, f"it is one of {', '.join(INTEGERS)}"),
         (
             {"weights": "int4"},
             CheckpointError,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snugvl.core.formats import FEW_BITS
+from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.layers import weights as plain
 from snugvl.layers.kernels import rounding
 from snugvl.layers.weights import FormatName, Weights, shares_of, to_few_bits
@@ -25,7 +25,7 @@ def matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype)
 
 
-@pytest.mark.parametrize("kind", FEW_BITS)
+@pytest.mark.parametrize("kind", [kind for kind in FEW_BITS if FORMATS[kind].since is not None])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("weighed", [False, True])
 def test_it_is_what_torch_makes(kind: FormatName, group: int, weighed: bool, device: torch.device) -> None:
