@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[1]
 ENGINES = ("native", "transformers", "vllm", "llamacpp")
 FAMILY = "qwen3_5"  # one that sees and has recurrent layers
 FORMATS = re.compile(r"\bint[456]\b", re.IGNORECASE)
+FORMAT_NAMES = re.compile(r"int[2-7]|nf4")  # of weights in few bits
+WIDE_FORMATS = ("int8", "fp8", "bf16", "fp32")  # of weights, of heads and towers, of the KV cache
+FORMAT_TABLE = "core/formats.py"  # the one place that may name them
 DIALECT = re.compile(r"(Of|The same|Those)\b")
 VAGUE = re.compile(r"(What|Whoever|Nobody)\b")
 OPTIONS = ("kv_cache", "prefix_cache", "speculation", "max_pixels", "concurrency")
@@ -80,27 +83,49 @@ class House:
             name = self.name(path)
             if re.match(rf"(backends|planner/engines)/({'|'.join(ENGINES)}|child|process)/", name):
                 continue
-            lines = (node.lineno for node in ast.walk(tree) if _asks_for_engine(node))
+            lines = (node.lineno for node in ast.walk(tree) if _asks_for(node, ENGINES))
             found.extend(f"{name}:{line}" for line in lines)
         return found
+
+    def format_names(self) -> list[str]:
+        """Values in the code of src that are the name of a weight format of few bits, whatever is done with
+        them, outside of the table of formats. Texts and constants of other names don't count."""
+        return [
+            f"{self.name(path)}:{node.lineno}"
+            for path, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and FORMAT_NAMES.fullmatch(node.value)
+            and self.name(path) != FORMAT_TABLE
+        ]
+
+    def wide_comparisons(self) -> list[str]:
+        """Comparisons with the name of a wider format, of weights or of something else, in any module."""
+        return [
+            f"{self.name(path)}:{node.lineno}"
+            for path, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if _asks_for(node, WIDE_FORMATS)
+        ]
 
     def files_with(self, pattern: re.Pattern[str]) -> list[str]:
         """Modules of src whose code or text has the pattern."""
         return [self.name(path) for path, text in self.src.items() if pattern.search(text)]
 
 
-def _asks_for_engine(node: ast.AST) -> TypeGuard[ast.expr]:
-    """Whether a node compares something with an engine's name."""
+def _asks_for(node: ast.AST, names: tuple[str, ...]) -> TypeGuard[ast.expr]:
+    """Whether a node compares something with one of the names."""
     if isinstance(node, ast.Compare):
-        return any(map(_names_engine, (node.left, *node.comparators)))
-    return isinstance(node, ast.MatchValue) and _names_engine(node.value)
+        return any(_has(each, names) for each in (node.left, *node.comparators))
+    return isinstance(node, ast.MatchValue) and _has(node.value, names)
 
 
-def _names_engine(node: ast.expr) -> bool:
-    """Whether an operand is an engine's name, or a literal collection of constants with one in it."""
+def _has(node: ast.expr, names: tuple[str, ...]) -> bool:
+    """Whether an operand is one of the names, or a literal collection of constants with one in it."""
     if isinstance(node, ast.Tuple | ast.Set | ast.List):
-        return any(map(_names_engine, node.elts))
-    return isinstance(node, ast.Constant) and node.value in ENGINES
+        return any(_has(each, names) for each in node.elts)
+    return isinstance(node, ast.Constant) and node.value in names
 
 
 def decode_step() -> list[tuple[str, int]]:
@@ -146,6 +171,8 @@ def table(house: House) -> list[tuple[str, str]]:
         ("of these in planner/", f"{len(planner)}"),
         (f"modules that name the family {FAMILY}", f"{len(house.files_with(name))}"),
         ("modules that name int4, int5 or int6", f"{len(house.files_with(FORMATS))}"),
+        ("values that are such a name, outside of their table", f"{len(house.format_names())}"),
+        ("comparisons with int8, fp8, bf16, fp32", f"{len(house.wide_comparisons())}"),
         *(
             (f"modules that name the option {option}", f"{len(house.files_with(_option(option)))}")
             for option in OPTIONS

@@ -24,11 +24,12 @@ from unittest import mock
 import torch
 from torch.nn.functional import silu
 
+from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.products import linear
 from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
 from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.rows import normed
-from snugvl.layers.weights import FEW_BITS, UPPER, Format, Weights
+from snugvl.layers.weights import WORDS, FormatName, Weights
 
 READ_BANDWIDTH = 4.43e12  # bytes a second, measured on the H200 (benchmarks/bandwidth.py)
 SHAPES = {  # rows, columns, swiglu
@@ -62,7 +63,7 @@ SHAPES = {  # rows, columns, swiglu
     },
 }
 
-HEADS: tuple[Format, ...] = ("bf16", "int8")  # formats that a head may have
+HEADS: tuple[FormatName, ...] = ("bf16", "int8")  # formats that a head may have
 TOLERANCE = 1e-2  # relative error: bf16 rounds by some thousandths
 Tile = tuple[int, ...]
 
@@ -73,7 +74,7 @@ class Cell:
 
     size: str
     shape: str
-    format: Format
+    format: FormatName
     tokens: int
 
 
@@ -89,7 +90,7 @@ class Result:
     error: float
 
 
-def random_weights(kind: Format, rows: int, columns: int) -> Weights:
+def random_weights(kind: FormatName, rows: int, columns: int) -> Weights:
     device = "cuda"
     if kind == "bf16":
         return Weights("bf16", rows, columns, torch.randn(rows, columns, device=device).bfloat16() * 0.02)
@@ -101,11 +102,11 @@ def random_weights(kind: Format, rows: int, columns: int) -> Weights:
         data = torch.randint(-127, 128, (rows, columns), device=device, dtype=torch.int8)
         return Weights("int8", rows, columns, data, scale)
     data = torch.randint(-(2**31), 2**31 - 1, (rows, columns // 8), device=device, dtype=torch.int32)
-    zero = torch.full_like(scale, 2 ** (FEW_BITS[kind] - 1) - 0.5)
+    zero = torch.full_like(scale, 2 ** (FORMATS[kind].bits - 1) - 0.5)
     upper = None
-    if kind in UPPER:
-        most = torch.iinfo(UPPER[kind])
-        upper = torch.randint(most.min, most.max + 1, data.shape, device=device, dtype=UPPER[kind])
+    if bits := FORMATS[kind].upper:
+        most = torch.iinfo(WORDS[bits])
+        upper = torch.randint(most.min, most.max + 1, data.shape, device=device, dtype=WORDS[bits])
     return Weights(kind, rows, columns, data, scale, zero, upper=upper)
 
 
@@ -252,7 +253,7 @@ class Products:
     def __init__(self, cell: Cell, *, only: int = 0) -> None:
         rows, columns, self.swiglu = SHAPES[cell.size][cell.shape]
         torch.manual_seed(0)
-        bits = {"bf16": 16, **FEW_BITS}.get(cell.format, 8)
+        bits = FORMATS[cell.format].bits
         copies = only or max(2, int(120e6 / (rows * columns * bits / 8)))
         first = random_weights(cell.format, rows, columns)
         self.stored = [first, *(copy(first) for _ in range(copies - 1))]

@@ -31,7 +31,7 @@ from kernel_tiles import SHAPES, TOLERANCE, copy, random_weights
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.products import linear, tiles
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.weights import Format, Weights
+from snugvl.layers.weights import FormatName, Weights
 
 CONTEXT = 320  # tokens
 PRODUCTS = ("gate_up", "down", "qkv", "o")
@@ -70,7 +70,7 @@ class Candidate:
     tile: Tile | None
 
 
-def tiles_of(kind: Format, size: str, name: str) -> tuple[Tile, ...]:
+def tiles_of(kind: FormatName, size: str, name: str) -> tuple[Tile, ...]:
     """What is tried; of bf16 what a thread's registers have room for."""
     if kind == "int4":
         return INT4[name]
@@ -79,7 +79,7 @@ def tiles_of(kind: Format, size: str, name: str) -> tuple[Tile, ...]:
     return tuple(tile for tile in tried if tile[0] * -(-columns // (256 * tile[1])) <= 32)
 
 
-def candidates(sizes: list[str], kind: Format) -> list[Candidate]:
+def candidates(sizes: list[str], kind: FormatName) -> list[Candidate]:
     return [
         Candidate(size, name, tile)
         for size in sizes
@@ -115,7 +115,7 @@ def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
 class Layers:
     """All layers of a decoder, with random weights."""
 
-    def __init__(self, size: str, kind: Format) -> None:
+    def __init__(self, size: str, kind: FormatName) -> None:
         self.heads, kv_heads, self.dim, self.count = HEADS[size]
         self.swiglu = {name: SHAPES[size][name][2] for name in PRODUCTS}
         first = {name: random_weights(kind, *SHAPES[size][name][:2]) for name in PRODUCTS}
@@ -174,7 +174,7 @@ class Layers:
         return float(median(times[3:]))
 
 
-def prepare(part: int, parts: int, sizes: list[str], kind: Format) -> None:
+def prepare(part: int, parts: int, sizes: list[str], kind: FormatName) -> None:
     """Compile every `parts`-th tile, and compare its result with the package's."""
     for candidate in candidates(sizes, kind)[part::parts]:
         size, name, tile = candidate.size, candidate.product, candidate.tile
@@ -193,7 +193,7 @@ def prepare(part: int, parts: int, sizes: list[str], kind: Format) -> None:
             print(f"WRONG {candidate}: relative error {error:.1e}", flush=True)
 
 
-def search(size: str, kind: Format, repeats: int) -> dict[str, Any]:
+def search(size: str, kind: FormatName, repeats: int) -> dict[str, Any]:
     """Try tiles of one product after the other, twice."""
     layers = Layers(size, kind)
     before = layers.layer_us(repeats)

@@ -26,9 +26,10 @@ from training.pocket.format_error import at_answers, compared
 
 import machine
 from snugvl.checkpoint.families import read_config
+from snugvl.core.formats import FORMATS, integer_of
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FEW_BITS, Format, to_few_bits
+from snugvl.layers.weights import FormatName, to_few_bits
 from snugvl.models import sensitivity
 from snugvl.models.loader import load_model
 from training import smollm2
@@ -56,10 +57,10 @@ def half_quadratic(values: torch.Tensor, bits: int, group: int, rounds: int = 8)
     return (((wide / step + zero).round().clamp(0, most) - zero) * step).view_as(values)
 
 
-def compensated(values: torch.Tensor, kind: Format, group: int, gram: torch.Tensor) -> torch.Tensor:
+def compensated(values: torch.Tensor, kind: FormatName, group: int, gram: torch.Tensor) -> torch.Tensor:
     """GPTQ, with the scales and zero points of `to_few_bits`."""
     rows, columns = values.shape
-    most, at_once = (1 << FEW_BITS[kind]) - 1, 96
+    most, at_once = (1 << FORMATS[kind].bits) - 1, 96
     made = to_few_bits(values, kind, group, gram.diagonal())
     assert made.scale is not None
     assert made.zero is not None
@@ -164,8 +165,8 @@ def ways(subject: Subject) -> dict[str, tuple[float, Rounded]]:
     }
 
 
-def _kind(bits: int) -> Format:
-    return next(kind for kind, each in FEW_BITS.items() if each == bits)
+def _kind(bits: int) -> FormatName:
+    return integer_of(bits)
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from typing import Literal
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
+from snugvl.core.formats import WeightsName
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -18,7 +19,6 @@ from snugvl.core.options import (
     SpeculationName,
     ThinkingName,
     TowerName,
-    WeightsName,
     flag,
     in_python,
     special,

@@ -43,6 +43,8 @@ def test_each_figure_is_counted_by_its_definition(tmp_path: Path) -> None:
     assert {where.partition(":")[0] for where in compared} == {"planner/one.py", "server/two.py"}
     assert len(compared) == 6  # three of each: a case and two comparisons
     assert len(counted.files_with(house.FORMATS)) == 3
+    assert len(counted.format_names()) == 3
+    assert counted.wide_comparisons() == []
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from snugvl.fidelity.results import compared as boxes_of
 from snugvl.fidelity.variants import allocation_of, variants_of
 from snugvl.fidelity.work import Work
 from snugvl.layers.kv_cache import E4M3
-from snugvl.layers.weights import Format, to_int8
+from snugvl.layers.weights import FormatName, to_int8
 from snugvl.models.loader import Storage, load_model, targets_of
 from snugvl.tasks.results import Box, Detection, Detections
 from tests.fidelity.conftest import POCKET, answers_of, compared, divergence, items, oracle_logits
@@ -99,7 +99,7 @@ def pocket() -> Any:
     return oracle(POCKET)
 
 
-def rounded(kind: Format) -> Any:
+def rounded(kind: FormatName) -> Any:
     """transformers' model with the decoder's matrices as our loader rounds them."""
     theirs, ours = oracle(POCKET), load_model(POCKET, dtype=torch.float32, device=CPU, storage=Storage(kind))
     for name, target in targets_of(ours):
@@ -111,7 +111,7 @@ def rounded(kind: Format) -> Any:
 
 @pytest.mark.parametrize(("number", "kind", "atol"), [(0, "int4", 1e-6), (1, "int8", 1e-7)])
 def test_rounded_weights_cost_what_transformers_says(
-    number: int, kind: Format, atol: float, formats: Ran, pocket: Any
+    number: int, kind: FormatName, atol: float, formats: Ran, pocket: Any
 ) -> None:
     check(formats, number, pocket, rounded(kind), atol)
     assert formats[0].rivals[number].name == kind

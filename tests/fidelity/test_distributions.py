@@ -8,7 +8,7 @@ import torch
 
 from snugvl.fidelity import distributions
 from snugvl.fidelity.distributions import Side, judge, masks_of
-from snugvl.layers.weights import Format, to_int8
+from snugvl.layers.weights import FormatName, to_int8
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import Storage, open_checkpoint
 from tests.fidelity.conftest import POCKET, divergence
@@ -24,7 +24,7 @@ def network() -> Iterator[Open]:
     """Opens pocket, with its head in some format."""
     with ExitStack() as stack:
 
-        def opened(head: Format = "bf16") -> LayeredNetwork:
+        def opened(head: FormatName = "bf16") -> LayeredNetwork:
             checkpoint = open_checkpoint(POCKET, dtype=torch.float32, storage=Storage(head=head))
             return stack.enter_context(closing(LayeredNetwork(checkpoint, CPU)))
 

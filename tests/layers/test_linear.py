@@ -3,17 +3,18 @@
 import pytest
 import torch
 
+from snugvl.core.formats import FORMATS
 from snugvl.layers.ggml import LAYOUTS
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FORMATS, GROUPS, Format
+from snugvl.layers.weights import FormatName
 
 COLUMNS, ROWS, FIRST = 256, 12, 5
 
 
-def linear_of(kind: Format, *, bias: bool = False) -> Linear:
+def linear_of(kind: FormatName, *, bias: bool = False) -> Linear:
     generator = torch.Generator().manual_seed(3)
     layer = Linear(COLUMNS, ROWS, bias=bias)
-    layer.store_as(kind, GROUPS.get(kind, 128))
+    layer.store_as(kind, FORMATS[kind].group)
     values = torch.randn(ROWS, COLUMNS, generator=generator)
     if kind == "fp8":
         layer.put_blocks(0, values.to(torch.float8_e4m3fn), torch.full((1, COLUMNS // 128), 0.5))
@@ -26,7 +27,7 @@ def linear_of(kind: Format, *, bias: bool = False) -> Linear:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_first_rows_mean_what_they_meant(kind: Format, bias: bool) -> None:
+def test_first_rows_mean_what_they_meant(kind: FormatName, bias: bool) -> None:
     layer = linear_of(kind, bias=bias)
     part = layer.first(FIRST)
     x = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(4))

@@ -10,7 +10,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from snugvl.checkpoint.families import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
-from snugvl.layers.weights import Format
+from snugvl.layers.weights import FormatName
 from snugvl.models.linear_attention import PIECE, GatedDeltaNet, runs
 from snugvl.models.loader import Storage, load_model, open_checkpoint
 from snugvl.models.networks import Qwen35
@@ -119,7 +119,7 @@ def test_without_its_tower_it_reads_the_same_text(folder: Path, model: Qwen35) -
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_what_decides_how_much_is_forgotten_stays_wide(weights: Format, tmp_path: Path) -> None:
+def test_what_decides_how_much_is_forgotten_stays_wide(weights: FormatName, tmp_path: Path) -> None:
     folder = hybrid.write(tmp_path, hybrid.Options(hidden=128))
     made = load_model(folder, dtype=torch.float32, device=CPU, storage=Storage(weights))
     layer = made.decoder.layers[0].linear_attn

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from snugvl.layers.kernels import rows
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import Format, to_few_bits
+from snugvl.layers.weights import FormatName, to_few_bits
 from snugvl.models import readers, sensitivity
 from snugvl.models.loader import OpenCheckpoint, Storage, load_model, open_checkpoint
 from snugvl.models.tensor_files import TensorFiles
@@ -32,7 +32,7 @@ PARTS = {
 }
 
 
-def loaded(folder: Path, kind: Format, monkeypatch: pytest.MonkeyPatch) -> dict[str, Linear]:
+def loaded(folder: Path, kind: FormatName, monkeypatch: pytest.MonkeyPatch) -> dict[str, Linear]:
     """The decoder's matrices, that still know what they were rounded for."""
     with monkeypatch.context() as patch:
         patch.setattr(sensitivity, "forget", lambda _: None)
@@ -120,7 +120,7 @@ def test_layers_are_read_by_the_same_threads(tmp_path: Path, monkeypatch: pytest
     assert len(made) == 2, "one that weighs inputs, and one that loads: a CPU has one thread"
 
 
-def codes(folder: Path, kept: Path, kind: Format = "int4", group: int = 32) -> dict[str, torch.Tensor]:
+def codes(folder: Path, kept: Path, kind: FormatName = "int4", group: int = 32) -> dict[str, torch.Tensor]:
     """The weights of a start."""
     storage = Storage(kind, group=group)
     model = load_model(folder, dtype=torch.float32, device=CPU, storage=storage, kept=kept)
@@ -258,7 +258,7 @@ def test_a_large_input_makes_its_column_exact_at_the_others_cost() -> None:
     ],
 )
 def test_what_is_rounded_is_known_before_it_is_read(
-    name: str, kind: Format, rounds: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: FormatName, rounds: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel is compiled meanwhile, for the type of the values that come."""
     folder = text_checkpoints.write(tmp_path / "model", MODELS[name.removesuffix(", bf16")])
@@ -280,7 +280,7 @@ def test_what_is_rounded_is_known_before_it_is_read(
 
 @pytest.mark.parametrize(("kind", "dtype"), [("int4", torch.float32), ("int8", None), ("bf16", None)])
 def test_a_gpu_compiles_what_rounds_while_inputs_are_weighed(
-    kind: Format, dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the values and groups that come. Where that fails it fails again, and says so then."""
     folder = text_checkpoints.write(tmp_path / "model", MODELS["qwen3"])

@@ -103,7 +103,7 @@ def test_slices_are_even_and_small_enough() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
-def test_some_rows_of_a_product(kind: layers.Format) -> None:
+def test_some_rows_of_a_product(kind: layers.FormatName) -> None:
     linear = Linear(48, 96, bias=True)
     values = torch.randn(96, 48, generator=torch.Generator().manual_seed(0))
     linear.store_as(kind, 48)

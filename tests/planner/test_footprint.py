@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.facts import KVLayer, TensorFact
+from snugvl.core.formats import FORMATS
 from snugvl.core.memory_kinds import Kind
 from snugvl.models.allocation import segment_bytes
 from snugvl.planner.engines.vllm import footprint as vllm
@@ -70,9 +71,9 @@ def test_what_no_engine_loads_costs_nothing() -> None:
 
 def test_what_does_not_divide_into_groups_stays_wide() -> None:
     # 256 columns: two groups a row, each a 16-bit scale and a 16-bit zero point
-    assert few_bits_parts(10, 256, 4) == (1280, 40, 40)
-    assert few_bits_parts(10, 256, 6) == (1280, 640, 40, 40)
-    assert few_bits_parts(10, 200, 5) == ()
+    assert few_bits_parts(10, 256, FORMATS["int4"]) == (1280, 40, 40)
+    assert few_bits_parts(10, 256, FORMATS["int6"], 128) == (1280, 640, 40, 40)
+    assert few_bits_parts(10, 200, FORMATS["int5"]) == ()
     odd = TensorFact("odd", "linear", "BF16", (10, 200), 4000)
     facts = qwen3_vl("2B")
     more = inventory(replace(facts, tensors=(*facts.tensors, odd)))

@@ -14,7 +14,7 @@ from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.memory import allocate
-from snugvl.layers.weights import Format
+from snugvl.layers.weights import FormatName
 from snugvl.models import loader
 from snugvl.models.networks import Qwen35
 from snugvl.planner.engines.native import step_graphs
@@ -44,7 +44,7 @@ def network(vocab: int = 512) -> Qwen35:
 
 
 @pytest.mark.parametrize(("weights", "head"), [("bf16", "bf16"), ("int8", "int8"), ("int4", "int8")])
-def test_it_is_planned_to_the_byte(weights: Format, head: HeadFormat) -> None:
+def test_it_is_planned_to_the_byte(weights: FormatName, head: HeadFormat) -> None:
     plain, model = inventory(facts_of()), inventory(facts_of().with_predictor())
     ours, settings = network(), Settings("native", weights, head, sequences=8)
     loader.choose_formats(ours, loader.Storage(weights, head), None)

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from snugvl.core.formats import FORMATS
 from snugvl.core.memory_kinds import shares
-from snugvl.planner.costs import MEASURED, QUANTIZED
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import SCHEMA_VERSION, document
 from snugvl.planner.report.plain import bar, plain
@@ -71,8 +71,8 @@ def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
         "SmolLM2-135M": json.loads((results / "smollm2/format_cost.json").read_text())["formats"],
     }
     groups = {"pocket": "int4, groups of 128", "SmolLM2-135M": "int4, groups of 64"}
-    for kind, costs in MEASURED.items():
-        for model, kl in costs.items():
+    for kind, form in FORMATS.items():
+        for model, kl in form.measured.items():
             row = written[model][groups[model] if kind == "int4" else kind]
             assert kl == pytest.approx(row["kl_nats"], rel=0.05, abs=5e-6), (kind, model)
     for size, weights in (("8B", "int4"), ("4B", "fp8")):
@@ -83,7 +83,9 @@ def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
         assert len(notes) == (weights == "int4")
         figures = report(plan, rtx_5060()).figures
         assert bool(figures) == (weights == "int4")
-        assert all(f"{kl:.2g} on {model}" in figures[0] for model, kl in MEASURED["int4"].items() if figures)
+        assert all(
+            f"{kl:.2g} on {model}" in figures[0] for model, kl in FORMATS["int4"].measured.items() if figures
+        )
         assert "nats" not in plain(report(plan, rtx_5060()), verbose=False)
         assert ("nats" in plain(report(plan, rtx_5060()))) == (weights == "int4")
         copies = [note for note in report(plan, rtx_5060()).notes if ": snugvl quantize " in note]
@@ -94,7 +96,9 @@ def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
         "int4": "`--weights int4` in groups of 64, while loading",
         "int5": "`--weights int5`, while loading",
     }
-    for kind, (bits, before, after) in QUANTIZED.items():
+    for kind, (bits, before, after) in (
+        (kind, form.written) for kind, form in FORMATS.items() if form.written
+    ):
         assert before == pytest.approx(ways[loaded[kind]]["kl_nats"], rel=0.005)
         written = ways[f"`--format snugvl --bits {bits:g} --with texts/`"]
         assert after == pytest.approx(written["kl_nats"], rel=0.005)

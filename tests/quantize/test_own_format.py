@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 import snugvl
 from snugvl.checkpoint.read import facts_of
 from snugvl.cli.app import run
+from snugvl.core.formats import FORMATS, INTEGERS
 from snugvl.core.messages import user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FEW_BITS
 from snugvl.models import loader
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
@@ -91,7 +91,7 @@ def test_a_copy_of_pocket_is_what_is_rounded_while_loading(
 def test_copies_with_upper_bits(kind: Any, quantize: Run, tiny_whole: Path, tmp_path: Path) -> None:
     ran = quantize(tmp_path / "out", "--weights", kind, "--group", "32")
     assert ran.code == 0, ran.err
-    bits = FEW_BITS[kind]
+    bits = FORMATS[kind].bits
     assert f"{bits + 1:.2f} bits a weight in memory, {bits + 1:.2f} in its files" in ran.out
     wanted, model = tensors(load(tiny_whole, Storage(kind, group=32))), load(tmp_path / "out")
     found = tensors(model)
@@ -240,8 +240,8 @@ def test_what_was_tampered_with_is_refused(problem: str, fives: Path, tmp_path: 
     ("settings", "error", "message"),
     [
         ({"version": 2}, UnsupportedModel, "is of version 2 of our own format, and this snugvl reads 1"),
-        ({"weights": "int3"}, CheckpointError, "weights is 'int3'; it is one of int4, int5, int6, int8"),
-        ({"weights": ["int5"]}, CheckpointError, "it is one of int4, int5, int6, int8"),
+        ({"weights": "int9"}, CheckpointError, f"weights is 'int9'; it is one of {', '.join(INTEGERS)}"),
+        ({"weights": ["int5"]}, CheckpointError, f"it is one of {', '.join(INTEGERS)}"),
         (
             {"weights": "int4"},
             CheckpointError,

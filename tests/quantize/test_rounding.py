@@ -7,7 +7,7 @@ from snugvl.errors import InputError
 from snugvl.quantize import rounding
 from snugvl.quantize.packed import configuration, words
 from snugvl.quantize.passes import Matrix
-from snugvl.quantize.rounding import SHARE, Bits, Moments, Rounded, rounded
+from snugvl.quantize.rounding import SHARE, Moments, Rounded, rounded
 from snugvl.quantize.widths import choice_of, group_of, held_bits
 
 
@@ -41,7 +41,7 @@ def test_compensation_beats_plain_rounding_on_other_inputs() -> None:
     ("bits", "group", "whole"), [(4, 32, False), (5, 64, False), (4, 64, True), (8, 128, False)]
 )
 def test_descent_loses_less_with_every_round_and_keeps_the_format(
-    bits: Bits, group: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+    bits: int, group: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = torch.randn(48, 128, generator=torch.Generator().manual_seed(3)) * 0.05
     moments = Moments(128, torch.device("cpu"))

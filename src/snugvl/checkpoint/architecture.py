@@ -5,10 +5,10 @@ view, of models that other engines run, is `checkpoint/facts.py`.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Literal
 
+from snugvl.core.formats import IntegerPrecision, integer_of
 from snugvl.errors import RequestError
 
 LayerKind = Literal["full", "sliding", "linear"]
@@ -223,11 +223,6 @@ class Fp8Blocks:
     columns: int
 
 
-IntegerKind = Literal["int4", "int5", "int6", "int8"]
-IntegerBits = Literal[4, 5, 6, 8]
-INTEGER_BITS: Final[Mapping[IntegerKind, IntegerBits]] = {"int4": 4, "int5": 5, "int6": 6, "int8": 8}
-
-
 @dataclass(frozen=True, slots=True)
 class PackedInt4:
     """Ready-made weights of few bits: `group` columns of a row share a scale and a zero point.
@@ -244,13 +239,13 @@ class PackedInt4:
     symmetric: bool = False
     offset: int = 0
     ordered: bool = False
-    bits: IntegerBits = 4
+    bits: int = 4
     others: tuple["PackedInt4", ...] = ()
 
     @property
-    def weights(self) -> IntegerKind:
+    def weights(self) -> IntegerPrecision:
         """What the narrowest of its matrices are in memory."""
-        return next(kind for kind, bits in INTEGER_BITS.items() if bits == self.bits)
+        return integer_of(self.bits)
 
 
 @dataclass(frozen=True, slots=True)

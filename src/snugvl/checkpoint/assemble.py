@@ -88,7 +88,7 @@ def _classified(
         if spot.part == "scale":
             role = "scale"
         elif known:
-            bits = bits_of(tensor.nbytes, spot.part, packing, math.prod(known.shape))
+            bits = bits_of(tensor, spot.part, packing, math.prod(known.shape))
             held[known.name] += tensor.nbytes * 8 // bits if bits else math.prod(tensor.shape)
             if bits == 8 and packing is not None and packing.mixed:
                 eights.add(tensor.name.rpartition(".")[0])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Literal, NamedTuple, Protocol
 
+from snugvl.core.formats import StoredPrecision
+
 Role = Literal[
     "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "scale8",
     "other",
@@ -153,8 +155,8 @@ class ModelFacts:
         family: "qwen3_vl", "qwen2_5_vl", "llama", …
         tensors: every stored tensor, header order.
         tied: lm_head is the embedding; a stored lm_head is then not loaded.
-        quantization: "fp8", "int4", "int8" as stored, or None for plain weights; of our own format what its
-            narrowest matrices are.
+        quantization: precision as stored, or None for plain weights; of our own format what its narrowest
+            matrices are.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
         ordered: of a ready-made 4-bit checkpoint, whose groups' columns don't stand together.
@@ -175,7 +177,7 @@ class ModelFacts:
     vision: VisionFacts | None
     tensors: tuple[TensorFact, ...]
     tied: bool
-    quantization: Literal["fp8", "int8", "int6", "int5", "int4"] | None
+    quantization: StoredPrecision | None
     download_bytes: int
     native: bool
     native_positions: int | None = None

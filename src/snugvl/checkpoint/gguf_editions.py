@@ -14,6 +14,7 @@ from typing import Final
 
 from snugvl.checkpoint.facts import GgufFacts, ModelFacts, TensorFact
 from snugvl.checkpoint.image_rules import SmartResize
+from snugvl.core.formats import READY_MADE
 
 FILE_TYPE: Final = "Q4_K_M"
 MOST_TOKENS: Final = 4096  # of a picture of Qwen's families in llama.cpp
@@ -40,7 +41,7 @@ def q4_k_m(facts: ModelFacts, name: str) -> ModelFacts:
         tensors=tensors,
         text=replace(facts.text, kv_layers=layers),
         vision=vision,
-        quantization="int4",
+        quantization=READY_MADE[4],
         native=False,
         predictor=None,
         download_bytes=sum(tensor.nbytes for tensor in tensors if tensor.loaded),

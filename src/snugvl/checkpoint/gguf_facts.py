@@ -16,6 +16,7 @@ from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
 from snugvl.checkpoint.material import Material
 from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
+from snugvl.core.formats import READY_MADE
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
@@ -207,9 +208,9 @@ def _bits(tensors: tuple[TensorFact, ...]) -> float:
 
 
 def _coarseness(tensors: tuple[TensorFact, ...]) -> Any:
-    """The format of ours that is as fine: what the planner's qualities and wishes speak of."""
+    """The precision that is as fine: what the planner's qualities and wishes speak of."""
     bits = _bits(tensors)
-    return "int4" if bits < 6 else "int8" if bits < 12 else None
+    return READY_MADE[4] if bits < 6 else READY_MADE[8] if bits < 12 else None
 
 
 def _commonest(tensors: tuple[TensorFact, ...]) -> str:

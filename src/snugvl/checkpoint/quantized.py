@@ -17,23 +17,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NoReturn
 
-from snugvl.checkpoint.architecture import INTEGER_BITS, Fp8Blocks, IntegerKind, PackedInt4
+from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.material import Stored
 from snugvl.checkpoint.section import Section, plain, shown
+from snugvl.core.formats import FORMATS, GROUPS, INTEGERS, READY_MADE, IntegerPrecision, StoredPrecision
 from snugvl.errors import CheckpointError, UnsupportedModel
 
-Kind = Literal["fp8", "int8", "int6", "int5", "int4"]
-_INTEGERS: Mapping[int, Kind] = {4: "int4", 8: "int8"}
 OWN: Final = "snugvl"  # our own format, which our engine alone reads
 OWN_VERSION = 1
-OWN_UPPER: Final = "weight_upper"  # how names of its fifth and sixth bits end
+OWN_CODES: Final = "weight_codes"  # how names of its codes end
+OWN_UPPER: Final = "weight_upper"  # how names of their upper bits end, where they are in two planes
+_WORDS: Final = {1: "U8", 2: "I16", 4: "I32"}  # of eight codes' bits in a plane
 OWN_INSTEAD = (
     "use our own engine (--backend native), or write another with `snugvl quantize --format "
     "compressed-tensors`"
 )
 _METHODS = ("fp8", "compressed-tensors", "awq", "gptq", OWN)
-GROUPS = (32, 64, 128)  # columns that may share a scale: the kernels' own
 _GROUPS = "32, 64 or 128"
-INSTEAD = "use the 16-bit checkpoint with --weights int4, or --backend transformers or vllm"
+INSTEAD = f"use the 16-bit checkpoint with --weights {READY_MADE[4]}, or --backend transformers or vllm"
 _PACKED = (".qweight", ".weight_packed", ".weight_codes")
 _BESIDE = re.compile(
     r"(\.(qzeros|scales|g_idx|weight_(scale|scale_inv|zero|zero_point|upper|shape|g_idx|global_scale)"
@@ -48,10 +50,10 @@ class Packing:
 
     `ordered`: a group's columns don't stand together (GPTQ's desc_act, compressed-tensors' actorder).
     `mixed`: some elements in 8 bits, which ones is what shapes say. `own`: our own format, of whose codes
-    four bits are packed, and what is above them is beside.
+    the first plane is packed, and what is above it is beside.
     """
 
-    kind: Kind
+    kind: StoredPrecision
     bits: int
     ordered: bool = False
     mixed: bool = False
@@ -82,7 +84,8 @@ def read_packing(root: Section) -> Packing | None:
         case "compressed-tensors":
             return _compressed_packing(section)
         case "snugvl":
-            return Packing(_own_weights(section), 4, mixed=True, own=True)
+            kind = _own_weights(section)
+            return Packing(kind, FORMATS[kind].planes[0], mixed=True, own=True)
         case method:
             packing = _integers(section.count("bits"), method, section.where)
             return replace(packing, ordered=method == "gptq" and bool(section.values.get("desc_act")))
@@ -106,7 +109,7 @@ def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
         case "gptq":
             return _gptq(section)
         case "snugvl":
-            return PackedInt4(OWN, max(GROUPS), bits=INTEGER_BITS[_own_weights(section)])
+            return PackedInt4(OWN, max(GROUPS), bits=FORMATS[_own_weights(section)].bits)
         case _:
             return _compressed_layout(section)
 
@@ -128,12 +131,12 @@ def _method(section: Section) -> str:
     return method
 
 
-def own_settings(weights: Kind) -> dict[str, Any]:
+def own_settings(weights: StoredPrecision) -> dict[str, Any]:
     """`quantization_config` of our own format; `weights`: what its narrowest matrices are."""
     return {"quant_method": OWN, "version": OWN_VERSION, "weights": weights}
 
 
-def _own_weights(section: Section) -> IntegerKind:
+def _own_weights(section: Section) -> IntegerPrecision:
     version = section.values.get("version")
     if version != OWN_VERSION:
         raise UnsupportedModel(
@@ -141,16 +144,37 @@ def _own_weights(section: Section) -> IntegerKind:
             f"{OWN_VERSION}; use the snugvl that wrote it, or quantise the original again"
         )
     weights = section.values.get("weights")
-    for kind in INTEGER_BITS:
+    for kind in INTEGERS:
         if weights == kind:
             return kind
-    raise CheckpointError(
-        f"{section.where}: weights is {shown(weights)}; it is one of {', '.join(INTEGER_BITS)}"
+    raise CheckpointError(f"{section.where}: weights is {shown(weights)}; it is one of {', '.join(INTEGERS)}")
+
+
+def own_planes(kind: IntegerPrecision) -> tuple[str, ...]:
+    """Types, as safetensors calls them, of the tensors that hold a matrix' codes in our own format."""
+    form = FORMATS[kind]
+    return tuple(_WORDS[bits] for bits in form.planes) if form.zero else ("I8",)
+
+
+def own_precision(codes: str, upper: str | None = None) -> IntegerPrecision | None:
+    """What a matrix in our own format has by the types of its codes and of their upper bits, or None."""
+    held = (codes,) if upper is None else (codes, upper)
+    return next((kind for kind in INTEGERS if own_planes(kind) == held), None)
+
+
+def own_precisions(facts: ModelFacts) -> list[IntegerPrecision]:
+    """What the matrices of a checkpoint in our own format have, each once; of others nothing."""
+    types = {tensor.name: tensor.dtype for tensor in facts.tensors} if facts.own else {}
+    found = (
+        own_precision(dtype, types.get(name.removesuffix(OWN_CODES) + OWN_UPPER))
+        for name, dtype in types.items()
+        if name.endswith(f".{OWN_CODES}")
     )
+    return list(dict.fromkeys(kind for kind in found if kind is not None))
 
 
 def _integers(bits: int, method: str, where: str) -> Packing:
-    kind = _INTEGERS.get(bits)
+    kind = READY_MADE.get(bits)
     if kind is None:
         raise UnsupportedModel(f"{where} has {bits}-bit integers ({method}); 4 and 8 bits can be read")
     return Packing(kind, bits)
@@ -180,8 +204,8 @@ def _compressed_packing(section: Section) -> Packing:
             raise UnsupportedModel(
                 f"{weights.where} has {bits}-bit {plain(number)} weights; int 4, int 8, float 8 can be read"
             )
-    if found == {Packing("int4", 4), Packing("int8", 8)}:
-        return Packing("int4", 4, mixed=True)
+    if found == {Packing(kind, bits) for bits, kind in READY_MADE.items()}:
+        return Packing(READY_MADE[4], 4, mixed=True)
     if len(found) != 1:
         kinds = sorted(packing.kind for packing in found)
         raise UnsupportedModel(f"{section.where} mixes weights of {kinds or 'no kind'}; one kind can be read")
@@ -309,11 +333,14 @@ def _whole(name: str) -> str:
     return f"{expert[1]}.down_proj" if expert[2] == "down" else f"{expert[1]}.gate_up_proj"
 
 
-def bits_of(nbytes: int, part: str, packing: Packing | None, wanted: int) -> int:
-    """Of an element of a packed tensor of `nbytes` bytes, whose matrix has `wanted` elements; else 0."""
+def bits_of(tensor: Stored, part: str, packing: Packing | None, wanted: int) -> int:
+    """Of an element of a packed tensor, whose matrix has `wanted` elements; else 0."""
     if part != "packed" or packing is None:
         return 0
-    return 8 if packing.mixed and nbytes >= wanted else packing.bits
+    if packing.own:
+        planes = {own_planes(kind)[0]: FORMATS[kind].planes[0] for kind in INTEGERS}
+        return planes.get(tensor.dtype, packing.bits)
+    return 8 if packing.mixed and tensor.nbytes >= wanted else packing.bits
 
 
 def check_whole(name: str, held: int, shape: tuple[int, ...], wanted: int, where: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 
@@ -16,6 +16,7 @@ from snugvl.cli import options, records, session, sources, values
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.signals import ended_like_ctrl_c
 from snugvl.cli.stderr import say
+from snugvl.core.formats import WeightsName
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError, SnugvlError
 
@@ -54,7 +55,7 @@ def compare(
         typer.Option(
             "--weights",
             metavar="FORMAT,...",
-            help="Formats of the weights: bf16, fp8, int8, int6, int5, int4.",
+            help=f"Formats of the weights: {', '.join(get_args(WeightsName)[1:])}.",
         ),
     ] = None,
     kv_cache: Annotated[

@@ -12,6 +12,7 @@ import typer
 from snugvl.cli import options, values
 from snugvl.cli.machine_options import MachineChoice, machine_from
 from snugvl.cli.stderr import printable, say
+from snugvl.core.formats import Floor
 from snugvl.core.options import LoadOptions
 from snugvl.errors import DoesNotFit
 
@@ -43,7 +44,7 @@ Task = Annotated[
     typer.Option("--task", help="The task that the plan is for."),
 ]
 Quality = Annotated[
-    Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"],
+    Floor,
     typer.Option("--quality", help="The coarsest weights that you accept."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")]

@@ -19,10 +19,11 @@ from snugvl.cli.options import ModelChoice
 from snugvl.cli.signals import ended_like_ctrl_c
 from snugvl.cli.stderr import say, several
 from snugvl.cli.stdout import write
+from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
-from snugvl.quantize import FewBits, FileFormat
+from snugvl.quantize import FileFormat
 
 if TYPE_CHECKING:
     from snugvl.fidelity.progress import Tell
@@ -93,8 +94,6 @@ def quantize(
     What 4 bits cost each matrix is measured; where they cost most, more take their place. With pictures or
     texts of yours, errors are compensated for what is like them.
     """
-    from snugvl.checkpoint.quantized import GROUPS
-
     if group is not None and group not in GROUPS:
         raise typer.BadParameter(f"--group is 32, 64 or 128, not {group}")
     load = replace(load, model=model, max_pixels=load.max_pixels or MAX_PIXELS)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args, get_origin
 
 from snugvl.core.config import SpeculationName as SpeculationName
+from snugvl.core.formats import WeightsName
 from snugvl.core.sizes import parse_size
 from snugvl.errors import RequestError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-WeightsName = Literal["auto", "bf16", "fp8", "int8", "int6", "int5", "int4"]
 KVCacheName = Literal["auto", "bf16", "fp8"]
 TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]

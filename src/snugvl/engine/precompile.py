@@ -29,7 +29,7 @@ from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import Format
+from snugvl.layers.weights import FormatName
 from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
 from snugvl.models.linear_attention import GatedDeltaNet
@@ -51,7 +51,7 @@ class Outline:
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-    formats: Mapping[str, tuple[Format, int, tuple[Part, ...]]]
+    formats: Mapping[str, tuple[FormatName, int, tuple[Part, ...]]]
 
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:

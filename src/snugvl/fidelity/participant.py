@@ -15,6 +15,7 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.formats import Precision
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions
 from snugvl.engine.admission import check_prompt
@@ -30,7 +31,7 @@ from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import Storage, open_checkpoint
 from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.planner.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +156,7 @@ def published(options: LoadOptions, facts: ModelFacts, place: Place) -> Settings
         raise RequestError(
             f"{options.model} reads no pictures; compare a vision-language model", field="model"
         )
-    weights: WeightFormat = "bf16"
+    weights: Precision = "bf16"
     if facts.quantization == "fp8" and keeps_fp8(inventory(facts)):
         weights = "fp8"
     elif isinstance(form := read_config(locate(options.model)).quantization, PackedInt4):

@@ -9,7 +9,8 @@ from snugvl.backends.native.allocation import allocate
 from snugvl.backends.place import Place
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
-from snugvl.core.options import KVCacheName, LoadOptions, WeightsName
+from snugvl.core.formats import WeightsName
+from snugvl.core.options import KVCacheName, LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.footprint.total import footprint

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, silu
 
+from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.layers.ggml import GgmlType, Part, parts_of, sort_bytes, wide_planes
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.weights import FEW_BITS, GROUP, UPPER, Format, Weights, to_few_bits, to_int8
+from snugvl.layers.weights import GROUP, WORDS, FormatName, Weights, to_few_bits, to_int8
 
 SLICE_BYTES = 16 << 20  # of widened weights in `Linear.wide_product`
 SLICE_ROWS = 32  # its rows are a multiple of
@@ -29,7 +30,7 @@ class Linear(nn.Module):
         """`quantises`: whether its weights may take another format than the network's."""
         super().__init__()
         self.rows, self.columns, self.quantises = rows, columns, quantises
-        self.format: Format = "bf16"
+        self.format: FormatName = "bf16"
         self.group = GROUP
         self.parts: tuple[Part, ...] = ()
         self.squares: torch.Tensor | None = None  # of its input, while weights are rounded: `to_few_bits`
@@ -42,7 +43,7 @@ class Linear(nn.Module):
         for beside in ("scale", "zero", "order", "upper"):
             self.register_buffer(beside, None)
 
-    def store_as(self, kind: Format, group: int = GROUP) -> None:
+    def store_as(self, kind: FormatName, group: int = GROUP) -> None:
         """Give the weights the shapes of a format, before they are given memory.
 
         Raises:
@@ -54,9 +55,9 @@ class Linear(nn.Module):
             raise ValueError(f"{self.columns} columns don't divide into groups of {group}")
         self.format, self.group = kind, group
         rows, columns, device = self.rows, self.columns, self.weight.device
-        few = kind in FEW_BITS
+        form, few = FORMATS[kind], kind in FEW_BITS
         width = columns // 8 if few else columns
-        code = torch.int32 if few else torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        code = WORDS[form.planes[0]] if few else torch.int8 if kind == "int8" else torch.float8_e4m3fn
         self.weight = nn.Parameter(torch.empty(rows, width, dtype=code, device=device), requires_grad=False)
         if kind == "fp8":
             self.scale = torch.empty(-(-rows // GROUP), columns // GROUP, device=device)
@@ -64,8 +65,8 @@ class Linear(nn.Module):
             self.scale = torch.empty(rows, columns // group, dtype=torch.bfloat16, device=device)
         if few:  # not `empty_like`, which imports sympy where there is no memory
             self.zero = torch.empty(rows, columns // group, dtype=torch.bfloat16, device=device)
-        if kind in UPPER:
-            self.upper = torch.empty(rows, width, dtype=UPPER[kind], device=device)
+        if form.upper:
+            self.upper = torch.empty(rows, width, dtype=WORDS[form.upper], device=device)
 
     def store_blocks(self, rows: Sequence[tuple[GgmlType, int]]) -> None:
         """Give the weights the size of a GGUF's blocks: `rows` of each type, in order.

@@ -1,4 +1,4 @@
-"""A matrix of weights as stored: bf16, the checkpoint's own FP8 blocks, int8, 4 to 6 bits, a GGUF's blocks.
+"""A matrix of weights as stored: bf16, the checkpoint's own FP8 blocks, int8, few bits, a GGUF's blocks.
 
 The torch functions here are the definition; `kernels/` computes the same without ever writing the wide
 form to memory.
@@ -10,16 +10,18 @@ from typing import Literal
 
 import torch
 
+from snugvl.core.formats import FORMATS, FewBits
 from snugvl.layers import ggml
 from snugvl.layers.ggml import Part
 
-Format = Literal["bf16", "fp8", "int8", "int6", "int5", "int4", "ggml"]
-FORMATS: tuple[Format, ...] = ("bf16", "fp8", "int8", "int6", "int5", "int4")  # "ggml" is read, never made
+FormatName = Literal["bf16", "fp8", "int8", FewBits, "ggml"]  # "ggml" is read, never made
 GROUP = 128  # columns that share a scale (those of few bits may have 32 or 64, int8 a whole row)
-FEW_BITS: Mapping[Format, int] = {"int6": 6, "int5": 5, "int4": 4}  # with a scale and a zero point a group
-GROUPS: Mapping[Format, int] = {"int6": 64, "int5": 64}  # others than `GROUP` unless asked for
 LEAST_SHARE = 0.01  # of the mean, that every column counts when weights are rounded
-UPPER: Mapping[Format, torch.dtype] = {"int6": torch.int16, "int5": torch.uint8}
+WORDS: Mapping[int, torch.dtype] = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+}  # of eight codes' bits in a plane
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,17 +29,16 @@ class Weights:
     """`[rows, columns]` in one of the formats.
 
     Attributes:
-        data: bf16 (or any float) `[rows, columns]`; fp8 the same in float8_e4m3fn; int8 the same; int4 int32
-            `[rows, columns / 8]`, eight neighbours a word, the first in its lowest bits; int5, int6 the same
-            of the lower four bits of their codes; ggml uint8 `[n]`.
+        data: bf16 (or any float) `[rows, columns]`; fp8 the same in float8_e4m3fn; int8 the same; few bits
+            the first plane of their codes, `[rows, columns / 8]` in the type that `WORDS` has for its bits:
+            eight neighbours a word, the first in its lowest bits; ggml uint8 `[n]`.
         scale: fp8 float32 `[rows / 128, columns / 128]`, rounded up; of others `[rows, columns / group]`.
-        zero: of int4, int5, int6 `[rows, columns / group]`: the code that means 0, not a whole number.
+        zero: of few bits `[rows, columns / group]`: the code that means 0, not a whole number.
         parts: ggml only, its rows by type (`layers/ggml.py`).
-        upper: of int5 and int6 the upper bits of the codes, uint8 or int16 `[rows, columns / 8]`, in the same
-            order.
+        upper: of few bits in two planes (`core/formats.py`) the second, the upper bits, in the same order.
     """
 
-    format: Format
+    format: FormatName
     rows: int
     columns: int
     data: torch.Tensor
@@ -68,9 +69,10 @@ class Weights:
         if self.format == "int8":
             return (data.view(end - start, -1, self.group).float() * scale).flatten(1).to(dtype)
         assert self.zero is not None
-        codes = _places(data, 4)
+        form = FORMATS[self.format]
+        codes = _places(data, form.planes[0])
         if self.upper is not None:
-            codes |= _places(self.upper[start:end], FEW_BITS[self.format] - 4) << 4
+            codes |= _places(self.upper[start:end], form.upper) << form.planes[0]
         codes = codes.view(end - start, -1, self.group)
         return ((codes.float() - self.zero[start:end, :, None].float()) * scale).flatten(1).to(dtype)
 
@@ -108,12 +110,12 @@ def to_int8(values: torch.Tensor, group: int = GROUP) -> Weights:
 
 def to_few_bits(
     values: torch.Tensor,
-    kind: Format,
+    kind: FormatName,
     group: int = GROUP,
     squares: torch.Tensor | None = None,
     rounds: int = 4,
 ) -> Weights:
-    """Round `[rows, columns]` to int4, int5 or int6: by the scale and zero point of least square error.
+    """Round `[rows, columns]` to few bits: by the scale and zero point of least square error.
 
     From those of the smallest and the largest weight on, in turns codes are rounded and the line through them
     is fitted, by weighted least squares. The best round counts.
@@ -122,13 +124,12 @@ def to_few_bits(
         squares: mean square of each column's input, `[columns]`: a weight's error counts as much as what it
             is multiplied with (`models/sensitivity.py`). None: all alike.
     """
-    if values.is_cuda:
+    if values.is_cuda and FORMATS[kind].since is not None:
         from snugvl.layers.kernels import rounding  # needs triton, which only GPUs bring
 
         return rounding.to_few_bits(values, kind, group, squares, rounds)
     rows, columns = values.shape
-    bits = FEW_BITS[kind]
-    most = (1 << bits) - 1
+    most = (1 << FORMATS[kind].bits) - 1
     wide = values.float().view(rows, -1, group)
     share = shares_of(squares, columns, group, wide.device)
     low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)
@@ -156,13 +157,14 @@ def to_few_bits(
     return in_few_bits(codes, kind, scale, zero)
 
 
-def in_few_bits(codes: torch.Tensor, kind: Format, scale: torch.Tensor, zero: torch.Tensor) -> Weights:
-    """Codes int32 `[rows, columns]` of int4, int5 or int6, packed; scales and zero points as they are."""
+def in_few_bits(codes: torch.Tensor, kind: FormatName, scale: torch.Tensor, zero: torch.Tensor) -> Weights:
+    """Codes int32 `[rows, columns]` of few bits, packed; scales and zero points as they are."""
     rows, columns = codes.shape
-    bits, eights = FEW_BITS[kind], codes.view(rows, -1, 8)
-    upper = None if bits == 4 else _packed(eights >> 4, bits - 4).to(UPPER[kind])
-    group = columns // scale.shape[1]
-    return Weights(kind, rows, columns, _packed(eights & 15, 4), scale, zero, group, upper=upper)
+    form, eights = FORMATS[kind], codes.view(rows, -1, 8)
+    low, above = form.planes[0], form.upper
+    upper = _packed(eights >> low, above).to(WORDS[above]) if above else None
+    lower = _packed(eights & ((1 << low) - 1), low).to(WORDS[low])
+    return Weights(kind, rows, columns, lower, scale, zero, columns // scale.shape[1], upper=upper)
 
 
 def shares_of(squares: torch.Tensor | None, columns: int, group: int, device: torch.device) -> torch.Tensor:

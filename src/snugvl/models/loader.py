@@ -30,11 +30,12 @@ from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_folder import read_weights
 from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.driver import in_thread_that_ends
 from snugvl.layers.linear import Linear
 from snugvl.layers.shared import give_back_free_blocks
-from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format, to_few_bits
+from snugvl.layers.weights import GROUP, FormatName, to_few_bits
 from snugvl.models import ready_made, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
 from snugvl.models.linear_attention import join_projections
@@ -54,20 +55,20 @@ class Storage:
 
     Attributes:
         layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks. Those that have few
-            bits in the checkpoint stay so, whatever else there is stays as wide: what the narrowest of them
-            are ("int4") says that of all.
+            bits in the checkpoint stay so, whatever else there is stays as wide: what the narrowest of
+            them are says that of all.
         head: embedding and head ("bf16" or "int8").
-        group: columns that share a scale in int4, int5 and int6; None: as many as is usual.
+        group: columns that share a scale in few bits; None: as many as is usual.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
         streamed: the tower's blocks and mergers stay in main memory (`models/main_memory.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
         embedding: "cpu": it stays in main memory, where a GPU reads it (`models/main_memory.py`).
     """
 
-    layers: Format = "bf16"
-    head: Format = "bf16"
+    layers: FormatName = "bf16"
+    head: FormatName = "bf16"
     group: int | None = None
-    tower: Format = "bf16"
+    tower: FormatName = "bf16"
     streamed: Literal["pinned", "plain"] | None = None
     embedding: Literal["gpu", "cpu"] = "gpu"
 
@@ -75,7 +76,7 @@ class Storage:
     def columns(self) -> int:
         """That share a scale in a matrix of a layer."""
         asked = self.group if self.layers in FEW_BITS else None
-        return asked or GROUPS.get(self.layers, GROUP)
+        return asked or FORMATS[self.layers].group
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,9 @@
 """Checkpoints in our own format: every tensor as our engine holds it, so that loading only moves bytes.
 
-    X.weight_codes   int32 [rows, columns / 8]: four bits of each code, eight neighbours a word, the first in
-                     the lowest bits; of 8 bits int8 [rows, columns]
-    X.weight_upper   the bits above them in the same order: of 5 bits uint8, of 6 int16 [rows, columns / 8]
+    X.weight_codes   the first plane of the codes (`core/formats.py`), eight neighbours a word, the first in
+                     the lowest bits: of 4 bits int32, of 2 int16 [rows, columns / 8]; of 8 bits int8
+                     [rows, columns]
+    X.weight_upper   the second plane, if there is one, in the same order: of 1 bit uint8, of 2 int16
     X.weight_scale   bf16 [rows, columns / group]
     X.weight_zero    bf16 [rows, columns / group]: the code that means 0, not a whole number; not of 8 bits
 
@@ -16,22 +17,22 @@ from pathlib import Path
 
 import torch
 
-from snugvl.checkpoint.architecture import INTEGER_BITS, IntegerKind, PackedInt4
-from snugvl.checkpoint.quantized import GROUPS, OWN, OWN_UPPER
+from snugvl.checkpoint.architecture import PackedInt4
+from snugvl.checkpoint.quantized import OWN, OWN_CODES, OWN_UPPER, own_planes, own_precision
 from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.core.formats import FEW_BITS, FORMATS, GROUPS
 from snugvl.errors import CheckpointError
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FEW_BITS, UPPER, Weights
+from snugvl.layers.weights import Weights
 from snugvl.models.packed_matrix import PackedMatrix
 from snugvl.models.tensor_files import TensorFiles
 
-_CODES, _SCALE, _ZERO = "weight_codes", "weight_scale", "weight_zero"
-_STORED = {torch.int32: "I32", torch.int16: "I16", torch.uint8: "U8", torch.int8: "I8"}
+_SCALE, _ZERO = "weight_scale", "weight_zero"
 
 
 def tensors_of(parts: Iterable[tuple[str, int]], weights: Weights) -> dict[str, torch.Tensor]:
     """What is stored of a matrix, on the host; `parts`: names (`….weight`) of its rows, and how many."""
-    held = {_CODES: weights.data, OWN_UPPER: weights.upper, _SCALE: weights.scale, _ZERO: weights.zero}
+    held = {OWN_CODES: weights.data, OWN_UPPER: weights.upper, _SCALE: weights.scale, _ZERO: weights.zero}
     stored, start = {}, 0
     for name, rows in parts:
         base, end = name.removesuffix("weight"), start + rows
@@ -55,32 +56,26 @@ def collect(
     """
     others, found = dict(tensors), {}
     for name, codes in tensors.items():
-        if not name.endswith(f".{_CODES}"):
+        if not name.endswith(f".{OWN_CODES}"):
             continue
-        base = name.removesuffix(_CODES)
+        base = name.removesuffix(OWN_CODES)
         del others[name]
         scale, upper, zero = (others.pop(base + ending, None) for ending in (_SCALE, OWN_UPPER, _ZERO))
-        kind = _format(codes, upper)
-        if scale is None or (zero is None) != (kind == "int8"):
+        above = None if upper is None else upper.dtype
+        # `check` refuses what is of no such types.
+        kind = own_precision(codes.dtype, above) or own_precision(codes.dtype) or form.weights
+        if scale is None or (zero is None) == FORMATS[kind].zero:
             missing = _SCALE if scale is None else _ZERO
             has = "has no" if missing == _SCALE or zero is None else "is of 8 bits, but has a"
             raise CheckpointError(f"{codes.file}: tensor {codes.name!r} {has} {missing} beside it")
         group = known.get(f"{base}weight", 0) // max(scale.shape[-1] if scale.shape else 1, 1)
-        mine = replace(form, bits=INTEGER_BITS[kind], group=group)
+        mine = replace(form, bits=FORMATS[kind].bits, group=group)
         found[f"{base}weight"] = PackedMatrix(mine, codes, scale, zero, upper=upper)
     least = min((matrix.form.bits for matrix in found.values()), default=None)
     if least != form.bits:
         has = "no matrices of few bits" if least is None else f"narrowest matrices of {least} bits"
         raise CheckpointError(f"{folder} has {has}, but its config.json says {form.weights} ({OWN!r})")
     return others, found
-
-
-def _format(codes: TensorEntry, upper: TensorEntry | None) -> IntegerKind:
-    """By the types of what is stored; `check` refuses what is of no such type."""
-    if codes.dtype == "I8":
-        return "int8"
-    above: dict[str, IntegerKind] = {"U8": "int5", "I16": "int6"}
-    return "int4" if upper is None else above.get(upper.dtype, "int4")
 
 
 def check(matrix: PackedMatrix, rows: int, columns: int) -> None:
@@ -90,12 +85,11 @@ def check(matrix: PackedMatrix, rows: int, columns: int) -> None:
         CheckpointError: a shape or a type that the format doesn't have.
     """
     kind, group = matrix.form.weights, matrix.form.group
-    few = kind in FEW_BITS
     words = (rows, columns // 8)
     scales = rows, (matrix.scales.shape or (1,))[-1]
-    upper = _STORED[UPPER[kind]] if kind in UPPER else ""
+    codes, upper = (*own_planes(kind), "")[:2]
     expected = (
-        (matrix.words, words if few else (rows, columns), "I32" if few else "I8"),
+        (matrix.words, words if kind in FEW_BITS else (rows, columns), codes),
         (matrix.upper, words, upper),
         (matrix.scales, scales, "BF16"),
         (matrix.zeros, scales, "BF16"),

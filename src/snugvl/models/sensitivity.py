@@ -30,10 +30,10 @@ from torch import nn
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.checkpoint.store import write_whole
 from snugvl.core.folders import sources_digest
+from snugvl.core.formats import FEW_BITS
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FEW_BITS
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.rope import rotation_of
 

@@ -7,6 +7,7 @@ sizes in `footprint/`.
 from dataclasses import dataclass
 from typing import Final
 
+from snugvl.core.formats import INTEGERS, Precision
 from snugvl.core.reason import Reason
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.engines import rules_of
@@ -14,14 +15,12 @@ from snugvl.planner.footprint.total import Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
     ENGINES,
-    FEW_BITS,
     Engine,
     HeadFormat,
     KVFormat,
     Placement,
     Settings,
     VisionFormat,
-    WeightFormat,
 )
 from snugvl.planner.wishes import Wishes
 
@@ -63,8 +62,8 @@ class Option:
 
     model: Inventory
     engine: Engine
-    weights: WeightFormat
-    stored_quality: WeightFormat
+    weights: Precision
+    stored_quality: Precision
     parts: Parts = WHOLE
     offload: bool = False
     needs: str | None = None
@@ -73,7 +72,7 @@ class Option:
     @property
     def made(self) -> bool:
         """The format is made while loading, and not the stored one."""
-        return self.weights in ("int8", *FEW_BITS) and self.weights != self.model.facts.quantization
+        return self.weights in INTEGERS and self.weights != self.model.facts.quantization
 
     @property
     def by_bits(self) -> bool:
@@ -132,7 +131,7 @@ def options(
     return found, [*refused, *nowhere]
 
 
-def stored_format(model: Inventory) -> WeightFormat:
+def stored_format(model: Inventory) -> Precision:
     """The format that a checkpoint is stored in."""
     return model.facts.quantization or "bf16"
 

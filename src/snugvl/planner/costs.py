@@ -1,44 +1,21 @@
-"""What formats cost: how far they move answers, as it was measured, and whether they make waiting longer.
-
-No larger language model than these two could be had where it was measured; docs/plan.md has the tables, of
-`training/format_cost.py` and `training/pocket/format_error.py`.
-"""
+"""What formats cost: how far they move answers (`core/formats.py`), and whether they make waiting longer."""
 
 import shlex
 from typing import Final
 
+from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Format
 from snugvl.planner.capabilities import Option
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.generations import older
-from snugvl.planner.settings import FEW_BITS, LOW_BIT, KVFormat, Settings, WeightFormat
+from snugvl.planner.settings import KVFormat, Settings
 
-# KL to float32, nats a token. SmolLM2's matrices don't divide into groups of 128, so that its int4 is in
-# groups of 64, and what it loses in int8 and FP8 can't be said.
-MEASURED: Final[dict[WeightFormat, dict[str, float]]] = {
-    "fp32": {},
-    "bf16": {},
-    "int8": {"pocket": 0.00008},
-    "fp8": {"pocket": 0.00031},
-    "int6": {"pocket": 0.00028, "SmolLM2-135M": 0.011},
-    "int5": {"pocket": 0.00111, "SmolLM2-135M": 0.0337},
-    "int4": {"pocket": 0.00352, "SmolLM2-135M": 0.141},
-}
-# The same in words. With int4 the small SmolLM2 takes another likeliest word at about every fourth place.
-SEEN: Final[dict[WeightFormat, str]] = {
-    "int6": "hardly differ",
-    "int5": "differ little",
-    "int4": "differ noticeably (small models more, large ones less)",
-}  # fmt: skip
-# What `snugvl quantize --with` makes of it instead: mean bits; KL of answers that calibrated nothing, of what
-# is rounded while loading, and of that (docs/quantize.md).
-QUANTIZED: Final[dict[WeightFormat, tuple[float, float, float]]] = {
-    "int5": (5.5, 0.0335, 0.0195),
-    "int4": (4.75, 0.131, 0.0509),
-}
 UNIT: Final = 1e-5  # of the costs below, nats a token
-WEIGHT_COST: Final[dict[WeightFormat, int]] = {
-    kind: round(max(found.values(), default=0.0) / UNIT) for kind, found in MEASURED.items()
+_WORST: Final = max(kl for form in FORMATS.values() for kl in form.measured.values())
+WEIGHT_COST: Final[dict[str, int]] = {"fp32": 0, "bf16": 0} | {
+    # What wasn't measured counts as the worst of what was.
+    kind: round(max(FORMATS[kind].measured.values(), default=_WORST) / UNIT)
+    for kind in LOW_BIT
 }
 HEAD_COST, TOWER_COST, CACHE_COST = 1, 3, 35
 # Below the first, formats count alike until images, context and pool are decided; so do those between two.
@@ -66,17 +43,25 @@ def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
     return sum(cost(option, settings) >= least for least in NOTICEABLE) + slow
 
 
+def _rounded(option: Option) -> Format | None:
+    """The format of few bits that our engine rounds an option's weights to; None where it rounds none."""
+    made = rules_of(option.engine).own_layout and option.weights in FEW_BITS and option.made
+    return FORMATS[option.weights] if made else None
+
+
 def told(option: Option, settings: Settings) -> list[str]:
     """How noticeable formats are that our engine makes, for people; `figures` has the numbers."""
     said = []
-    if rules_of(option.engine).own_layout and option.weights in FEW_BITS and option.made:
+    if form := _rounded(option):
         finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
         said.append(
-            f"{option.weights}: answers {SEEN[option.weights]} from those of the original weights. "
+            f"{option.weights}: answers {form.differ} from those of the original weights. "
             f"--quality {finer} keeps it out; --verbose has figures."
+            if form.measured
+            else f"{option.weights}: how far answers differ from the original's was never measured."
         )
-        if option.weights in QUANTIZED:
-            bits = QUANTIZED[option.weights][0]
+        if form.written:
+            bits = form.written[0]
             copy = f"snugvl quantize {shlex.quote(option.model.name)} OUT --with photos/ --bits {bits:g}"
             said.append(
                 "A copy that differs less, as it is rounded for your own pictures, and that starts sooner: "
@@ -89,12 +74,13 @@ def told(option: Option, settings: Settings) -> list[str]:
 
 def figures(option: Option) -> list[str]:
     """Sentences with the figures that were measured of a format which our engine makes."""
-    if not rules_of(option.engine).own_layout or option.weights not in FEW_BITS or not option.made:
+    form = _rounded(option)
+    if form is None or not form.measured:
         return []
-    costs = ", ".join(f"{kl:.2g} on {model}" for model, kl in MEASURED[option.weights].items())
+    costs = ", ".join(f"{kl:.2g} on {model}" for model, kl in form.measured.items())
     said = [f"{option.weights}: {costs} (nats a token against the original weights; docs/plan.md)"]
-    if option.weights in QUANTIZED:
-        _, loaded, written = QUANTIZED[option.weights]
+    if form.written:
+        _, loaded, written = form.written
         said.append(
             f"snugvl quantize: {written:.2g} instead of {loaded:.2g} on other answers of SmolLM2-135M"
         )

@@ -9,6 +9,7 @@ from typing import Any, Final
 from snugvl.checkpoint.catalogue import Entry, catalogue_facts, entries, find
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
 from snugvl.checkpoint.gguf_editions import FILE_TYPE, q4_k_m
+from snugvl.core.formats import READY_MADE
 from snugvl.core.options import flag
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
@@ -164,5 +165,8 @@ def awq(facts: ModelFacts) -> ModelFacts:
             tensors.append(TensorFact(f"{name}{part}", kind, dtype, shape, many * inputs * rows * bits // 8))
     stored = sum(tensor.nbytes for tensor in tensors) - sum(tensor.nbytes for tensor in facts.tensors)
     return replace(
-        facts, tensors=tuple(tensors), quantization="int4", download_bytes=facts.download_bytes + stored
+        facts,
+        tensors=tuple(tensors),
+        quantization=READY_MADE[4],
+        download_bytes=facts.download_bytes + stored,
     )

@@ -4,13 +4,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from snugvl.core.config import KVFormat as KVFormat
+from snugvl.core.formats import Precision
 from snugvl.core.options import Engine as Engine
 from snugvl.planner.engines import rules_of
 
-WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int6", "int5", "int4"]
-FEW_BITS: Final[dict[WeightFormat, int]] = {"int6": 6, "int5": 5, "int4": 4}  # of our engine, in groups
-GROUPS: Final[dict[WeightFormat, int]] = {"int6": 64, "int5": 64, "int4": 128}  # columns that share a scale
-LOW_BIT: Final[tuple[WeightFormat, ...]] = ("fp8", "int8", *FEW_BITS)
 HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
@@ -27,7 +24,7 @@ class Settings:
     """One way to run a model.
 
     Attributes:
-        weights: format of the decoder's matrices in memory; what isn't a matrix of a layer stays bf16.
+        weights: precision of the decoder's matrices in memory; what isn't a matrix of a layer stays bf16.
         head: format of embedding and lm_head; our engine alone can have it other than bf16.
         kv: format of keys and values; "bf16" stands for that of the activations.
         float32: cache, activations and what isn't quantised are float32, as always with weights "fp32".
@@ -59,7 +56,7 @@ class Settings:
     """
 
     engine: Engine
-    weights: WeightFormat = "bf16"
+    weights: Precision = "bf16"
     head: HeadFormat = "bf16"
     kv: KVFormat = "bf16"
     context: int = 8192

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from snugvl.checkpoint.catalogue import find
+from snugvl.core.formats import QUALITY
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size, format_size, megapixels
@@ -19,7 +20,7 @@ from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine, Settings
-from snugvl.planner.wishes import FORMAT_QUALITY, GUESSING, LEAST_ROOM_TOKENS, Wishes
+from snugvl.planner.wishes import GUESSING, LEAST_ROOM_TOKENS, Wishes
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
@@ -73,7 +74,7 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     # Who wishes bf16 on a CPU wishes weights that aren't quantised.
     narrowed = "bf16" if option.weights == "fp32" else option.weights
     facts, honours = option.model.facts, rules_of(option.engine).honours
-    coarser = FORMAT_QUALITY[option.stored_quality] < wishes.floor
+    coarser = QUALITY[option.stored_quality] < wishes.floor
     blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
     unlike = wishes.weights not in (None, option.weights, narrowed)
     checks = {
@@ -289,7 +290,7 @@ def _shortage(fitter: Fitter) -> tuple[int, str]:
 
 def _behind(best: Choice, rival: Choice) -> str:
     """What a rival that fits has less of."""
-    if FORMAT_QUALITY[rival.option.stored_quality] < FORMAT_QUALITY[best.option.stored_quality]:
+    if QUALITY[rival.option.stored_quality] < QUALITY[best.option.stored_quality]:
         return f"it fits in {rival.settings.weights_name} only"
     if best.settings.images and rival.tokens < best.tokens:
         return f"it fits with smaller images, {rival.tokens:,} tokens each"

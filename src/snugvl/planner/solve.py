@@ -22,6 +22,7 @@ from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import SpeculationName
+from snugvl.core.formats import QUALITY
 from snugvl.core.reason import Reason
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
@@ -47,7 +48,7 @@ from snugvl.planner.shortfall import (
     why_not_more,
 )
 from snugvl.planner.speed import Speed, roofline
-from snugvl.planner.wishes import FORMAT_QUALITY, LEAST_ROOM_TOKENS, Wishes
+from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 RUNNERS_UP: Final = 3
 MOST_SLOWER: Final = 2
@@ -393,7 +394,7 @@ def _runners_up(choices: list[Choice]) -> tuple[Choice, ...]:
 
 def _no_better(option: Option, best: Option) -> bool:
     """Whether an option is the model that was chosen, in weights that are no finer."""
-    quality = FORMAT_QUALITY[option.stored_quality], FORMAT_QUALITY[best.stored_quality]
+    quality = QUALITY[option.stored_quality], QUALITY[best.stored_quality]
     return option.model.name == best.model.name and quality[0] <= quality[1]
 
 

@@ -34,7 +34,7 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
-from snugvl.planner.footprint.weights import crossing_bytes, sizes
+from snugvl.planner.footprint.weights import codes_of_byte, crossing_bytes, sizes
 from snugvl.planner.inventory import Inventory, Part, widths
 from snugvl.planner.settings import Settings
 
@@ -194,7 +194,7 @@ def _head_bytes(model: Inventory, settings: Settings) -> int:
 
 def _values(model: Inventory, part: Part) -> int:
     """Weights of a part, those that are packed unpacked."""
-    each = 1 if model.facts.quantization == "int8" else 2  # of a packed byte
+    each = codes_of_byte(model)
     packed = sum(
         group.nbytes * group.count * each
         for group in model.groups

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
+from snugvl.core.formats import QUALITY, Floor, Precision
 from snugvl.core.options import (
     EmbeddingName,
     LoadOptions,
@@ -14,17 +15,10 @@ from snugvl.core.options import (
 )
 from snugvl.errors import RequestError
 from snugvl.planner.engines import rules_of
-from snugvl.planner.settings import Engine, KVFormat, WeightFormat
+from snugvl.planner.settings import Engine, KVFormat
 
-Quality = Literal["any", "int4", "int5", "int6", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
 
-FLOORS: Final[dict[Quality, int]] = {
-    "any": 0, "int4": 1, "int5": 2, "int6": 3, "int8": 4, "fp8": 5, "bf16": 6
-}  # fmt: skip
-FORMAT_QUALITY: Final[dict[WeightFormat, int]] = {
-    "fp32": 6, "bf16": 6, "fp8": 5, "int8": 4, "int6": 3, "int5": 2, "int4": 1
-}  # fmt: skip
 GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anchors: llama.cpp #16842)
 LEAST_TOKENS: Final = 256
 ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template
@@ -42,8 +36,8 @@ class Wishes:
         images: images of one request; 0 for text alone.
         min_image_tokens: tokens that a large image must keep; 1,024 by default for boxes, else 256.
         max_pixels: the pixel budget itself.
-        quality: coarsest weight format that is acceptable.
-        weights: the weight format itself.
+        quality: coarsest precision of the weights that is acceptable.
+        weights: the precision itself.
         memory_bytes: most that may be taken of one device, the CUDA context included.
         language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits.
@@ -61,11 +55,11 @@ class Wishes:
     images: int = 1
     min_image_tokens: int | None = None
     max_pixels: int | None = None
-    quality: Quality = "any"
+    quality: Floor = "any"
     backend: Engine | Literal["auto"] = "auto"
     concurrency: int = 1
     task: PlanTask = "caption"
-    weights: WeightFormat | None = None
+    weights: Precision | None = None
     memory_bytes: int | None = None
     language_only: bool = False
     tower: TowerName = "auto"
@@ -114,7 +108,7 @@ class Wishes:
 
     def _check_engine(self) -> None:
         """Refuse two options of which one excludes the other, whatever the model and the machine."""
-        if self.weights is not None and FORMAT_QUALITY[self.weights] < self.floor:
+        if self.weights is not None and QUALITY[self.weights] < self.floor:
             raise RequestError(
                 f"--quality {self.quality} refuses --weights {self.weights}; leave one of them out",
                 field="weights",
@@ -148,8 +142,8 @@ class Wishes:
 
     @property
     def floor(self) -> int:
-        """Lowest acceptable value of `FORMAT_QUALITY`."""
-        return FLOORS[self.quality]
+        """Lowest acceptable value of `QUALITY`."""
+        return QUALITY[self.quality]
 
 
 def wishes_of(

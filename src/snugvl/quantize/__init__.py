@@ -2,5 +2,4 @@
 
 from typing import Literal
 
-FewBits = Literal["int4", "int5", "int6"]
 FileFormat = Literal["snugvl", "compressed-tensors"]

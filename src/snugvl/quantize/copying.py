@@ -1,4 +1,4 @@
-"""A copy of a checkpoint as it is in memory: what `--weights int4` rounds while loading, rounded once.
+"""A copy of a checkpoint as it is in memory: what `--weights` rounds while loading, rounded once.
 
 The network is loaded as `serve` loads it, but for the vision tower, which stays as it is in the files. What
 the decoder's matrices are then is written. So the copy answers as the original does, token for token.
@@ -16,12 +16,12 @@ from snugvl.backends.place import cap, device_of, dtype_of, place_on
 from snugvl.checkpoint.quantized import own_settings
 from snugvl.checkpoint.read import facts_of
 from snugvl.checkpoint.safetensors import read_tensors
+from snugvl.core.formats import FORMATS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.fidelity.progress import Clock, Tell
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FEW_BITS
 from snugvl.models import own_format
 from snugvl.models.loader import Storage, load_model, open_checkpoint
 from snugvl.models.networks import LoadableNetwork
@@ -30,7 +30,7 @@ from snugvl.planner.engines.native.footprint import KERNEL_BYTES, LATE_BYTES, lo
 from snugvl.planner.footprint.weights import tower_bytes, weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
-from snugvl.quantize import FewBits, writing
+from snugvl.quantize import writing
 from snugvl.quantize.passes import Matrix, Place
 from snugvl.quantize.setup import COPY, ROUND, Made, label, matrices_of, source_of
 
@@ -92,9 +92,8 @@ class CopyJob:
                 f"{format_size(self._place.usable_bytes)} can be had; free some, or use --device cpu"
             )
         columns = self._storage.columns
-        weights_bytes = sum(
-            each.weights * (FEW_BITS[weights] + 32 / columns) / 8 for each in self.matrices.values()
-        )
+        held_bits = FORMATS[weights].held_bits(columns)
+        weights_bytes = sum(each.weights * held_bits / 8 for each in self.matrices.values())
         disk = writing.check_room(out, self._folder, int(weights_bytes) + rest)
         self.plan = CopyPlan(held, self._place.usable_bytes, disk)
 
@@ -124,7 +123,7 @@ class CopyJob:
             writing.write_rest(self._folder, work, own_settings(self.weights))
             nbytes = sum(path.stat().st_size for path in work.iterdir())
         bits = 8 * held / sum(each.weights for each in self.matrices.values())
-        widths = {label(place): FEW_BITS[self.weights] for place in sorted(self.matrices)}
+        widths = {label(place): FORMATS[self.weights].bits for place in sorted(self.matrices)}
         return Made(bits, bits, len(self.matrices), self.wide, widths, nbytes, self._clock.seconds)
 
     def close(self) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from snugvl.quantize.rounding import Bits, Rounded
+from snugvl.quantize.rounding import Rounded
 
 # What no group is meant for, whatever its name is like.
 IGNORED = ("lm_head", "re:.*lm_head$", "re:.*visual.*", "re:.*vision.*", "re:.*mtp.*")
-Scheme = tuple[Bits, int]
+Scheme = tuple[int, int]
 """Bits and columns of a group."""
 
 
@@ -40,7 +40,7 @@ def tensors_of(parts: Iterable[tuple[str, int]], whole: Rounded) -> dict[str, to
     return {each: tensor.contiguous().cpu() for each, tensor in stored.items()}
 
 
-def words(codes: torch.Tensor, bits: Bits) -> torch.Tensor:
+def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Neighbours of the last dimension in int32, the first in the lowest bits."""
     if bits == 4:
         pairs = codes.reshape(*codes.shape[:-1], -1, 2)
@@ -74,7 +74,7 @@ def configuration(schemes: Mapping[str, Scheme]) -> dict[str, Any]:
     }
 
 
-def _group(bits: Bits, group: int, targets: list[str]) -> dict[str, Any]:
+def _group(bits: int, group: int, targets: list[str]) -> dict[str, Any]:
     weights: dict[str, Any] = {
         "num_bits": bits, "type": "int", "symmetric": bits == 8, "strategy": "group", "group_size": group,
         "block_structure": None, "dynamic": False, "actorder": None, "observer": "mse", "observer_kwargs": {},

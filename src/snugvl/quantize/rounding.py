@@ -22,16 +22,14 @@ squares of
 (`SHARE`): the whole of it made answers worse, as it follows the tokens that were seen too closely.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
-from snugvl.layers.weights import FEW_BITS, Format, Weights, in_few_bits, to_few_bits, to_int8
+from snugvl.core.formats import integer_of
+from snugvl.layers.weights import Weights, in_few_bits, to_few_bits, to_int8
 
-Bits = Literal[4, 5, 6, 8]
-KINDS: Final[Mapping[int, Format]] = {bits: kind for kind, bits in FEW_BITS.items()}
 DAMPING: Final = 0.01  # of the mean square of all inputs, added to each
 TRUST: Final = 0.3  # of its own mean square, added to each
 SHARE: Final = 0.5  # of what was lost before, that a matrix makes up for
@@ -48,7 +46,7 @@ LEAST_SHARE: Final = 0.01  # of the mean, that each column counts
 class Rounded:
     """`codes` uint8 `[rows, columns]`, `scale` and `zero` bf16 `[rows, columns / group]`."""
 
-    bits: Bits
+    bits: int
     group: int
     codes: torch.Tensor
     scale: torch.Tensor
@@ -70,7 +68,7 @@ class Rounded:
         if self.bits == 8:
             codes = (self.codes ^ 128).view(torch.int8)  # less 128
             return Weights("int8", len(codes), codes.shape[1], codes, self.scale, group=self.group)
-        return in_few_bits(self.codes.int(), KINDS[self.bits], self.scale, self.zero)
+        return in_few_bits(self.codes.int(), integer_of(self.bits), self.scale, self.zero)
 
 
 class Moments:
@@ -103,7 +101,7 @@ class Moments:
 
 
 def rounded(
-    values: torch.Tensor, bits: Bits, group: int, moments: Moments, *, compensate: bool, whole: bool = False
+    values: torch.Tensor, bits: int, group: int, moments: Moments, *, compensate: bool, whole: bool = False
 ) -> Rounded:
     """`values` `[rows, columns]`, of any float type, rounded for inputs like these.
 
@@ -128,7 +126,7 @@ def rounded(
 
 def _rounded(
     values: torch.Tensor,
-    bits: Bits,
+    bits: int,
     fitted: tuple[torch.Tensor, torch.Tensor],
     factor: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -144,21 +142,21 @@ def _rounded(
 
 
 def _fitted(
-    values: torch.Tensor, bits: Bits, group: int, squares: torch.Tensor
+    values: torch.Tensor, bits: int, group: int, squares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales and zero points `[rows, groups]` in bf16; of 8 bits all zero points are 128."""
     if bits == 8:
         scale = to_int8(values, group).scale
         assert scale is not None
         return scale, torch.full_like(scale, 128)
-    made = to_few_bits(values, KINDS[bits], group, squares)
+    made = to_few_bits(values, integer_of(bits), group, squares)
     assert made.scale is not None
     assert made.zero is not None
     return made.scale, made.zero
 
 
 def _fitted_whole(
-    values: torch.Tensor, bits: Bits, group: int, squares: torch.Tensor
+    values: torch.Tensor, bits: int, group: int, squares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with zero points that are codes."""
     if bits == 8:
@@ -215,7 +213,7 @@ def _compensated(
     values: torch.Tensor,
     step: torch.Tensor,
     zero: torch.Tensor,
-    bits: Bits,
+    bits: int,
     order: torch.Tensor,
     upper: torch.Tensor,
 ) -> torch.Tensor:
@@ -238,7 +236,7 @@ def _compensated(
 
 def _descended(
     values: torch.Tensor,
-    bits: Bits,
+    bits: int,
     made: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     damped: torch.Tensor,
     *,

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from snugvl.checkpoint.quantized import GROUPS
+from snugvl.core.formats import FEW_BITS, FORMATS, GROUPS, integer_of
 from snugvl.errors import InputError
 from snugvl.quantize import FileFormat
 from snugvl.quantize.packed import Scheme
 from snugvl.quantize.passes import Matrix, Place
-from snugvl.quantize.rounding import Bits
 
 USUAL_GROUP: Final = 64
 LEAST_USUAL: Final = 4.5  # bits that all matrices take in it
@@ -22,7 +21,7 @@ LEAST_USUAL: Final = 4.5  # bits that all matrices take in it
 def held_bits(scheme: Scheme) -> float:
     """Of a weight, scales included."""
     bits, group = scheme
-    return bits + (16 if bits == 8 else 32) / group
+    return FORMATS[integer_of(bits)].held_bits(group)
 
 
 def stored_bits(scheme: Scheme, form: FileFormat) -> float:
@@ -31,7 +30,7 @@ def stored_bits(scheme: Scheme, form: FileFormat) -> float:
     return bits + 20 / group if bits == 4 and form == "compressed-tensors" else held_bits(scheme)
 
 
-def group_of(columns: int, bits: Bits, asked: int | None = None) -> int | None:
+def group_of(columns: int, bits: int, asked: int | None = None) -> int | None:
     """Columns that share a scale; None where they don't divide.
 
     `asked`: of fewer bits than 8; narrower groups are taken where these don't divide. 8 bits have the widest
@@ -120,10 +119,11 @@ def _schemes(columns: int, bits: float, form: FileFormat, group: int | None) -> 
     asked = group
     if form == "compressed-tensors":
         asked = group or (USUAL_GROUP if bits >= LEAST_USUAL else max(GROUPS))
-        kinds: list[tuple[Bits, int | None]] = [(4, asked), (8, None)]
+        kinds: list[tuple[int, int | None]] = [(4, asked), (8, None)]
     else:
-        most = max(GROUPS)
-        wider: list[tuple[Bits, int | None]] = [] if group else [(4, most)]
-        kinds = [(4, group), *wider, (5, None), (5, most), (6, None), (6, most), (8, None)]
+        narrowest, *finer = (FORMATS[kind].bits for kind in reversed(FEW_BITS) if FORMATS[kind].offered)
+        kinds = [(narrowest, group)] if group else [(narrowest, None), (narrowest, max(GROUPS))]
+        kinds += [(each, most) for each in finer for most in (None, max(GROUPS))]
+        kinds.append((8, None))
     found = ((each, group_of(columns, each, width)) for each, width in kinds)
     return list(dict.fromkeys((each, width) for each, width in found if width is not None))

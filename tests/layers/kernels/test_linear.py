@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
+from snugvl.core.formats import FEW_BITS
 from snugvl.layers import linear as layers
 from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products import widen
@@ -15,7 +16,7 @@ from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.weights import FEW_BITS, Format, Weights, to_few_bits, to_int8
+from snugvl.layers.weights import FormatName, Weights, to_few_bits, to_int8
 from tests.draws import draws
 
 TOLERANCE = 2e-5
@@ -28,7 +29,7 @@ def other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "LONE", frozenset())
 
 
-def stored(kind: Format, rows: int, columns: int, device: torch.device, group: int = 128) -> Weights:
+def stored(kind: FormatName, rows: int, columns: int, device: torch.device, group: int = 128) -> Weights:
     values = torch.randn(rows, columns) * 0.05
     if kind == "bf16":
         return Weights("bf16", rows, columns, values.to(device))
@@ -59,7 +60,7 @@ def close(ours: torch.Tensor, reference: torch.Tensor) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(40, 256), (136, 384)])
 @pytest.mark.parametrize("tokens", [1, 3, 17, 70])
 def test_a_product_is_torchs(
-    kind: Format, rows: int, columns: int, tokens: int, device: torch.device
+    kind: FormatName, rows: int, columns: int, tokens: int, device: torch.device
 ) -> None:
     weights = stored(kind, rows, columns, device)
     x = torch.randn(tokens, columns, device=device)
@@ -68,7 +69,7 @@ def test_a_product_is_torchs(
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("tokens", [7, 64, 70])
-def test_rows_that_fill_up_a_step_reach_no_other(kind: Format, tokens: int, device: torch.device) -> None:
+def test_rows_that_fill_up_a_step_reach_no_other(kind: FormatName, tokens: int, device: torch.device) -> None:
     """A recorded step has tokens of nobody at its end; what is in their rows may be anything."""
     weights = stored(kind, 64, 256, device)
     x = torch.randn(tokens, 256, device=device)
@@ -113,7 +114,7 @@ def as_torchs(weights: Weights, dtype: torch.dtype, tokens: int, parts: set[str]
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int4"])
 @pytest.mark.parametrize("tokens", [1, 3, 20])
 def test_norm_bias_swiglu_and_residual(
-    kind: Format, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vector, a matrix, and weights that are widened first."""
     monkeypatch.setattr(kernels, "WIDE_TOKENS", 20)
@@ -174,7 +175,7 @@ def test_a_matrix_of_zeros_stays_zero() -> None:
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 @pytest.mark.parametrize("swiglu", [False, True])
 def test_many_rows_widen_the_weights_slice_by_slice(
-    kind: Format, swiglu: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, swiglu: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "WIDE_TOKENS", 9)
     monkeypatch.setattr(widen, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
@@ -190,7 +191,9 @@ def test_many_rows_widen_the_weights_slice_by_slice(
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
-def test_no_rows_launch_nothing(kind: Format, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rows_launch_nothing(
+    kind: FormatName, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chunk in the middle of a prompt needs no logits: a kernel would read an address that isn't there."""
     monkeypatch.setattr(kernels, "gemv", None)
     weights = stored(kind, 40, 256, device)
@@ -246,7 +249,7 @@ def for_skinny(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def stored_for_skinny(kind: Format, rows: int, columns: int, device: torch.device) -> Weights:
+def stored_for_skinny(kind: FormatName, rows: int, columns: int, device: torch.device) -> Weights:
     """Weights that are stored as numbers have the type of the input."""
     weights = stored(kind, rows, columns, device)
     return replace(weights, data=weights.data.to(for_skinny(device))) if kind == "bf16" else weights
@@ -261,7 +264,7 @@ def stored_for_skinny(kind: Format, rows: int, columns: int, device: torch.devic
     tile=st.tuples(st.sampled_from([16, 32]), st.just(2), st.sampled_from([2, 4]), st.booleans()),
 )
 def test_a_skinny_product_is_torchs(
-    kind: Format, rows: int, groups: int, tokens: int, tile: tuple[int, int, int, bool]
+    kind: FormatName, rows: int, groups: int, tokens: int, tile: tuple[int, int, int, bool]
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weights = stored_for_skinny(kind, rows, 128 * groups, device)
@@ -276,7 +279,7 @@ def test_a_skinny_product_is_torchs(
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int4"])
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_skinny_norm_bias_swiglu_and_residual(
-    kind: Format, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_skinny_tiles(monkeypatch)
     weights = stored_for_skinny(kind, 80, 384, device)
@@ -296,7 +299,7 @@ def test_skinny_groups(group: int, device: torch.device, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])
 def test_a_rows_product_does_not_depend_on_the_others(
-    kind: Format, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_skinny_tiles(monkeypatch)
     weights = stored_for_skinny(kind, 40, 256, device)
@@ -316,7 +319,7 @@ def test_which_products_are_skinny(device: torch.device, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         kernels, "_skinny", lambda x, weights, *_, **__: taken.append((weights.format, len(x)))
     )
-    kinds: tuple[Format, ...] = ("bf16", "fp8", "int8", "int4")
+    kinds: tuple[FormatName, ...] = ("bf16", "fp8", "int8", "int4")
     for kind in kinds:
         weights = stored(kind, 16, 128, device)
         for tokens in (0, 1, 16, 17):

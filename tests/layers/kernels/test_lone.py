@@ -13,7 +13,7 @@ from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products import tiles
 from snugvl.layers.kernels.products.linear import product, product_with_tail
 from snugvl.layers.kernels.products.tiles import Fragments
-from snugvl.layers.weights import Format, Weights
+from snugvl.layers.weights import FormatName, Weights
 from tests.draws import draws
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 
@@ -35,7 +35,7 @@ def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...] = (8, 2, 2)) -> 
     groups=st.integers(1, 10),
     tile=st.sampled_from([(16, 2, 2), (8, 1, 1), (4, 2, 4), (8, 4, 4)]),
 )
-def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tuple[int, ...]) -> None:
+def test_a_lone_product_is_torchs(kind: FormatName, rows: int, groups: int, tile: tuple[int, ...]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weights = stored(kind, rows, 128 * groups, device)
     x = torch.randn(1, 128 * groups).to(device, for_skinny(device))
@@ -98,7 +98,7 @@ def test_bf16_by_fragments_is_torchs(rows: int, columns: int, tile: tuple[int, i
     ],
 )
 def test_lone_norm_bias_swiglu_and_residual(
-    kind: Format, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lone_tiles(monkeypatch, tile)
     monkeypatch.setattr(kernels, "_vector", None)
@@ -114,7 +114,7 @@ def test_lone_norm_bias_swiglu_and_residual(
     ("kind", "tile"), [("fp8", (8, 2, 2)), ("int4", (8, 2, 0, False)), ("int4", (4, 2, 1, True))]
 )
 def test_few_wide_rows_go_along_with_a_lone_product(
-    kind: Format,
+    kind: FormatName,
     tile: tuple[int, ...],
     normed: bool,
     device: torch.device,
@@ -133,7 +133,7 @@ def test_few_wide_rows_go_along_with_a_lone_product(
 
 
 @pytest.mark.parametrize("kind", ["int5", "int6"])
-def test_wide_rows_never_go_along_with_two_planes(kind: Format, device: torch.device) -> None:
+def test_wide_rows_never_go_along_with_two_planes(kind: FormatName, device: torch.device) -> None:
     """Their codes have upper bits, of which the kernel of a lone row knows nothing."""
     weights, dtype = stored(kind, 256, 2048, device), for_skinny(device)
     assert tiles.fill_slices(weights), "a width that the kernel is fast with"
@@ -150,6 +150,9 @@ def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch:
     one = torch.randn(1, 640).to(device, dtype)
     assert product_with_tail(one, weights, tail[:5]) is None
     assert product_with_tail(one, weights, tail.double()) is None
+    two_planes = stored("int5", 64, 2048, device)
+    wide = torch.randn(1, 2048).to(device, dtype), torch.randn(8, 2048).to(device, dtype)
+    assert product_with_tail(wide[0], two_planes, wide[1]) is None, "their kernel takes nobody along"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch:
     ],
 )
 def test_which_products_are_lone(
-    kind: Format, rows: int, columns: int, tokens: int, lone: bool, device: torch.device,
+    kind: FormatName, rows: int, columns: int, tokens: int, lone: bool, device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     taken: list[str] = []
@@ -208,7 +211,9 @@ def test_a_lone_tile_is_one_the_kernel_takes(swiglu: bool) -> None:
 
 @pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize(("kind", "group"), [("int4", 64), ("int4", 128), ("bf16", 128)])
-def test_a_tile_of_fragments_fits_into_a_threads_registers(kind: Format, group: int, swiglu: bool) -> None:
+def test_a_tile_of_fragments_fits_into_a_threads_registers(
+    kind: FormatName, group: int, swiglu: bool
+) -> None:
     widths = (*WIDTHS, 5120, 17408, 27648, 29568)
     for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288, 151936), widths):
         weights = Weights(kind, outputs, columns, torch.empty(0), group=group)

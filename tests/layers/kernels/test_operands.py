@@ -12,12 +12,13 @@ SCRIPT = """
 import json, sys
 import torch
 from triton.runtime import driver
+from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.products import linear
 from snugvl.layers.kernels.products.tiles import Fragments
 from snugvl.layers.kernels.compiler.ahead_of_time import _DescribedDriver
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
-from snugvl.layers.weights import UPPER, Weights
+from snugvl.layers.weights import WORDS, Weights
 
 H200 = Hardware((9, 0), 132)
 found = {}
@@ -34,8 +35,8 @@ for name, (kind, tile) in json.loads(sys.argv[1]).items():
         if kind == "bf16":
             words = torch.empty(256, columns, dtype=torch.bfloat16, device="meta")
         upper = None
-        if kind in UPPER:
-            upper = torch.empty(256, columns // 8, dtype=UPPER[kind], device="meta")
+        if bits := FORMATS[kind].upper:
+            upper = torch.empty(256, columns // 8, dtype=WORDS[bits], device="meta")
         x = torch.empty(1, columns, dtype=torch.bfloat16, device="meta")
         more = {"norm": x[0], "eps": 1e-6, "swiglu": True} if "rounds" in name else {}
         linear.product(x, Weights(kind, 256, columns, words, scale, scale, group, upper=upper), **more)

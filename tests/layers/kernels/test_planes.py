@@ -6,20 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
+from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products import planes, widen
 from snugvl.layers.kernels.products.linear import product
-from snugvl.layers.weights import FEW_BITS, Format, to_few_bits
+from snugvl.layers.weights import FormatName, to_few_bits
 from tests.draws import draws
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 from tests.layers.kernels.test_unpack import halves, run
 
-KINDS: tuple[Format, ...] = ("int5", "int6")
+KINDS: tuple[FormatName, ...] = ("int5", "int6")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_assembly_joins_both_planes(kind: Format) -> None:
-    bits, chosen = FEW_BITS[kind], torch.Generator().manual_seed(5)
+def test_the_assembly_joins_both_planes(kind: FormatName) -> None:
+    bits, chosen = FORMATS[kind].bits, torch.Generator().manual_seed(5)
     assembly = {"int5": planes._INT5_BF16, "int6": planes._INT6_BF16}[kind].value
     for _ in range(4):
         codes = torch.randint(0, 1 << bits, (2, 8), generator=chosen).tolist()
@@ -40,7 +41,7 @@ def test_the_assembly_joins_both_planes(kind: Format) -> None:
     outputs=st.sampled_from([16, 1 << 20]),
 )
 def test_a_product_is_torchs(
-    kind: Format, rows: int, groups: int, group: int, tokens: int, outputs: int
+    kind: FormatName, rows: int, groups: int, group: int, tokens: int, outputs: int
 ) -> None:
     """By the kernel for one row, for few (also where one has too few outputs), and widened."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -59,7 +60,7 @@ def test_a_product_is_torchs(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_norm_bias_swiglu_and_residual(
-    kind: Format, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "LONE_OUTPUTS", 16)
     monkeypatch.setattr(kernels, "lone_tile", lambda *_, **__: (8, 2, 2))
@@ -71,7 +72,7 @@ def test_norm_bias_swiglu_and_residual(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_rows_widen_the_weights_slice_by_slice(
-    kind: Format, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "PLANES_ROWS", 4)
     monkeypatch.setattr(widen, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
@@ -83,7 +84,7 @@ def test_many_rows_widen_the_weights_slice_by_slice(
 
 def test_a_bit_more_halves_the_error() -> None:
     values = torch.randn(64, 256, generator=torch.Generator().manual_seed(3)) * 0.02
-    kinds: tuple[Format, ...] = ("int4", "int5", "int6")
+    kinds: tuple[FormatName, ...] = ("int4", "int5", "int6")
     errors = [(to_few_bits(values, kind, 64).wide(torch.float32) - values).norm().item() for kind in kinds]
     assert errors[1] < 0.52 * errors[0]
     assert errors[2] < 0.52 * errors[1]

@@ -16,7 +16,7 @@ from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.weights import Format
+from snugvl.layers.weights import FormatName
 from snugvl.models.batch import ForwardBatch
 from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork, network_of
@@ -93,7 +93,7 @@ def steps(network: LoadableNetwork) -> torch.Tensor:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="benchmarks/gpu_oracle.py does the same there")
 @pytest.mark.parametrize("layers", ["bf16", "int4"])
 def test_a_step_by_the_kernels_is_the_plain_one(
-    layers: Format,
+    layers: FormatName,
 ) -> None:
     network = network_in(Storage(layers))
     with torch.inference_mode():

@@ -24,6 +24,7 @@ from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
 from snugvl.checkpoint.training import training_of
 from snugvl.core.checks import check_combination, check_pictures
+from snugvl.core.formats import BITSANDBYTES
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
@@ -247,7 +248,7 @@ def _capabilities(
 ) -> Capabilities:
     config, quantization = parts.checkpoint.config, parts.checkpoint.quantization
     named = str(parts.dtype).removeprefix("torch.")
-    if weights in ("int8", "int4"):
+    if weights in BITSANDBYTES:
         stored = f"{weights} (bitsandbytes)"
     elif quantization is not None and not parts.checkpoint.widened:
         stored = str(quantization.get("quant_method", "quantised"))

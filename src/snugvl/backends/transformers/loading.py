@@ -18,6 +18,7 @@ from snugvl.backends.transformers.requirements import check_installed, check_wei
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.formats import BITSANDBYTES
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.sizes import format_size
@@ -27,7 +28,6 @@ from snugvl.hardware.machine import Machine
 from snugvl.inputs.reasoning import Thinking
 from snugvl.planner.engines.transformers.placement import placement, said_of
 
-BY_BITS = ("int8", "int4")  # made by bitsandbytes
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
@@ -88,7 +88,7 @@ def load_engine(
     """Load a checkpoint with transformers, in this process. Nothing is downloaded.
 
     Of `options`: dtype auto takes bfloat16 (float16 before Ampere) on a GPU, and on a CPU float32 where it
-    leaves half of the free memory; weights "int8" and "int4" are made by bitsandbytes, else they are as the
+    leaves half of the free memory; weights of `BITSANDBYTES` are made by it, else they are as the
     checkpoint has them; a context that nobody says is as long as fits, up to 8,192 tokens.
 
     Args:
@@ -171,7 +171,7 @@ def _estimate(checkpoint: Any, options: LoadOptions, place: Place) -> tuple[int,
         return parameters, parameters * kind.itemsize, kind
     if checkpoint.quantization is not None or not parameters:
         return parameters, stored, kind
-    if options.weights in BY_BITS:
+    if options.weights in BITSANDBYTES:
         from snugvl.backends.transformers.network import by_bits_bytes, skeleton_of
 
         return parameters, by_bits_bytes(skeleton_of(checkpoint, kind), options.weights), kind
@@ -202,6 +202,6 @@ def _too_large(model: str, estimate: int, place: Place) -> str:
     return (
         f"the weights of {model} need {format_size(estimate)}, but {place.name} has "
         f"{format_size(place.free_bytes)} free, of which {format_size(place.usable_bytes)} may be used; "
-        "keep layers in main memory (snugvl plan says how many and what that costs), take int8 or int4 "
-        "weights, or a smaller model"
+        "keep layers in main memory (snugvl plan says how many and what that costs), take "
+        f"{' or '.join(BITSANDBYTES)} weights, or a smaller model"
     )

@@ -9,6 +9,7 @@ import transformers
 from transformers.utils import logging
 
 from snugvl.backends.transformers.opening import Checkpoint, explained
+from snugvl.core.formats import BITSANDBYTES, Bitsandbytes
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.scratch import Scratch
 from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
@@ -35,7 +36,7 @@ def open_model(
     Args:
         dtype: of what the checkpoint doesn't quantise.
         device_map: module to device, or None for main memory.
-        weights: "int8" and "int4" are made by bitsandbytes on the way.
+        weights: those of `BITSANDBYTES` are made by it on the way.
 
     Raises:
         CheckpointError: weights are missing, broken or another model's; or the map names no such module.
@@ -51,8 +52,8 @@ def open_model(
         options["device_map"] = dict(device_map)
     if on_disk is not None:
         options["offload_folder"] = str(on_disk.path)
-    if weights in ("int8", "int4"):
-        options["quantization_config"] = _bitsandbytes(weights, dtype)
+    if (form := BITSANDBYTES.get(weights)) is not None:
+        options["quantization_config"] = _bitsandbytes(form, dtype)
     with explained(checkpoint.name):
         model, report = _opener(checkpoint).from_pretrained(
             checkpoint.folder, config=checkpoint.config, output_loading_info=True, **options
@@ -99,11 +100,11 @@ def plain_generation(model: Any) -> None:
     model.generation_config = _auto.GenerationConfig(**kept, suppress_tokens=suppressed)
 
 
-def _bitsandbytes(weights: str, dtype: torch.dtype) -> Any:
-    if weights == "int8":
+def _bitsandbytes(form: Bitsandbytes, dtype: torch.dtype) -> Any:
+    if form.bits == 8:
         return _auto.BitsAndBytesConfig(load_in_8bit=True)
     return _auto.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
+        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type=form.name
     )
 
 
@@ -113,7 +114,8 @@ def by_bits_bytes(skeleton: torch.nn.Module, weights: str) -> int:
     head = skeleton.get_output_embeddings()  # type: ignore[operator]
     linear = (each for each in skeleton.modules() if isinstance(each, torch.nn.Linear) and each is not head)
     made = [each.weight for each in linear]
-    share = 1 if weights == "int8" else 0.5 + 4 / 64  # nf4 has a float32 for 64 values
+    form = BITSANDBYTES[weights]
+    share = form.bits / 8 + (4 / form.block if form.block else 0)  # and a float32 for a block of values
     whole = sum(each.nbytes for each in skeleton.parameters()) - sum(each.nbytes for each in made)
     return whole + int(sum(each.numel() for each in made) * share)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snugvl.checkpoint.section import read_json
+from snugvl.core.formats import BITSANDBYTES
 from snugvl.errors import EngineError, RequestError, UnsupportedModel
 
 # Modules that a quantisation method needs, and the packages that bring them. Methods that aren't here need
@@ -58,7 +59,7 @@ def check_method(model: str, quantization: object, known: Collection[str]) -> No
 def check_weights(weights: str, quantization: object) -> None:
     """Raise RequestError if the wished weight format can't be had.
 
-    int8 and int4 are made by bitsandbytes on the way in, of checkpoints that aren't quantised yet.
+    Integers are made by bitsandbytes on the way in, of checkpoints that aren't quantised yet.
     """
     if weights in ("auto", "bf16") and not (weights == "bf16" and quantization):
         return
@@ -68,10 +69,10 @@ def check_weights(weights: str, quantization: object) -> None:
             f"the checkpoint is quantised already ({method}); it is loaded as it is: use weights 'auto'",
             field="weights",
         )
-    if weights not in ("int8", "int4"):
+    if weights not in BITSANDBYTES:
         raise RequestError(
-            f"the transformers backend makes no {weights!r} weights; use auto, bf16, int8 or int4, or a "
-            "checkpoint that is stored so",
+            f"the transformers backend makes no {weights!r} weights; use auto, bf16, "
+            f"{' or '.join(BITSANDBYTES)}, or a checkpoint that is stored so",
             field="weights",
         )
     if not _found("bitsandbytes"):

@@ -8,8 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.weights import FEW_BITS, UPPER, Format, Weights, shares_of
+from snugvl.layers.weights import WORDS, FormatName, Weights, shares_of
 
 WEIGHTS = 2048  # of a program
 HALF_EVEN: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 · 2²³: next to it float32 has no fractions
@@ -84,20 +85,20 @@ def round_groups(
 
 
 def to_few_bits(
-    values: torch.Tensor, kind: Format, group: int, squares: torch.Tensor | None, rounds: int
+    values: torch.Tensor, kind: FormatName, group: int, squares: torch.Tensor | None, rounds: int
 ) -> Weights:
     """See `weights.to_few_bits`; sums are added up in another order."""
     rows, columns = values.shape
-    bits, device = FEW_BITS[kind], values.device
+    form, device = FORMATS[kind], values.device
     words = torch.empty(rows, columns // 8, dtype=torch.int32, device=device)
     upper = None
-    if bits > 4:
-        upper = torch.empty(rows, columns // 8, dtype=UPPER[kind], device=device)
+    if form.upper:
+        upper = torch.empty(rows, columns // 8, dtype=WORDS[form.upper], device=device)
     scale, zero = (torch.empty(rows, columns // group, dtype=torch.bfloat16, device=device) for _ in range(2))
     shares = shares_of(squares, columns, group, device).contiguous()
     groups, count = rows * (columns // group), WEIGHTS // group
     round_groups[(triton.cdiv(groups, count),)](
         values.contiguous(), shares, words, words if upper is None else upper, scale, zero, groups,
-        columns // group, BITS=bits, GROUP=group, COUNT=count, ROUNDS=rounds, num_warps=4,
+        columns // group, BITS=form.bits, GROUP=group, COUNT=count, ROUNDS=rounds, num_warps=4,
     )  # fmt: skip
     return Weights(kind, rows, columns, words, scale, zero, group, upper=upper)

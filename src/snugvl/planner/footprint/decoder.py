@@ -15,6 +15,7 @@ Where SDPA has no fused kernel for grouped heads (GPUs before Ampere) it compute
 
 from typing import Final
 
+from snugvl.core.formats import LOW_BIT
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.component import Component
@@ -22,7 +23,7 @@ from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_component, unwindowed_component
 from snugvl.planner.footprint.vision import features_per_token
 from snugvl.planner.inventory import Inventory, widths
-from snugvl.planner.settings import LOW_BIT, Settings
+from snugvl.planner.settings import Settings
 
 WIDE_ROWS: Final = 4096  # of `layers/linear.py`
 WIDE_BYTES: Final = 16  # a code of few bits as int32, as float32, less its zero point, times its scale

@@ -5,7 +5,7 @@
 | fp32, bf16 | 4, 2 per element (fp8 checkpoints are multiplied with their scales) |
 | fp8 | 1 per element, and a float32 scale for each block of 128 × 128 |
 | int8 | 1 per element, and a 16-bit scale for each `GROUP` columns of a row: 8.125 bits |
-| int4, int5, int6 | that many bits per element, a 16-bit scale and zero point for `GROUP` columns of a row |
+| few bits | that many per element, a 16-bit scale and zero point for `Format.group` columns of a row |
 
 A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
+from snugvl.core.formats import BITSANDBYTES, FEW_BITS, FORMATS, Format
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
@@ -34,13 +35,12 @@ from snugvl.planner.engines.transformers.offload import layer_bytes
 from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
-from snugvl.planner.settings import FEW_BITS, GROUPS, Settings
+from snugvl.planner.settings import Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
 ORDER_BYTES: Final = 4  # of a column's place, where groups' columns don't stand together
 BLOCK_SCALE_BYTES: Final = 4
-NF4_BLOCK: Final = 64  # values that share a scale
 WIDE_SCALE_BYTES: Final = 4
 STREAM_ALIGNMENT: Final = 256
 STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_merger_list\.\d+)\.")
@@ -70,14 +70,15 @@ def tower_parts(rows: int, columns: int) -> tuple[int, ...]:
     return int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
 
 
-def few_bits_parts(rows: int, columns: int, bits: int, group: int = GROUP) -> tuple[int, ...]:
-    """Codes, their upper bits, scales and zero points of a matrix that is rounded to 4, 5 or 6 bits.
+def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = None) -> tuple[int, ...]:
+    """Bytes of the planes of codes, of the scales and of the zero points of a matrix in few bits.
 
-    `group`: other than ours of a ready-made one.
+    `group`: other than the format's of a ready-made one.
     """
+    group = group or form.group
     scales = rows * columns // group * SCALE_BYTES
-    upper = (rows * columns * (bits - 4) // 8,) if bits > 4 else ()
-    return () if columns % group else (rows * columns // 2, *upper, scales, scales)
+    planes = (rows * columns * bits // 8 for bits in form.planes)
+    return () if columns % group else (*planes, scales, scales)
 
 
 def ready_made_parts(
@@ -109,7 +110,12 @@ def ready_made_group(model: Inventory) -> int:
         if group.kind == "scale" and group.nbytes == SCALE_BYTES * group.elements
     )
     packed = sum(group.nbytes * group.count for group in model.groups if group.kind == "packed")
-    return 2 * packed // scales if packed and scales else GROUP
+    return codes_of_byte(model) * packed // scales if packed and scales else GROUP
+
+
+def codes_of_byte(model: Inventory) -> int:
+    """Codes in a byte of a ready-made checkpoint's packed tensors."""
+    return 8 // FORMATS[model.facts.quantization or "fp8"].planes[0]
 
 
 def fp8_parts(rows: int, columns: int) -> tuple[int, ...]:
@@ -120,12 +126,11 @@ def fp8_parts(rows: int, columns: int) -> tuple[int, ...]:
 
 
 def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int, ...]:
-    """What bitsandbytes makes of a matrix: int8 with a float32 a row, nf4 with a float32 for 64 values."""
-    if settings.weights == "int8":
-        return rows * columns, rows * WIDE_SCALE_BYTES
-    if settings.weights == "int4":
-        return rows * columns // 2, -(-rows * columns // NF4_BLOCK) * WIDE_SCALE_BYTES
-    return ()
+    """Values and scales, in bytes, of a matrix that bitsandbytes makes; nothing where it makes none."""
+    form = BITSANDBYTES.get(settings.weights)
+    if form is None:
+        return ()
+    return rows * columns * form.bits // 8, -(-rows * columns // (form.block or columns)) * WIDE_SCALE_BYTES
 
 
 def keeps_fp8(model: Inventory) -> bool:
@@ -148,10 +153,9 @@ def matrix_parts(
         return (fp8_parts(rows, columns) or wide) if stored_fp8 else wide
     if settings.weights == "int8":
         return int8_parts(rows, columns) or wide
-    bits = FEW_BITS.get(settings.weights)
-    if bits is None:
+    if settings.weights not in FEW_BITS:
         return wide
-    return few_bits_parts(rows, columns, bits, group or GROUPS[settings.weights]) or wide
+    return few_bits_parts(rows, columns, FORMATS[settings.weights], group) or wide
 
 
 def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
@@ -207,7 +211,7 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
         return
     w = widths(model)
     stored = model.facts.quantization == "fp8"
-    columns_of_scale = ready_made_group(model) if model.facts.quantization == "int4" else None
+    columns_of_scale = ready_made_group(model) if model.facts.quantization in FEW_BITS else None
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
         for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored, group=columns_of_scale):
             yield nbytes, model.facts.text.num_layers

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.compiler.launch import pdl
 from snugvl.layers.kernels.device import (
     NATIVE_FP8,
@@ -42,23 +43,23 @@ from snugvl.layers.kernels.products.widen import WIDE_TILE, multiply_widened
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
 from snugvl.layers.shared import shared
-from snugvl.layers.weights import FEW_BITS, FORMATS, GROUP, UPPER, Format, Weights
+from snugvl.layers.weights import GROUP, FormatName, Weights
 
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_NEIGHBOURS = {"bf16": 8, "fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
+_NEIGHBOURS = {form: 128 // FORMATS[form].bits for form in STORED_AS}  # weights of 16 bytes
 _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
 _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 # How the compiler lays out operands and loads. With other values results are the same, much slower.
 _PAIR = 4 if _TRITON < (3, 8) else 2
 _BF16_PAIR = 2
-_PLANES_PAIR = {"int6": 2, "int5": 4}
+_PLANES_PAIR = {2: 2, 1: 4}  # by bits of the upper plane
 _FLIP = _TRITON >= (3, 7)
 SKINNY_ROWS = FEW_ROWS  # of input up to which the skinny kernel is used
 PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied by the library
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
 LONE = frozenset(FORMATS)  # formats of which one row of input has a kernel of its own
-_TAILED = LONE - UPPER.keys() - {"bf16"}  # those whose kernel takes wide rows along
+_TAILED = frozenset(STORED_AS) - {"bf16"}  # those whose kernel takes wide rows along
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -156,7 +157,7 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
         return False
     if weights.format == "bf16":
         fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0
-    elif weights.format == "int4":
+    elif FORMATS[weights.format].zero:
         fast = weights.group <= GROUP
     else:
         fast = outputs >= HEAD_OUTPUTS or fill_slices(weights)
@@ -187,7 +188,7 @@ def _lone(
     data, scale, zero = _words(weights)
     behind = (bias, residual, out, wide, last, outputs, beside.eps)
     tails = {"TAIL": more, "EACH_TAIL": TAIL_ROWS}
-    if weights.format == "int4":
+    if FORMATS[weights.format].zero:
         tile = int4_tile(outputs, weights, swiglu=beside.swiglu)
         programs, constants = _by_fragments(x, weights, beside, tile, outputs)
         wide_columns = triton.next_power_of_2(weights.columns)
@@ -271,7 +272,8 @@ def _plane_constants(x: torch.Tensor, weights: Weights, beside: Epilogue) -> dic
     """Those of `_constants` that kernels of two planes have."""
     every = _constants(x, weights, beside, words=True)
     kept = {name: value for name, value in every.items() if name not in ("FORMAT", "NATIVE")}
-    return kept | {"PAIR": _PLANES_PAIR[weights.format], "BITS": FEW_BITS[weights.format]}
+    form = FORMATS[weights.format]
+    return kept | {"PAIR": _PLANES_PAIR[form.upper], "BITS": form.bits}
 
 
 def _vector(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
@@ -326,7 +328,7 @@ def _constants(x: torch.Tensor, weights: Weights, beside: Epilogue, *, words: bo
 
 @cache  # for each product anew they would take a tenth of a launch
 def _constants_of(
-    stored: tuple[Format, int, int],
+    stored: tuple[FormatName, int, int],
     has: tuple[bool, float, bool, bool, bool],
     card: tuple[int, int],
     operands: torch.dtype | None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import triton
 
+from snugvl.core.formats import FORMATS
 from snugvl.layers.weights import Weights
 
 INT4_REGISTERS, BF16_REGISTERS = 200, 160  # of a thread, for weights and input
@@ -55,7 +56,7 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
         return 32, 4, 4, True
     if columns > 6144:
         return 32 if many else 16, 8, 8, True
-    if outputs >= 4096 or (outputs > 2048 and (many or weights.format == "int4")):
+    if outputs >= 4096 or (outputs > 2048 and (many or FORMATS[weights.format].zero)):
         return 32, 4, 8, True
     return 16, 8, 16, True
 
@@ -148,7 +149,7 @@ def matrix_tile(
     """
     if tokens > SMALL and not loops:
         # Two products at once need more registers than four warps have; wide FP8 is quicker all the same.
-        warps = 8 if swiglu and (weights.format == "int4" or weights.columns <= 2048) else 4
+        warps = 8 if swiglu and (FORMATS[weights.format].zero or weights.columns <= 2048) else 4
         return (128 if outputs >= 4096 else 64), 64, 1, warps, 3
     bm = 16 if tokens <= 16 else 32 if tokens <= 32 or loops else 64
     bn = 32 if loops or (outputs < 6144 and bm != 32) else 64

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
+from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.device import native_fp8
 from snugvl.layers.kernels.products import ggml
@@ -27,7 +28,7 @@ from snugvl.layers.kernels.products.weights import (
     scale_offsets,
     tiny_codes,
 )
-from snugvl.layers.weights import FEW_BITS, Weights
+from snugvl.layers.weights import Weights
 
 WIDE_BYTES = 32 << 20  # of a widened slice
 WIDE_TILE = 32  # rows widened by one program
@@ -148,7 +149,8 @@ def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: i
     if weights.upper is not None:
         widen_planes[(-(-out.shape[0] // WIDE_TILE), weights.columns // weights.group)](
             *planes_of(weights), out, len(out), first, half, beyond,
-            K=weights.columns, BITS=FEW_BITS[weights.format], GROUP=weights.group, BN=WIDE_TILE, num_warps=4,
+            K=weights.columns, BITS=FORMATS[weights.format].bits, GROUP=weights.group, BN=WIDE_TILE,
+            num_warps=4,
         )  # fmt: skip
         return
     widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](

@@ -24,21 +24,21 @@ Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/p
 from dataclasses import dataclass
 from typing import Final
 
+from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Precision
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.weights import GROUP, ready_made_group
 from snugvl.planner.inventory import Inventory, Widths, widths
-from snugvl.planner.settings import FEW_BITS, LOW_BIT, Settings, WeightFormat
+from snugvl.planner.settings import Settings
 
 SLICE_BYTES: Final = 32 << 20  # of widened weights
 SLICE_ROWS: Final = 32  # its rows are a multiple of
 TOKEN_BYTES: Final = 48  # id, three positions, slot, row of a placeholder
 ATTENTION_SPLITS: Final = 16
 SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
-WIDENED: Final[tuple[WeightFormat, ...]] = ("int6", "int5")  # already for more tokens than these
-WIDENED_ROWS: Final = 32
+WIDENED_ROWS: Final = 32  # of a product with codes in two planes, which widens them for more
 SAMPLING_BYTES: Final = 56
 GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 # What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context,
@@ -63,7 +63,7 @@ READERS: Final = (4, 2, 1)  # threads that fill a GPU, a piece each
 # Threads and bytes of their pieces, the quickest first: a piece costs Python as much whatever its size.
 LOADING: Final = ((4, 32 << 20), (4, 16 << 20), *((threads, PIECE_BYTES) for threads in READERS))
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
-PUT_BYTES: Final[dict[WeightFormat, int]] = {
+PUT_BYTES: Final[dict[Precision, int]] = {
     "fp32": 4, "bf16": 0, "fp8": 0, "int8": 13, **dict.fromkeys(FEW_BITS, 17)
 }  # fmt: skip
 DEQUANTISED_BYTES: Final = 12
@@ -180,7 +180,7 @@ def split_workspace(model: Inventory, settings: Settings, tokens: int, multiproc
         others = (Product(rows, columns) for rows, columns in hybrid.products(model))
         group = ready_made_group(model)
         found += [split_bytes(product, tokens, multiprocessors, group) for product in (*products, *others)]
-    if settings.weights in WIDENED and tokens > WIDENED_ROWS:
+    if settings.weights in FEW_BITS and FORMATS[settings.weights].upper and tokens > WIDENED_ROWS:
         found = [slice_bytes(model, settings)]
     if settings.head == "int8":
         found.append(split_bytes(Product(model.facts.text.vocab_size, w.h), tokens, multiprocessors))

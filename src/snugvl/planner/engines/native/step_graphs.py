@@ -16,6 +16,7 @@ cuBLAS has what it works in: the same as for the graphs of decode steps, where t
 from dataclasses import dataclass, replace
 from typing import Final
 
+from snugvl.core.formats import LOW_BIT
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.native.footprint import (
@@ -31,7 +32,7 @@ from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory, widths
-from snugvl.planner.settings import BLOCK_TOKENS, LOW_BIT, Settings
+from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
 PATCHES: Final = 4096  # of the largest picture

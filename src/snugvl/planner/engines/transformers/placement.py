@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import cast
 
 from snugvl.checkpoint.facts import TensorFact
-from snugvl.core.options import LoadOptions, WeightsName
+from snugvl.core.formats import WeightsName
+from snugvl.core.options import LoadOptions
 from snugvl.planner.engines.transformers.offload import LAYER
 from snugvl.planner.plan import Choice
 

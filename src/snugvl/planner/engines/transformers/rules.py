@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.formats import BITSANDBYTES, INTEGERS, READY_MADE
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import MIB, format_size
 from snugvl.planner.capabilities import Option, prefers_fp32, stored_format
@@ -22,7 +23,7 @@ from snugvl.planner.footprint.vision import transformers_vision_components
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
-from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import Wishes
 
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
@@ -45,11 +46,11 @@ class TransformersRules(EngineRules):
     in_process = True
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
-        """What transformers loads; int8 and int4 of a plain checkpoint are made by bitsandbytes."""
+        """What transformers loads; bitsandbytes makes integers of a plain checkpoint."""
         if refusal := self.unread(model):
             return refusal
         stored = stored_format(model)
-        if stored in ("int8", "int4"):
+        if stored in READY_MADE.values():
             return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
         wide = Option(model, "transformers", "fp32", stored, float32=True)
         plain = Option(model, "transformers", "bf16", stored)
@@ -59,10 +60,13 @@ class TransformersRules(EngineRules):
             plain = wide
         if device.cpu or stored != "bf16" or model.mixed:  # bitsandbytes leaves experts as they are
             return [plain]
-        low: tuple[WeightFormat, ...] = ("int8", "int4")
         return [
             plain,
-            *(Option(model, "transformers", weights, weights, needs=BITS.format(weights)) for weights in low),
+            *(
+                Option(model, "transformers", weights, weights, needs=BITS.format(weights))
+                for weights in INTEGERS[::-1]
+                if weights in BITSANDBYTES
+            ),
         ]
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:

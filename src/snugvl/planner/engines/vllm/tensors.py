@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from snugvl.checkpoint.facts import TensorFact
 from snugvl.checkpoint.families import traits_of
+from snugvl.core.formats import READY_MADE
 from snugvl.core.sizes import MIB
 from snugvl.planner.footprint.allocator import CachingAllocator, up
 from snugvl.planner.inventory import Inventory, Kind, Part, group_of, widths
@@ -88,7 +89,7 @@ def loaded_tensors(
         tower: the vision tower is loaded.
     """
     layers = -(-model.facts.text.num_layers // pipeline_parallel)
-    ready_made = model.facts.quantization in ("int4", "int8")
+    ready_made = model.facts.quantization in READY_MADE.values()
     sizes: dict[tuple[_Piece, ...], int] = {}  # most layers are alike
     found = []
     for part, layer, pieces in _joined(model):
