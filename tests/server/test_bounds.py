@@ -14,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import FormData, UploadFile
 
 from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
@@ -393,3 +394,20 @@ def test_threads_of_a_server_let_its_event_loop_go_on_soon() -> None:
         sys.setswitchinterval(before)
     assert seen == [pytest.approx(run_module.SWITCH_S)]
     assert seen[0] < 0.005
+
+
+@pytest.mark.parametrize("path", ["/v1/vision/ask", "/v1/chat/completions"])
+def test_files_of_a_form_are_there_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the form has of a file is gone as soon as it was read, not only when the form ends."""
+    kept: list[bool] = []
+    close = FormData.close
+
+    async def noted(form: FormData) -> None:
+        kept.extend(not entry.file.closed for _, entry in form.multi_items() if isinstance(entry, UploadFile))
+        await close(form)
+
+    monkeypatch.setattr(FormData, "close", noted)
+    files: Any = [("image", ("a.png", b"no picture")), ("request", (None, json.dumps(CHAT)))]
+    with live(FakeService()) as base:
+        httpx.post(base + path, files=files, timeout=LONG_S)
+    assert kept == [False]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
@@ -254,6 +254,13 @@ async def form_of(request: Request, *, max_files: int, max_fields: int) -> Async
         yield form
     finally:
         await form.close()
+
+
+async def bytes_of(file: UploadFile) -> bytes:
+    """The content of a file of a form, of which the form keeps nothing: else it would be there twice."""
+    content: bytes = await file.read()
+    await file.close()
+    return content
 
 
 class _Parser(MultiPartParser):

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
-from snugvl.server.body import MAX_FORM_FILES, Handler, JsonRoute, form_of, read_json
+from snugvl.server.body import MAX_FORM_FILES, Handler, JsonRoute, bytes_of, form_of, read_json
 from snugvl.server.fields import WHOLE
 from snugvl.server.intake.intake import Intake
 
@@ -138,7 +138,7 @@ async def _unpack(request: Request) -> Request:
         for name, value in form.multi_items():
             if name in content:
                 raise RequestError(f"the form has two parts named {name!r}; names must differ", field=name)
-            content[name] = await value.read() if isinstance(value, UploadFile) else value.encode()
+            content[name] = await bytes_of(value) if isinstance(value, UploadFile) else value.encode()
     given = [name for name in NAMES if name in content]
     if len(given) != 1:
         raise RequestError(

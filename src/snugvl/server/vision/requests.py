@@ -19,7 +19,7 @@ from starlette.requests import Request
 from snugvl.core.messages import Capabilities, Picture, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.server.body import form_of
+from snugvl.server.body import bytes_of, form_of
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
 from snugvl.server.together import together
@@ -272,7 +272,7 @@ async def _sources(form: FormData) -> AsyncIterator[PictureSource]:
     for index, entry in enumerate(entries):
         field = "image" if len(entries) == 1 else f"image[{index}]"
         if isinstance(entry, UploadFile):
-            yield PictureSource(await entry.read(), field, entry.filename or "image")
+            yield PictureSource(await bytes_of(entry), field, entry.filename or "image")
         else:
             yield PictureSource(entry, field)
 
