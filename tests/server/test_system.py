@@ -106,7 +106,7 @@ def test_memory_has_the_plan_that_runs() -> None:
     plan = replace(allocation_of(chosen), changed="planned for more")
     service = FakeService()
     assert service.capabilities is not None
-    service.capabilities = replace(service.capabilities, plan=plan)
+    service.capabilities = replace(service.capabilities, plan=plan.running)
     with live(service) as base:
         told = httpx.get(base + "/memory").json()["plan"]
     assert told["settings"] == asdict(chosen.settings)

@@ -175,7 +175,7 @@ def _facts(planned: Planned, load: LoadOptions) -> Facts:
         parameters=model.parameters,
         gpu_uuids=tuple(gpu.uuid for gpu in choice.gpus if gpu.uuid is not None),
         card=Card(choice.budget.total_bytes, choice.budget.free_bytes),
-        plan=allocation_of(choice),
+        plan=allocation_of(choice).running,
     )
 
 
@@ -195,7 +195,7 @@ def _replanned(planned: Planned, load: LoadOptions) -> Replan:
         smaller = less(planned, kind)
         if smaller is None:
             return None
-        facts = None if before.facts is None else replace(before.facts, plan=allocation_of(smaller))
+        facts = None if before.facts is None else replace(before.facts, plan=allocation_of(smaller).running)
         arguments = arguments_of(smaller, load)
         return replace(before, arguments=arguments, planned=planned_rows(smaller), facts=facts)
 

@@ -1,5 +1,6 @@
-"""The ledger: every component of memory, planned and measured, side by side."""
+"""The ledger: every component of memory, planned and measured, side by side; and the plan behind it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snugvl.core.memory_kinds import Kind
@@ -22,6 +23,34 @@ class LedgerRow:
     measured_bytes: int | None = None
     used_bytes: int | None = None
     kind: Kind = Kind.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """A component of a plan: its bytes, in which phase it lives, and why it takes so much."""
+
+    name: str
+    nbytes: int
+    phase: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPlan:
+    """The plan that an engine runs, in plain values.
+
+    Attributes:
+        settings: every choice that changes a byte, by its name.
+        total_bytes: what the parts come to in the largest phase.
+        usable_bytes: what the plan counted on.
+        changed: how it differs from what was printed, and why, as a sentence; empty where it doesn't.
+    """
+
+    settings: Mapping[str, object]
+    parts: tuple[PlannedPart, ...]
+    total_bytes: int
+    usable_bytes: int
+    changed: str
 
 
 @dataclass(frozen=True, slots=True)

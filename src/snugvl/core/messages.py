@@ -9,16 +9,14 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 from PIL.Image import Image
 
+from snugvl.core.ledger import RunningPlan
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.training import Training
 from snugvl.errors import ImageError
-
-if TYPE_CHECKING:
-    from snugvl.planner.plan import Allocation
 
 _UNNAMED: Final = re.compile(r"^the (?:image|video)(?= (?!at ))")
 
@@ -384,7 +382,7 @@ class Capabilities:
     most_images: int | None = None
     exact_forms: bool = True
     training: Training = field(default_factory=Training)
-    plan: "Allocation | None" = None
+    plan: RunningPlan | None = None
     counts_by_size: bool = True
     ignores: tuple[tuple[str, str], ...] = ()
     vague_limits: bool = False

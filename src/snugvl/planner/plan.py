@@ -1,7 +1,8 @@
 """The result of the solver."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from snugvl.core.ledger import PlannedPart, RunningPlan
 from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
@@ -83,6 +84,14 @@ class Allocation:
     def spare_bytes(self) -> int:
         """What the plan left free beside the margin."""
         return self.usable_bytes - self.footprint.total_bytes
+
+    @property
+    def running(self) -> RunningPlan:
+        """What the engine that runs it says of it."""
+        parts = (PlannedPart(x.name, x.nbytes, x.phase, x.why) for x in self.footprint.components)
+        return RunningPlan(
+            asdict(self.settings), tuple(parts), self.footprint.total_bytes, self.usable_bytes, self.changed
+        )
 
 
 def allocation_of(choice: Choice) -> Allocation:

@@ -2,17 +2,15 @@
 
 import math
 import time
-from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from snugvl.core.ledger import LedgerRow
+from snugvl.core.ledger import LedgerRow, RunningPlan
 from snugvl.core.service import Health, Load, Snapshot, State
 from snugvl.core.training import Training
-from snugvl.planner.plan import Allocation
 from snugvl.server.context import Context, context_of
 from snugvl.tasks.conventions import Grounding, grounding_of, tasks_of
 from snugvl.version import __version__
@@ -62,16 +60,16 @@ class PlanReport(BaseModel):
     changed: str = Field(description="How it differs from what was printed, and why; empty where it doesn't.")
 
     @classmethod
-    def of(cls, plan: Allocation) -> "PlanReport":
-        """The report of an allocation."""
+    def of(cls, plan: RunningPlan) -> "PlanReport":
+        """The report of a plan."""
         parts = (
             {"name": part.name, "bytes": part.nbytes, "phase": part.phase, "why": part.why}
-            for part in plan.footprint.components
+            for part in plan.parts
         )
         return cls(
-            settings=asdict(plan.settings),
+            settings=dict(plan.settings),
             components=tuple(parts),
-            total_bytes=plan.footprint.total_bytes,
+            total_bytes=plan.total_bytes,
             usable_bytes=plan.usable_bytes,
             changed=plan.changed,
         )
@@ -91,7 +89,7 @@ class MemoryReport(BaseModel):
     plan: PlanReport | None = Field(None, description="What the engine runs, where it was planned.")
 
     @classmethod
-    def of(cls, snapshot: Snapshot | None, health: Health, plan: Allocation | None = None) -> "MemoryReport":
+    def of(cls, snapshot: Snapshot | None, health: Health, plan: RunningPlan | None = None) -> "MemoryReport":
         """The report of the last snapshot known."""
         return cls(
             at=snapshot.at if snapshot else None,

@@ -65,7 +65,7 @@ def test_pocket_sees_the_same(tmp_path: Path) -> None:
         assert model.memory()["KV cache"] > 1 << 20
         plan = model.capabilities.plan
         assert plan is not None
-        assert plan.settings.context == model.capabilities.context_tokens
+        assert plan.settings["context"] == model.capabilities.context_tokens
         text = "".join(delta.text for delta in model.backend.submit(request))
 
         async def read() -> str:

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snugvl.checkpoint.locate import POCKET, near
-from snugvl.core.ledger import LedgerRow
+from snugvl.core.ledger import LedgerRow, RunningPlan
 from snugvl.core.messages import ToolForm, user
 from snugvl.diagnose.facts import Card
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.reasoning import PLAIN, VARIABLE, Thinking, opened
-from snugvl.planner.plan import Allocation
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
 IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work
@@ -61,7 +60,7 @@ class Facts:
     thinking: Thinking = PLAIN
     gpu_uuids: tuple[str, ...] = ()
     card: Card | None = None
-    plan: Allocation | None = None
+    plan: RunningPlan | None = None
 
 
 def with_template(facts: Facts, template: ChatTemplate) -> Facts:

@@ -40,7 +40,7 @@ def llamacpp_choice(
         parameters=choice.option.model.parameters,
         gpu_uuids=tuple(gpu.uuid for gpu in choice.gpus if gpu.uuid is not None),
         card=Card(choice.budget.total_bytes, choice.budget.free_bytes),
-        plan=allocation_of(choice),
+        plan=allocation_of(choice).running,
     )
     return LlamacppChoice(
         choice.option.model.name,

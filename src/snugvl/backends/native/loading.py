@@ -170,7 +170,7 @@ def _loaded(
         language_only=left_out > 0,
         most_images=options.images,
         training=training_of(options.model),
-        plan=allocation,
+        plan=allocation.running,
     )
     if facts.gguf is not None and counted.has("blocks", "decoder"):
         capabilities = replace(capabilities, weights=facts.gguf.file_type)
