@@ -113,7 +113,7 @@ def resolve_max_tokens(request: EngineRequest, prompt: CheckedPrompt, config: En
 def max_tokens_now(
     request: EngineRequest, prompt: CheckedPrompt, config: EngineConfig, blocks: int | None
 ) -> int:
-    """The same while other programs hold memory, and only `blocks` can be had; None: all of them.
+    """Most tokens that an answer can have while other programs leave the cache `blocks`; None: all of them.
 
     Raises:
         RequestTooLarge: it exceeds the whole cache.

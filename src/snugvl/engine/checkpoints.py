@@ -91,7 +91,7 @@ class Checkpoints:
         return copies
 
     def leave(self, chunks: list["Chunk"]) -> list[StateCopy]:
-        """The same after a step with parts of prompts, one of which may have landed."""
+        """Copies of states to keep after a step with parts of prompts, one of which may have landed."""
         landed = (self._place(chunk.sequence, chunk.landing, None) for chunk in chunks if chunk.landing)
         return [*chain.from_iterable(landed), *self.take(chunk.sequence for chunk in chunks)]
 

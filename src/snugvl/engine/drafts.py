@@ -62,7 +62,7 @@ class Drafts:
         return self.proposer.propose(most) if unseen is None else [0] * min(most, unseen.count)
 
     def learn(self, length: int, drafted: int, accepted: int) -> None:
-        """Of so many drafts, so many were right; it has `length` tokens now."""
+        """Adapt the width of drafts: `accepted` of `drafted` were right; there are `length` tokens now."""
         self.misses = 0 if accepted else self.misses + 1
         self.width = max(self.width, 2 * drafted) if accepted == drafted else accepted + 1
         if self.misses > 1:
@@ -89,7 +89,7 @@ class PendingDrafts:
             self._event.record()
 
     def of(self, row: int) -> list[int]:
-        """Those of a row, waiting for them."""
+        """Drafted tokens of a row; waits until the device has them."""
         if self._found is None:
             if self._event is not None:
                 self._event.synchronize()
@@ -120,7 +120,7 @@ class Unseen:
 
 
 class PredictorProposer:
-    """Of one choice: what the predictor found for it, until it has another token."""
+    """Drafts of one choice by the predictor; they hold until the choice has another token."""
 
     def __init__(self, generated: list[int]) -> None:
         """`generated`: its answer, which grows."""
@@ -189,7 +189,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """Of one choice: looks in its prompt and in its own answer."""
+    """Drafts of one choice by n-grams of its prompt and its own answer."""
 
     def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
         """`generated`: its answer, which grows."""

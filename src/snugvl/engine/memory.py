@@ -86,7 +86,7 @@ def _states(model: Network, config: EngineConfig) -> StateCache | None:
 
 
 def state_bytes(cache: KVCache) -> int:
-    """Of one sequence's recurrent state."""
+    """Bytes of one sequence's recurrent state."""
     return 0 if cache.states is None else cache.states.nbytes // cache.states.rows
 
 

@@ -54,7 +54,7 @@ class StepStarter(Protocol):
 
     @property
     def graphs(self) -> DecodeGraphs:
-        """Those of steps of single tokens."""
+        """CUDA graphs of steps of single tokens."""
         ...
 
     @property

@@ -35,7 +35,7 @@ av: ModuleType | None = None
 
 @dataclass(frozen=True, slots=True)
 class VideoLimits:
-    """Of one video.
+    """Limits of one video.
 
     Attributes:
         max_frames: that the model sees; more are sampled down evenly.

@@ -202,7 +202,7 @@ class _Compiled:
 
     @property
     def idle(self) -> list[LLMatcher]:
-        """Those that nobody uses."""
+        """Matchers that no request uses."""
         return [each.matcher for each in self._matchers if not each.users]
 
     def lend(self, choices: int) -> "_Lent":

@@ -45,7 +45,7 @@ class ImagePreprocessor:
         return cls(read_pixel_settings(folder)).limited(max_pixels)
 
     def limited(self, max_pixels: int | None) -> "ImagePreprocessor":
-        """The same with a lower limit for every image.
+        """A preprocessor with a lower limit for every image.
 
         Raises:
             RequestError: `max_pixels` is smaller than one token.

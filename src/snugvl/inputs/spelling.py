@@ -38,7 +38,7 @@ class Spelling(Protocol):
         ...
 
     def opening(self, token: str) -> bytes:
-        """Those at the beginning of a text."""
+        """Bytes of a token at the beginning of a text."""
         ...
 
 
@@ -56,7 +56,7 @@ class ByteLevel:
         return token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
 
     def opening(self, token: str) -> bytes:
-        """The same: a space is its own."""
+        """Bytes of a token at the beginning of a text: as anywhere, as a space is a character of its own."""
         return self.inside(token)
 
 
@@ -96,7 +96,7 @@ class Pieces:
         return token.encode() if byte is None else bytes.fromhex(byte[1])
 
     def opening(self, token: str) -> bytes:
-        """Those at the beginning of a text."""
+        """Bytes of a token at the beginning of a text, where some spaces are dropped."""
         if self.unmarked is not None:
             token = token.replace(self.unmarked, "")
         data = self.inside(token)

@@ -55,7 +55,7 @@ class VideoPreprocessor:
         return cls(read_pixel_settings(folder, video=True), read_frame_cap(folder))
 
     def limited(self, patches: int) -> Self:
-        """The same for videos of at most that many patches, all frames together."""
+        """A preprocessor for videos of at most that many patches, all frames together."""
         made = copy(self)
         made.most_patches = patches
         return made
@@ -196,7 +196,7 @@ class VideoPreprocessor:
 
 
 class PositionedVideoPreprocessor(VideoPreprocessor):
-    """The same for a Qwen2.5-VL: one run of placeholders, limits for each frame, times as positions."""
+    """Videos for a Qwen2.5-VL: one run of placeholders, limits for each frame, times as positions."""
 
     def __init__(self, settings: PixelSettings, cap: FrameCap, tokens_per_second: int) -> None:
         super().__init__(settings, cap)

@@ -152,7 +152,7 @@ def _plain(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """The same in plain torch, without gates."""
+    """Paged attention in plain torch, without gates."""
     if metadata.starts is not None:
         metadata = metadata.on_host()
     elif metadata.decodes:

@@ -36,7 +36,7 @@ class Compilations:
 
 
 def compilations(device: torch.device) -> Compilations:
-    """Those of this process since the first call; none for a device that has no kernels."""
+    """Compilations of this process since the first call; none for a device that has no kernels."""
     return _of_triton() if device.type == "cuda" else Compilations()
 
 

@@ -34,7 +34,14 @@ SUPER: Final = 256  # neighbours of a K type's block
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of a type: neighbours of a block and its bytes, neighbours that share a scale, bytes of each plane."""
+    """Layout of a ggml type.
+
+    Attributes:
+        block: neighbours of a block.
+        nbytes: bytes of a block in the file.
+        group: neighbours that share a scale.
+        planes: bytes of each plane that a block is sorted into.
+    """
 
     block: int
     nbytes: int
@@ -72,7 +79,7 @@ class Part:
         return LAYOUTS[self.type]
 
     def nbytes(self, columns: int) -> int:
-        """Of its rows, as in the file."""
+        """Bytes of its rows, as in the file."""
         return self.rows * (columns // self.layout.block) * self.layout.nbytes
 
     def planes(self, data: torch.Tensor, columns: int) -> list[torch.Tensor]:
@@ -234,7 +241,7 @@ def _sort_5_k(blocks: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _sort_6_k(blocks: torch.Tensor) -> list[torch.Tensor]:
-    """Of each 128: 64 bytes of low nibbles, 32 bytes of high bits, two for each of four quarters."""
+    """Planes of Q6_K. Each 128 have 64 bytes of low nibbles and 32 of high bits, two for each quarter."""
     low = _rows(blocks[..., :128], 2)
     high = _rows(blocks[..., 128:192], 2)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)

@@ -168,7 +168,7 @@ def in_few_bits(codes: torch.Tensor, kind: FormatName, scale: torch.Tensor, zero
 
 
 def shares_of(squares: torch.Tensor | None, columns: int, group: int, device: torch.device) -> torch.Tensor:
-    """Of each column in its group's error, `[1, groups, group]` float32."""
+    """Share of each column in its group's error, `[1, groups, group]` float32."""
     if squares is None:
         return torch.full((1, columns // group, group), 1 / group, device=device)
     floor = LEAST_SHARE * squares.mean().clamp(min=1e-20)  # another text may bring more to a column

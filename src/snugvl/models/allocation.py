@@ -56,5 +56,5 @@ def give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
 
 
 def segment_bytes(sizes: Iterable[int]) -> int:
-    """Of one segment for all tensors of more than 1 MiB, each to 512 bytes: torch keeps others apart."""
+    """Bytes of one segment for tensors of more than 1 MiB, each to 512 bytes: torch keeps others apart."""
     return sum(-(-size // 512) * 512 for size in sizes if size > 1 << 20)

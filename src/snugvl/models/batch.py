@@ -84,7 +84,7 @@ class ForwardBatch:
     predictor: PredictorBatch | None = None
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Those of `hidden` `[tokens, size]` whose logits are wanted, `[n, size]`."""
+        """Rows of `hidden` `[tokens, size]` whose logits are wanted, `[n, size]`."""
         return hidden if self.logit_rows is None else hidden.index_select(0, self.logit_rows)
 
 

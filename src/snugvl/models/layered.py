@@ -61,7 +61,7 @@ class LayeredNetwork:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations, and of weights that aren't stored in fewer bits."""
+        """Type of activations, and of weights that aren't stored in fewer bits."""
         return self.model.dtype
 
     @property

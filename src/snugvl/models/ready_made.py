@@ -149,7 +149,7 @@ def check_matrix(matrix: PackedMatrix, target: LoadTarget) -> None:
 
 
 def _shapes(rows: int, columns: int, groups: int, bits: int) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Of codes, zero points and scales."""
+    """Shapes of codes, zero points and scales, by the format of the checkpoint."""
     return {
         "awq": ((columns, rows // 8), (groups, rows // 8), (groups, rows)),
         "gptq": ((columns // 8, rows), (groups, rows // 8), (groups, rows)),
@@ -310,7 +310,7 @@ def _check_values(
 
 
 def _fill_ordered(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: PackedInt4) -> None:
-    """The same of codes whose columns are moved, so that those of a group stand together.
+    """Fill a matrix with codes whose columns are moved, so that those of a group stand together.
 
     Parts of one matrix take the same input, so they must have the same order: `check_orders`.
     """

@@ -195,7 +195,7 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 def _yarn(plain: torch.Tensor, rope: Rope, scaling: YarnScaling) -> torch.Tensor:
     def index(turns: float) -> float:
-        """Of the frequency, as a real number, that turns so often in the original context."""
+        """Index of the frequency, a real number, that turns so often in the original context."""
         length = scaling.original / (turns * 2 * math.pi)
         return rope.dims * math.log(length) / (2 * math.log(rope.theta))
 

@@ -38,12 +38,12 @@ class _Columns:
         )
 
     def at(self, rows: torch.Tensor) -> "_Columns":
-        """Those of some of the rows."""
+        """The parameters of some rows."""
         return _Columns(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
 class Filters:
-    """Of a batch of choices, row by row."""
+    """Filters (top-k, top-p, min-p) of a batch of choices, row by row."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         asking = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1.0 or p.min_p]
@@ -95,7 +95,7 @@ def _support_of_all(scores: torch.Tensor, columns: _Columns) -> torch.Tensor:
 
 
 def _support_of_few(scores: torch.Tensor, columns: _Columns) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by looking at the best `_FEW` tokens, and `[n]`: whether these decide."""
+    """Tokens that the filters keep, by the best `_FEW` alone, and `[n]`: whether these decide."""
     best, ids = scores.topk(_FEW, dim=-1)
     worst = best[:, -1:]
     # Equals of the worst of the few may have lower ids; equals of -inf have no probability anyway.

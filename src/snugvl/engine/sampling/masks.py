@@ -262,7 +262,7 @@ class Mask:
 
     @property
     def words(self) -> int:
-        """Of its bits."""
+        """Length of its bits, in 32-bit words."""
         return len(self._bits)
 
     def put(

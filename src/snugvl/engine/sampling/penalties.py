@@ -17,7 +17,7 @@ _HIGHEST = 1e30  # of a score in float32; divided by the lowest temperature it i
 
 
 class Speaker(Protocol):
-    """Of a choice, what penalties look at: `sampler.Choice`."""
+    """What penalties look at of a choice: `sampler.Choice` has it."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -36,7 +36,7 @@ def penalizes(params: SamplingParams) -> bool:
 
 
 class Penalties:
-    """Of a batch of choices, row by row."""
+    """Penalties and biases of a batch of choices, row by row."""
 
     def __init__(self, choices: Sequence[Speaker], vocab: int, device: torch.device) -> None:
         self._bias: tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor] | None = None

@@ -197,7 +197,7 @@ class Sampler:
     def _logprobs(
         self, logits: torch.Tensor, total: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Of the rows that ask: each token's own log-probability, and the highest with their ids."""
+        """Log-probabilities of the rows that ask: each token's own, and the highest ones with their ids."""
         if not self._asked:
             return total[:0], None
         rows = self._asked_rows

@@ -141,7 +141,7 @@ def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
 
 
 def _alone(root: Mapping[str, Any], strict: bool) -> tuple[set[int], dict[int, str]]:
-    """Of the schemas that are alone wherever they are used: ids of those to close, types of those without."""
+    """Schemas that are alone wherever they are used: ids of those to close, types for those without one."""
     found: dict[int, bool] = {}
     shared: set[int] = set()
     types: dict[int, str] = {}

@@ -115,7 +115,7 @@ def _apart(content: Sequence[Part]) -> tuple[str, tuple[Part, ...]]:
 
 
 def _joined(content: Sequence[Part]) -> tuple[Part, ...]:
-    """The same content, without two texts beside each other."""
+    """The content with texts that stand beside each other joined to one."""
     found: list[Part] = []
     for words, group in groupby(content, key=lambda part: isinstance(part, Text)):
         parts = list(group)

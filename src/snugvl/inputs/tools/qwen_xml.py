@@ -202,7 +202,7 @@ def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
 
 
 def _parameters(i: int, tool: Tool, index: int) -> list[tuple[str, list[str]]]:
-    """Of each parameter: how the function's rule names it, and its own rules."""
+    """Grammar of each parameter: how the function's rule names it, and its own rules."""
     schema = arguments_schema(tool)
     types = Types(schema)
     required = schema.get("required", [])

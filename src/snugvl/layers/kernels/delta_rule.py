@@ -39,7 +39,7 @@ GATED = 16  # rows of a program of the gate
 
 @triton.jit
 def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr, RATES: tl.constexpr):
-    """Of tokens of a value head: how much is corrected, and the logarithm of how much is kept.
+    """Rates of a value head's tokens: how much is corrected, and the logarithm of how much is kept.
 
     `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Those of nobody do
     neither.

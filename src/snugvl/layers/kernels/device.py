@@ -51,7 +51,7 @@ def _look(device: torch.device) -> Hardware:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """Of the hardware; none where kernels are interpreted."""
+    """Compute capability of the hardware; (0, 0) where kernels are interpreted."""
     return hardware_of(device).capability
 
 

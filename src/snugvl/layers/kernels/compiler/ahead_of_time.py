@@ -33,7 +33,7 @@ from snugvl.layers.kernels.device import Hardware, described
 
 @dataclass(frozen=True, slots=True)
 class TensorAddress:
-    """Of a tensor, as Triton looks at it: type, and a number that 16 divides or not."""
+    """What Triton looks at of a tensor: its type, and whether 16 divides its address."""
 
     dtype: torch.dtype
     address: int
@@ -107,7 +107,7 @@ def _divided(a: torch.Tensor, b: Any) -> Any:
 
 
 def _bent(x: torch.Tensor, *_: float, **bounds: float) -> Any:
-    """Of floating-point values, or whole ones between whole numbers."""
+    """Shape after `clamp` of floating-point values, or of whole ones between whole numbers."""
     numbers = {type(each) for each in (*_, *bounds.values())}
     plain = numbers <= {int, float} if x.is_floating_point() else numbers == {int}
     return _alike(x) if plain else NotImplemented

@@ -54,7 +54,7 @@ def four(v, T: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def own_of(a, b, c, d, odd, T: tl.constexpr, HALF: tl.constexpr):
-    """Of pairs of rows `[T, HALF]` each one's product with unit a, where it is among them: `[T, 2 HALF]`."""
+    """Products of rows with unit a, where it is among them: pairs `[T, HALF]` as `[T, 2 HALF]`."""
     both = tl.join(tl.where(odd, b, a), tl.where(odd, d, c))
     return tl.reshape(both, [T, 2 * HALF])
 

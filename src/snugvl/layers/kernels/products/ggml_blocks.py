@@ -104,7 +104,7 @@ def tiny_high(high, EACH: tl.constexpr):
 
 @triton.jit
 def power_of_high(k, EACH: tl.constexpr):
-    """The same of the high bits, which count sixteenfold."""
+    """Power of two for a place of the high bits, which count sixteenfold."""
     return ((231 - EACH * (k % 8)) << 23).to(tl.float32, bitcast=True)
 
 

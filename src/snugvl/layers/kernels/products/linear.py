@@ -269,7 +269,7 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
 
 
 def _plane_constants(x: torch.Tensor, weights: Weights, beside: Epilogue) -> dict[str, Any]:
-    """Those of `_constants` that kernels of two planes have."""
+    """Constants of the kernels of two planes: some of `_constants`, and their bits."""
     every = _constants(x, weights, beside, words=True)
     kept = {name: value for name, value in every.items() if name not in ("FORMAT", "NATIVE")}
     form = FORMATS[weights.format]
@@ -313,7 +313,7 @@ def _matrix(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
 
 
 def _words(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same with codes as int32 words."""
+    """Data, scales and zero points for a launch, with codes as int32 words."""
     data, scale, zero = operands(weights)
     return (data if weights.format == "bf16" else data.view(torch.int32)), scale, zero
 

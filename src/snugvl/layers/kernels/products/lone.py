@@ -83,7 +83,7 @@ def _stored(
 
 @triton.jit
 def _numbers(start, first, K: tl.constexpr, BATCH: tl.constexpr, FLIP: tl.constexpr):
-    """The same eight units of the input or of the norm's weight, `[8, BATCH, 1, EACH / 8, 32]`."""
+    """Eight units of the input or of the norm's weight for each slice, `[8, BATCH, 1, EACH / 8, 32]`."""
     unit = _units(first, BATCH)[:, :, None, None, None]
     part = tl.arange(0, EACH // 8)[None, None, None, :, None]  # loads of a thread
     thread = tl.arange(0, 32)[None, None, None, None, :]
@@ -106,7 +106,7 @@ def _input(
 
 @triton.jit
 def _diagonal(y, BATCH: tl.constexpr, BN: tl.constexpr):
-    """Of `[BATCH, 8 BN, 8]` the columns 2 i and 2 i + 1 as one, in which the diagonal is: `[BATCH, 8 BN, 4]`.
+    """Columns 2 i and 2 i + 1 of `[BATCH, 8 BN, 8]` as one that has the diagonal: `[BATCH, 8 BN, 4]`.
 
     They are a thread's, so this moves nothing.
     """

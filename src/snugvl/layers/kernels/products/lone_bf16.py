@@ -57,7 +57,7 @@ def _rows(
     w, first, N, thread, K: tl.constexpr, R: tl.constexpr, W: tl.constexpr, SWIGLU: tl.constexpr,
     ASSEMBLY: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Of `R` rows what a thread has of each slice: words `[T, R, 4]`, or values `[T, R, 8]`."""
+    """A thread's share of each slice of `R` rows: words `[T, R, 4]`, or values `[T, R, 8]`."""
     slices: tl.constexpr = (K + 32 * W * EACH - 1) // (32 * W * EACH)
     outputs: tl.constexpr = R // 2 if SWIGLU else R
     r = tl.arange(0, R)[None, :]

@@ -31,7 +31,7 @@ from snugvl.layers.kernels.products.unpack import _assembly
 
 
 def _steps(words: int, inputs: int) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
-    """Of each instruction: number, pair of words, place in them, the input's two registers."""
+    """Instructions: number, pair of words, place in them, the input's two registers."""
     for step in range(2 * words):
         pair, place = step // 4 * 2, step % 4
         first = inputs + 4 * pair + place

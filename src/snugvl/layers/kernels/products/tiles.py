@@ -79,7 +79,7 @@ def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
 
 
 def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
-    """The same of bf16."""
+    """Tile of `lone_bf16`, as `benchmarks/layer_tiles.py` measured it within layers of the Qwens."""
     columns = weights.columns
     if not swiglu and 6144 <= outputs < HEAD_OUTPUTS:
         tile = Fragments(4, 4, 4 if columns <= 4096 else 0)

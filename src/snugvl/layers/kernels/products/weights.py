@@ -30,7 +30,7 @@ def operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def planes_of(weights: Weights) -> tuple[torch.Tensor, ...]:
-    """Of 5 and 6 bits both planes, scales and zero points for a launch."""
+    """Both planes of weights of 5 and 6 bits, their scales and zero points, for a launch."""
     assert weights.upper is not None
     assert weights.scale is not None
     assert weights.zero is not None
