@@ -117,7 +117,7 @@ def load(
 
 
 def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:
-    """The same, of options that are one value."""
+    """Load a model by options that are one value: see `load`."""
     backend = backend_for(options)
     refuse_ours(options, backend)
     if backend == "llamacpp":

@@ -131,7 +131,7 @@ def _hindrance(index: int) -> str | None:
 
 
 def dtype_of(name: DtypeName, place: Place, *, wide: bool) -> torch.dtype:
-    """Of activations: as asked for, else what a GPU's age allows, and float32 on a CPU where it is `wide`."""
+    """Type of activations: as asked for, else by a GPU's age; float32 on a CPU where it is `wide`."""
     if name != "auto":
         return DTYPES[name]
     if place.compute_capability is not None:

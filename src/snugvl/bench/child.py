@@ -109,7 +109,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """Process id of the server."""
         assert self._process is not None
         return self._process.pid
 

@@ -70,7 +70,7 @@ def _others(first: Result, second: Result) -> Iterator[tuple[str, ...]]:
 
 
 def _peaks(result: Result) -> tuple[int | None, int | None]:
-    """Of the engine's process by its ledger, and what came on top of the GPUs' memory by the driver."""
+    """Peak of the engine's process by its ledger, and the growth of the GPUs' memory by the driver."""
     peak = memory_peak(result)
     if peak is None:
         return None, None

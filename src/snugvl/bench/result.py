@@ -113,7 +113,7 @@ class Result:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Of all runs."""
+        """Records of all runs."""
         return tuple(record for run in self.runs for record in run.records)
 
 

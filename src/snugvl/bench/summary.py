@@ -64,7 +64,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of all values that there are; None without any."""
+    """Spread of the values that there are; None without any."""
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None

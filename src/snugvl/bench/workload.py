@@ -134,5 +134,5 @@ def picture(width: int, height: int, seed: int) -> bytes:
 
 
 def picture_url(width: int, height: int, seed: int) -> str:
-    """The same as a data URL."""
+    """A picture of that size and seed, as a data URL."""
     return "data:image/jpeg;base64," + base64.b64encode(picture(width, height, seed)).decode()

@@ -164,7 +164,7 @@ class Generation:
     seed: int | None
 
     def sampling(self) -> SamplingParams:
-        """The same for the tasks."""
+        """Options of sampling as the tasks take them."""
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
     def chosen(self) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def _replanned_llamacpp(planned: Planned) -> Replan:
 
 
 def less(planned: Planned, kind: str) -> Choice | None:
-    """The same model in less memory than before, by why it failed; None where that doesn't fit."""
+    """A choice of the model in less memory than before, by why it failed; None where that doesn't fit."""
     from snugvl.cli.machine_options import MachineChoice, machine_from
     from snugvl.planner.engines.vllm.flags import VLLM_STEPS
     from snugvl.planner.footprint.total import footprint

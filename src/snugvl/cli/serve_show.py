@@ -66,7 +66,7 @@ def show_banner(planned: Planned | Unplanned, settings: ServerSettings) -> None:
 
 
 def show_attached(url: str, model: str | None, settings: ServerSettings) -> None:
-    """The same for a vLLM that runs already."""
+    """Print the banner of a server before a vLLM that runs already."""
     title = f"{model}, as {url} serves it" if model else f"what {url} serves first"
     engine = f"vllm at {url}, which is neither started nor ended"
     _banner([("Model", title), ("Engine", engine)], settings, sees=False)
@@ -109,7 +109,7 @@ def _banner(facts: list[tuple[str, str]], settings: ServerSettings, *, sees: boo
 
 
 def ask_line(base: str) -> str:
-    """The same question by our own command line, of the file that the page shows as a sample."""
+    """A question by our own command line, of the file that the page shows as a sample."""
     import shlex
 
     from snugvl import server

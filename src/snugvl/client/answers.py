@@ -52,7 +52,7 @@ def result_reader(kind: type[R]) -> Callable[[Any], R]:
 
 
 def task_deltas(event: Any) -> tuple[Delta, ...]:
-    """Of one event of a streamed task: text, or the result that ends it."""
+    """Deltas of one event of a streamed task: text, or the result that ends it."""
     if "delta" in event:
         return (Delta(event["delta"]),)
     if "result" not in event:
@@ -62,14 +62,14 @@ def task_deltas(event: Any) -> tuple[Delta, ...]:
 
 
 def reply(value: Any) -> Reply:
-    """Of a chat completion: its first choice."""
+    """Reply of a chat completion: its first choice."""
     choice = value["choices"][0]
     finish = _finish(choice["finish_reason"]) or "stop"
     return Reply(text=choice["message"]["content"] or "", finish_reason=finish, usage=_usage(value))
 
 
 def chat_deltas(chunk: Any) -> tuple[Delta, ...]:
-    """Of one chunk of a streamed chat completion."""
+    """Deltas of one chunk of a streamed chat completion."""
     deltas = [
         Delta(
             choice["delta"].get("content") or "",
@@ -86,17 +86,17 @@ def chat_deltas(chunk: Any) -> tuple[Delta, ...]:
 
 
 def model_names(value: Any) -> tuple[str, ...]:
-    """Of `/v1/models`."""
+    """Names in an answer of `/v1/models`."""
     return tuple(model["id"] for model in value["data"])
 
 
 def health(value: Any) -> Health:
-    """Of `/health`."""
+    """Health in an answer of `/health`."""
     return Health(**_known(Health, value))
 
 
 def memory(value: Any) -> Memory:
-    """Of `/memory`."""
+    """Memory in an answer of `/memory`."""
     ledger = value.get("ledger")
     load = Load(**_known(Load, value.get("load") or {}))
     return Memory(value.get("at"), _ledger(ledger) if ledger else None, load, health(value["health"]))

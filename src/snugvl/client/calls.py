@@ -121,12 +121,12 @@ def chat(messages: Spoken | Sequence[Spoken] | Sequence[Body], options: Options)
 
 
 def streamed_task(call: Call[Caption] | Call[Answer]) -> StreamCall:
-    """The same task, streamed."""
+    """Call of a task, streamed."""
     return StreamCall(call.path, call.body | {"stream": True}, answers.task_deltas)
 
 
 def streamed_chat(call: Call[Reply]) -> StreamCall:
-    """The same conversation, streamed."""
+    """Call of a conversation, streamed."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
     return StreamCall(call.path, call.body | options, answers.chat_deltas)
 

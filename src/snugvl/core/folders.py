@@ -26,7 +26,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def sources_digest(*rooms: str) -> str:
-    """Of our sources in some folders of the package: what they have found out is theirs alone."""
+    """Digest of our sources in some folders of the package: what they have found out is theirs alone."""
     package, digest = Path(__file__).parent.parent, sha256()
     for room in rooms:
         for path in sorted((package / room).rglob("*.py")):

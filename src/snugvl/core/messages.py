@@ -270,7 +270,7 @@ class Usage:
     image_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Of both together."""
+        """Usage of both together."""
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,

@@ -59,7 +59,7 @@ class Region:
 
     @property
     def arguments(self) -> tuple[str, str]:
-        """Of a command line, for a child that inherits `descriptor`."""
+        """Arguments of a command line, for a child that inherits `descriptor`."""
         return str(self.descriptor), str(len(self.view))
 
     def keep_to_ourselves(self) -> None:

@@ -101,7 +101,7 @@ class EngineService(Protocol):
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """Of the loaded model; None until it was ready once. Kept while restarting."""
+        """What the loaded model can do; None until it was ready once. Kept while restarting."""
         ...
 
     @property

@@ -90,7 +90,7 @@ class KnownModel:
 
     @property
     def max_image_tokens(self) -> int:
-        """Of the largest image that the checkpoint allows; 0 for a text model."""
+        """Tokens of the largest image that the checkpoint allows; 0 for a text model."""
         return largest_image(self.model, None).tokens
 
     @property
@@ -192,7 +192,7 @@ def size(number: str, unit: str = "GiB", hit: Hit | None = None) -> Value | None
 
 
 def sized(hit: Hit, group: int) -> Value | None:
-    """The same of two neighbouring groups of a line."""
+    """Size in bytes from two neighbouring groups of a line: number and unit."""
     return size(hit.groups[group], hit.groups[group + 1], hit)
 
 

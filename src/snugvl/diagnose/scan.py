@@ -161,7 +161,7 @@ class LoggedRun:
 
     @property
     def version(self) -> str | None:
-        """Of the engine, as it says."""
+        """Version of the engine, as it says."""
         lines = ("version", "engine", "version_line", "ollama_version", "gguf_build")
         return next((hit.groups[0][:40] for key in lines if (hit := self.last(key))), None)
 

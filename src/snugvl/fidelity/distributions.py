@@ -29,7 +29,7 @@ ROWS: Final = 256  # tokens whose logits are made at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """Of each token.
+    """Judgement of each token.
 
     Attributes:
         kl: `[tokens]` float64, nats, from the reference's distribution to the variant's; None without one.

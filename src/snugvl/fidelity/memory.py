@@ -65,7 +65,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Of one sequence."""
+        """Tokens of the longest sequence."""
         return self.extent.tokens + self.answer_tokens
 
 
@@ -208,7 +208,7 @@ def _components(
 
 
 def _workspace(side: Participant, chunk: int, longest: int, *, cpu: bool) -> int:
-    """Of a chunk in a layer, and of the rows that pictures bring."""
+    """Workspace of a chunk in a layer, and of the rows that pictures bring, in bytes."""
     model = side.inventory
     settings = replace(side.settings, chunk=chunk, context=longest, sequences=1)
     attention = hybrid.attention_bytes(model, settings.itemsize, chunk, kernels=not cpu)

@@ -127,7 +127,7 @@ class Participant:
         return Extent(len(counted.prompt_ids), counted.image_tokens, counted.image_tokens * merge**2)
 
     def text(self, tokens: tuple[int, ...]) -> str:
-        """Of an answer, without the token that ends it."""
+        """Text of an answer, without the token that ends it."""
         ends = self.ends
         return self.processor.tokenizer.decode([token for token in tokens if token not in ends]).strip()
 

@@ -15,7 +15,7 @@ from snugvl.tasks.results import Box, Detections, Reply
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one answer: per token its KL in nats, and whether the likeliest token is the reference's."""
+    """Score of one answer: per token its KL in nats, and whether the likeliest token is the reference's."""
 
     kl: tuple[float, ...]
     same: tuple[bool, ...]

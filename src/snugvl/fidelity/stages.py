@@ -273,7 +273,7 @@ class Stages:
 
 
 def _name(stage: str, n: int, answer: Tokens) -> str:
-    """Of an answer's states: an answer that failed once may be there the next time, beside others."""
+    """Name of an answer's states: an answer that failed once may be there later, beside others."""
     return f"{stage}-{n}-{hashlib.blake2b(repr(answer).encode(), digest_size=8).hexdigest()}"
 
 

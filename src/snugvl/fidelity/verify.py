@@ -48,5 +48,5 @@ def verified(
 
 
 def furthest(found: Sequence[Verified]) -> Verified:
-    """Of beginnings of the same answer, the longest."""
+    """Longest of several beginnings of one answer."""
     return max(found, key=lambda each: (len(each.tokens), each.done), default=Verified())

@@ -77,7 +77,7 @@ class Work:
         )
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """Those that were put."""
+        """Tensors that were put under a name."""
         if self._folder is None:
             return self._tensors[name]
         return load_file(self._folder / f"{name}.safetensors")

@@ -47,7 +47,7 @@ def estimate(gpu: Gpu) -> int:
 
 
 def estimate_of(compute_capability: tuple[int, int] | None) -> int:
-    """The same by compute capability alone."""
+    """Bytes of a CUDA context, estimated by compute capability alone."""
     big = compute_capability is not None and compute_capability[0] in (9, 10)
     return DATA_CENTRE_CONTEXT_BYTES if big else DEFAULT_CONTEXT_BYTES
 

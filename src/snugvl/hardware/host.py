@@ -39,7 +39,7 @@ class Memory:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Of this machine, or of the control group of this process where that allows less."""
+    """Memory of this machine, or of this process's control group where that allows less."""
     return _within(container.limits(root), _memory(root))
 
 
@@ -89,7 +89,7 @@ def _within(limits: container.Limits, whole: Memory) -> Memory:
 
 
 def _memory(root: Path) -> Memory:
-    """Of the whole machine, from /proc/meminfo or else psutil."""
+    """Memory of the whole machine, from /proc/meminfo or else psutil."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}

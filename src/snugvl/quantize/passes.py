@@ -246,7 +246,7 @@ def _visited(layer: Layer, names: Sequence[str], visitor: Visitor) -> Iterator[N
 
 
 def _share(residual: torch.Tensor | None) -> torch.Tensor | float:
-    """Of each token, by what a product is added to."""
+    """Share of each token, by what a product is added to."""
     if residual is None:
         return 1.0
     return residual.float().square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6).reciprocal()

@@ -158,7 +158,7 @@ def _fitted(
 def _fitted_whole(
     values: torch.Tensor, bits: int, group: int, squares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with zero points that are codes."""
+    """Scales and zero points that fit best, with zero points that are codes."""
     if bits == 8:
         return _fitted(values, bits, group, squares)
     most = (1 << bits) - 1

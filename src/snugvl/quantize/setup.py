@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def held_bytes(self) -> int:
-        """Of the device."""
+        """Most bytes of the device's memory that a pass holds."""
         return max(each.footprint.total_bytes for each in self.passes)
 
     @property

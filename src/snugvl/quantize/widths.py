@@ -19,13 +19,13 @@ LEAST_USUAL: Final = 4.5  # bits that all matrices take in it
 
 
 def held_bits(scheme: Scheme) -> float:
-    """Of a weight, scales included."""
+    """Bits of a weight in memory, scales included."""
     bits, group = scheme
     return FORMATS[integer_of(bits)].held_bits(group)
 
 
 def stored_bits(scheme: Scheme, form: FileFormat) -> float:
-    """Of a weight in files."""
+    """Bits of a weight in files, scales included."""
     bits, group = scheme
     return bits + 20 / group if bits == 4 and form == "compressed-tensors" else held_bits(scheme)
 
@@ -51,12 +51,12 @@ class Choice:
 
     @property
     def least(self) -> dict[Place, Scheme]:
-        """Of the fewest bits."""
+        """Each matrix's scheme of the fewest bits."""
         return {place: min(schemes, key=held_bits) for place, schemes in self.schemes.items()}
 
     @property
     def most(self) -> dict[Place, Scheme]:
-        """Of the most."""
+        """Each matrix's scheme of the most bits."""
         return {place: max(schemes, key=held_bits) for place, schemes in self.schemes.items()}
 
     def mean(self, chosen: Mapping[Place, Scheme]) -> float:
@@ -115,7 +115,7 @@ def choice_of(
 
 
 def _schemes(columns: int, bits: float, form: FileFormat, group: int | None) -> list[Scheme]:
-    """Of one matrix, the one that is measured first."""
+    """Schemes that one matrix may have; the first one is measured first."""
     asked = group
     if form == "compressed-tensors":
         asked = group or (USUAL_GROUP if bits >= LEAST_USUAL else max(GROUPS))

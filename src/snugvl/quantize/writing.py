@@ -106,7 +106,7 @@ def free_bytes(out: Path) -> int:
 
 
 def copied_bytes(entries: Mapping[str, TensorEntry], replaced: set[str]) -> int:
-    """Of tensors that stay, as they are written."""
+    """Bytes of tensors that stay, as they are written."""
     return sum(_nbytes(entry) for entry in _stay(entries, replaced))
 
 

@@ -34,7 +34,7 @@ class Context:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the loaded model.
+        """What the loaded model can do.
 
         Raises:
             EngineUnavailable: it was not ready yet.

@@ -87,7 +87,7 @@ _PARTS: Final = ("content", "output", "tool_calls", "images")  # of a message; a
 
 
 def _check_parts(values: dict[str, Any]) -> None:
-    """Of a conversation in all, before an object is made of each."""
+    """Refuse too many parts of a conversation, before an object is made of each."""
     for messages in (values.get("messages"), values.get("input")):
         count = _parts_in(messages) if isinstance(messages, list) else 0
         if count > MAX_ALL_PARTS:

@@ -40,7 +40,7 @@ DRAFT_COUNTERS = (
 
 
 class Metrics:
-    """Of one server, in a registry of its own."""
+    """Metrics of one server, in a registry of its own."""
 
     def __init__(self, service: EngineService) -> None:
         self._registry = CollectorRegistry()

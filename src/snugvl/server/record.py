@@ -17,7 +17,7 @@ _NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is no ASCII, or 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Of one request; changes while it runs.
+    """Record of one request; changes while it runs.
 
     Attributes:
         id: ours, also sent to the client.

@@ -61,7 +61,7 @@ def events_document(description: str) -> dict[str, Any]:
 
 
 def lines_document(model: str) -> dict[str, Any]:
-    """The same for lines of JSON, each of them the component `model`."""
+    """OpenAPI's content for lines of JSON, each of them the component `model`."""
     return {"application/x-ndjson": {"itemSchema": {"$ref": f"#/components/schemas/{model}"}}}
 
 

@@ -102,7 +102,7 @@ class MemoryReport(BaseModel):
 
 
 class VersionReport(BaseModel):
-    """Of the server."""
+    """Version of the server."""
 
     version: str
 

@@ -43,7 +43,7 @@ class ChildBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the loaded model."""
+        """What the loaded model can do."""
         assert self._service.capabilities is not None
         return self._service.capabilities
 

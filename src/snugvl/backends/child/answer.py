@@ -69,7 +69,7 @@ class Chunks:
 
     @property
     def usage(self) -> Usage:
-        """Of all choices, as far as known; a chunk with a choice has the prompt's."""
+        """Tokens of all choices, as far as known; a chunk with a choice has the prompt's."""
         raise NotImplementedError
 
     def ended(self, answer: int) -> bool:
@@ -120,7 +120,7 @@ class Chunks:
         return said + rest, reasoning + thought
 
     def _logprob(self, item: Mapping[str, Any]) -> Logprob:
-        """Of a token, with the alternatives that were asked for: an engine may list one more."""
+        """Log-probability of a token, with the alternatives asked for: an engine may list one more."""
         tops = (item.get("top_logprobs") or ())[: self._alternatives]
         return Logprob(*_token(item), tuple(TokenLogprob(*_token(top)) for top in tops))
 

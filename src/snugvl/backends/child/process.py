@@ -57,7 +57,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Of the reaper: every process of the engine descends from it."""
+        """Process id of the reaper, from which every process of the engine descends."""
         return self._popen.pid
 
     def family(self) -> list[psutil.Process]:

@@ -75,7 +75,7 @@ class Resolution:
 
 
 def resolution_of(processor: Any, wished: int | None) -> Resolution:
-    """Of an image processor. `wished`: most pixels, as asked for at load.
+    """Resolution of an image processor. `wished`: most pixels, as asked for at load.
 
     Raises:
         RequestError: fewer pixels than the processor can do with.

@@ -47,7 +47,7 @@ class ModelPrompt:
 
     @property
     def nbytes(self) -> int:
-        """Of the inputs; nearly all of it is pixels."""
+        """Bytes of the inputs, nearly all of them pixels."""
         return sum(tensor.nbytes for tensor in self.inputs.values())
 
 

@@ -34,7 +34,7 @@ class Costs:
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype) -> "Costs":
-        """Of a configuration of transformers."""
+        """Costs by a configuration of transformers."""
         text = config.get_text_config(decoder=True)
         heads = _number(text, ("num_attention_heads", "n_head", "num_heads"), 1)
         hidden = _number(text, ("hidden_size", "n_embd", "d_model"), 1)

@@ -124,7 +124,7 @@ class VllmChunks(Chunks):
         return text, told + reasoning
 
     def _logprobs(self, value: Mapping[str, Any] | None) -> tuple[Logprob, ...]:
-        """Those of a chat's chunk (`content`) or of a completion's (`tokens`, `token_logprobs`, …)."""
+        """Log-probabilities of a chunk: a chat's (`content`) or a completion's (`tokens`, …)."""
         if not value:
             return ()
         if "tokens" not in value:

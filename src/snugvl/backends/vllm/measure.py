@@ -72,7 +72,7 @@ def read_counters(text: str) -> Counters:
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
-    """Those that we want; the others are most of the text and would take the parser its time."""
+    """Samples that we want; the others are most of the text and would take the parser its time."""
     lines = [line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] in _WANTED]
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:

@@ -86,7 +86,7 @@ class ThinkingBlock(Part):
 
 
 class RedactedThinkingBlock(Part):
-    """The same, encrypted by another server."""
+    """Thoughts of a model, encrypted by another server."""
 
     type: Literal["redacted_thinking"]
 

@@ -360,7 +360,7 @@ def memory_for_pictures(limits: ImageLimits) -> int:
 
 
 def memory_for_videos(limits: VideoLimits) -> int:
-    """The same for the largest allowed video: reference frames of a decoder, and the frames that are kept."""
+    """Bytes for the largest allowed video: a decoder's reference frames, and the frames that are kept."""
     return 32 * 4 * limits.max_frame_pixels + 8 * limits.max_total_pixels + 2 * limits.max_bytes + 512 * MIB
 
 

@@ -138,7 +138,7 @@ class Intake:
             return await self._picture(data, max_pixels, name, coming)
 
     async def picture_bytes(self, data: bytes, *, detail: str | None = "auto", field: str) -> Picture:
-        """The same for a file's bytes (a multipart upload)."""
+        """A picture from a file's bytes (a multipart upload)."""
         self.before(field)
         max_pixels = _pixels_of(detail, field)
         with _blame(field), self._live.announce() as coming:
@@ -188,7 +188,7 @@ class Intake:
             return await self._video(data, fps, name)
 
     async def video_bytes(self, data: bytes, *, fps: float | None = None, field: str) -> Video:
-        """The same for a file's bytes (a multipart upload)."""
+        """A video from a file's bytes (a multipart upload)."""
         self.before(field)
         _check_fps(fps, field)
         with _blame(field):

@@ -54,7 +54,7 @@ class PixelRoom:
 
     @property
     def used(self) -> int:
-        """Of it, now."""
+        """Bytes of it that are used now."""
         self._settle()
         return self._used
 

@@ -20,7 +20,7 @@ def workers_for(cores: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Of one fetch over http(s), redirects included.
+    """Limits of one fetch over http(s), redirects included.
 
     Attributes:
         total_s: from the first look-up to the last byte, waiting for a free slot included.
@@ -39,7 +39,7 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
-    """Of one intake.
+    """Settings of one intake.
 
     Attributes:
         image: bytes and pixels of one picture, checked before it is decoded.

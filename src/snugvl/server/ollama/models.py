@@ -81,7 +81,7 @@ class Shown(BaseModel):
 
 
 class Version(BaseModel):
-    """Of Ollama's protocol, in digits and dots: some clients ask for one that is new enough."""
+    """Version of Ollama's protocol, in digits and dots: some clients ask for one that is new enough."""
 
     version: str
 
@@ -190,7 +190,7 @@ def _in_short(parameters: int) -> str:
 
 
 def _digest(capabilities: Capabilities) -> str:
-    """The same for the same model: clients tell models apart by it, and show its first twelve digits."""
+    """Digest of a model: clients tell models apart by it, and show its first twelve digits."""
     return hashlib.sha256(f"{capabilities.model} {capabilities.dtype}".encode()).hexdigest()
 
 
