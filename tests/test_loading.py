@@ -103,5 +103,7 @@ def test_a_cache_in_fp8_is_planned_held_and_told() -> None:
 def test_formats_of_the_cache_that_can_not_be_are_refused() -> None:
     with pytest.raises(RequestError, match="kv_cache 'int8' is unknown; use auto, bf16, fp8"):
         LoadOptions("pocket", device="cpu", dtype="float32", kv_cache="int8")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="kv_cache 'fp8' is for our own engine"):
+    with pytest.raises(
+        RequestError, match='kv_cache="fp8" is not for transformers; say backend="native", or'
+    ):
         load("pocket", device="cpu", backend="transformers", kv_cache="fp8")

@@ -11,7 +11,6 @@ from snugvl.core.options import (
     BackendName,
     DtypeName,
     EmbeddingName,
-    Engine,
     KVCacheName,
     LoadOptions,
     Progress,
@@ -19,13 +18,11 @@ from snugvl.core.options import (
     SpeculationName,
     ThinkingName,
     TowerName,
-    flag,
     in_python,
-    special,
 )
 from snugvl.errors import RequestError, SnugvlError, UnsupportedModel
 from snugvl.model import Model
-from snugvl.planner.engines import rules_of
+from snugvl.planner.engines import refuse_lacking
 
 
 def load(
@@ -62,9 +59,10 @@ def load(
         weights: format of the decoder's weights in memory. Auto keeps a checkpoint that is stored in 4 bits,
             and on a GPU an FP8 one, as it is; of others it takes bf16, int8, int6, int5 or int4, the first
             that fits, with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
-        kv_cache: format of keys and values: that of the activations (bf16), or fp8, half as large, of our own
-            engine alone. Auto takes fp8 on a GPU, where it makes room for larger images or a longer context,
-            for models that normalise their keys.
+        kv_cache: format of keys and values: bf16 stands for that of the activations; fp8 takes about half as
+            much (q8_0 in llama.cpp; transformers has none, and our own engine none for models that don't
+            normalise their keys). Auto takes fp8 on a GPU, where it makes room for larger images or a longer
+            context.
         context: tokens of one conversation, image tokens included; by default as many as fit, up to 8,192.
         max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most), and
             the frames of a video until all together have as many tokens; by default what half of the
@@ -119,7 +117,7 @@ def load(
 def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:
     """Load a model by options that are one value: see `load`."""
     backend = backend_for(options)
-    refuse_ours(options, backend)
+    refuse_lacking(backend, options.said(), in_process=True)
     if backend == "llamacpp":
         from snugvl.backends.llamacpp.loading import load_planned as load_llamacpp
 
@@ -131,21 +129,6 @@ def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:
     from snugvl.backends.transformers.loading import load_planned
 
     return Model(load_planned(options, progress=progress).backend)
-
-
-def refuse_ours(options: LoadOptions, engine: Engine) -> None:
-    """Refuse what an engine can't do and ours can.
-
-    Raises:
-        RequestError: names the option and the way out.
-    """
-    for name, value in special(options.said()).items():
-        if name not in rules_of(engine).honours:
-            raise RequestError(
-                f"{name} {value!r} is for our own engine alone; leave it out, or use backend='native' "
-                f"({flag(name, value)}, --backend native)",
-                field=name,
-            )
 
 
 def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llamacpp"]:

@@ -67,11 +67,11 @@ def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--gpu", "rtx-9999"], 2, "rtx-9999"),
         (["--quality", "best"], 2, "best"),
         (["--quality", "bf16", "--weights", "int4"], 2, "--quality bf16 refuses --weights int4"),
-        (["--speculation", "ngram", "--backend", "vllm"], 2, "--speculation ngram is not for --backend vllm"),
+        (["--speculation", "ngram", "--backend", "vllm"], 2, "--speculation ngram is not for vLLM"),
         (
             ["--kv-cache", "fp8", "--backend", "transformers"],
             2,
-            "--kv-cache fp8 is not for --backend transformers",
+            "--kv-cache fp8 is not for transformers (--backend transformers); say --backend native or vllm",
         ),
         (["--os", "macos"], 2, "no Mac has rtx-5060, but --os is macos"),
         (["--gpu", "m4", "--os", "linux"], 2, "m4 is a Mac's, but --os is linux"),
@@ -126,7 +126,7 @@ def test_a_streamed_tower_has_a_price(capsys: pytest.CaptureFixture[str]) -> Non
     assert run(["plan", MODEL, *CARD, "--tower", "streamed", "--language-only"]) == 2
     assert "none to stream" in capsys.readouterr().err
     assert run(["plan", MODEL, *CARD, "--tower", "streamed", "--backend", "vllm"]) == 2
-    assert "--tower streamed is not for --backend vllm" in capsys.readouterr().err
+    assert "--tower streamed is not for vLLM" in capsys.readouterr().err
 
 
 def test_layers_in_main_memory_have_a_price_and_an_alternative(capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,7 +265,8 @@ def test_what_is_not_installed_is_passed_over(
         (["--backend", "native", "--no-retry", "--sleep-after", "5"], "--sleep-after are vLLM's alone"),
         (["--backend", "native", "--vllm-command", "v", "--llamacpp-command", "l"], "say --backend vllm,"),
         (["--sleep-after", "5"], "say --backend vllm"),
-        (["--backend", "native", "--trust-remote-code"], "runs no checkpoint's code"),
+        (["--backend", "native", "--trust-remote-code"], "is not for snugvl's own engine, which runs no"),
+        (["--backend", "llamacpp", "--trust-remote-code"], "is not for llama.cpp, which runs no"),
         (["--trust-remote-code"], "runs no checkpoint's code"),
         (["--backend", "vllm", "--language-only", "--images", "2"], "leave one out"),
         (["--backend", "vllm", "--vllm-command", " "], "--vllm-command is empty"),
@@ -280,14 +281,14 @@ def test_what_is_not_installed_is_passed_over(
         (["--backend", "llamacpp", "--dtype", "float16"], "--dtype is not for llama.cpp"),
         (["--backend", "llamacpp", "--attach", "http://h:1", "--context", "9"], "for a llama.cpp that runs"),
         (["--language-only", "--tower", "streamed"], "no vision tower to stream"),
-        (["--backend", "vllm", "--tower", "streamed"], "--tower streamed is our own engine's alone"),
-        (["--backend", "vllm", "--step-graphs"], "--step-graphs is our own engine's alone"),
-        (["--backend", "vllm", "--no-step-graphs"], "--no-step-graphs is our own engine's alone"),
+        (["--backend", "vllm", "--tower", "streamed"], "--tower streamed is not for vLLM (--backend vllm)"),
+        (["--backend", "vllm", "--step-graphs"], "--step-graphs is not for vLLM (--backend vllm)"),
+        (["--backend", "vllm", "--no-step-graphs"], "--no-step-graphs is not for vLLM (--backend vllm)"),
         (["--attach", "http://h:1", "--step-graphs"], "--step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--no-step-graphs"], "--no-step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
-        (["--backend", "vllm", "--speculation", "mtp"], "--speculation mtp is our own engine's alone"),
-        (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is our own engine's alone"),
+        (["--backend", "vllm", "--speculation", "mtp"], "--speculation mtp is not for vLLM (--backend vllm)"),
+        (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is not for vLLM (--backend vllm)"),
         (["--attach", "http://h:1", "--embedding", "cpu"], "--embedding can't be chosen for a vLLM"),
     ],
 )  # fmt: skip
@@ -464,7 +465,7 @@ def test_the_format_of_the_cache_reaches_the_engine(
     assert planned is not None
     assert planned.settings.kv == "fp8"
     assert serve("pocket", "--backend", "transformers", "--kv-cache", "fp8") != 0
-    assert "--kv-cache fp8 is our own engine's alone" in capsys.readouterr().err
+    assert "--kv-cache fp8 is not for transformers" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_other_engines_and_a_cpu_say_why_not() -> None:
     plan = solve([LARGE], machine(48 * GIB), Wishes(embedding="cpu"))
     assert require(plan).settings.embedding == "cpu"
     assert {each.text for each in plan.verdicts if each.engine != "llamacpp"} == {
-        "only our own engine reads the embedding from main memory"
+        "--embedding cpu is for snugvl's own engine alone"
     }
     without = replace(machine(48 * GIB), gpus=())
     refused = solve([LARGE], without, Wishes(embedding="cpu", backend="native"))
@@ -162,7 +162,10 @@ def test_an_engine_allocates_it() -> None:
     [
         ({"embedding": "cloud"}, "embedding 'cloud' is unknown; use auto, gpu, cpu"),
         ({"embedding": "cpu", "device": "cpu"}, "there is no GPU to read it"),
-        ({"embedding": "cpu", "backend": "transformers"}, "is for our own engine alone"),
+        (
+            {"embedding": "cpu", "backend": "transformers"},
+            '^embedding="cpu" is not for transformers; say backend="native",',
+        ),
     ],
 )
 def test_load_refuses_what_can_not_be(arguments: dict[str, Any], words: str) -> None:

@@ -45,7 +45,7 @@ def test_an_fp8_cache_only_where_it_brings_images_or_context_up_to_comfort() -> 
 def test_a_wished_cache_and_who_may_have_it() -> None:
     assert require(one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB))).settings.kv == "fp8"
     refused = one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB)).refusals
-    assert ("transformers", "its KV cache is bf16, fp8 is asked for") in [
+    assert ("transformers", "--kv-cache fp8 is for snugvl's own engine, vLLM and llama.cpp alone") in [
         (each.engine, each.text) for each in refused
     ]
     model = inventory(FACTS["4B", True])

@@ -138,7 +138,7 @@ def test_a_wish_is_obeyed_and_other_engines_say_why_not() -> None:
     choice = require(plan)
     assert (choice.settings.vision, choice.settings.weights_name) == ("streamed", "bf16")
     others = {each.text for each in plan.verdicts if each.engine != "llamacpp"}
-    assert others == {"only our own engine streams the vision tower"}
+    assert others == {"--tower streamed is for snugvl's own engine alone"}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,10 @@ def test_an_engine_allocates_it_last_or_as_wished() -> None:
     [
         ({"tower": "cloud"}, "tower 'cloud' is unknown; use auto, resident, streamed"),
         ({"tower": "streamed", "device": "cpu"}, "there is no GPU to stream it to"),
-        ({"tower": "streamed", "backend": "transformers"}, "is for our own engine alone"),
+        (
+            {"tower": "streamed", "backend": "transformers"},
+            '^tower="streamed" is not for transformers; say backend="native",',
+        ),
     ],
 )
 def test_load_refuses_what_can_not_be(arguments: dict[str, Any], words: str) -> None:

@@ -1,5 +1,7 @@
 """Names of GGUF files: which are parts of one model, which quantisation they say, which is the mmproj.
 
+Names of tensors are in `gguf_network.py`.
+
 model-Q4_K_M.gguf                one file, or model-Q4_K_M-00001-of-00003.gguf and the others
 mmproj-model-F16.gguf            its vision tower; of several the one named most like it, in 16 bits
 """
@@ -15,7 +17,7 @@ from snugvl.errors import CheckpointError, CheckpointNotFound
 SUFFIX: Final = ".gguf"
 MAX_PARTS: Final = 1024
 # An mmproj of 16 bits is what vendors test; in 32 it is twice as large for the same answers.
-PROJECTORS: Final = ("F16", "BF16", "Q8_0", "F32")
+PROJECTOR_TYPES: Final = ("F16", "BF16", "Q8_0", "F32")
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|B?F16|F32|MXFP4\w*)$", re.IGNORECASE)
 
@@ -71,11 +73,11 @@ def projectors_of(names: Iterable[str], model: str) -> list[str]:
     """The vision towers beside a model, the likeliest to belong to it first."""
 
     def rank(name: str) -> tuple[int, int, str]:
-        kinds = [index for index, kind in enumerate(PROJECTORS) if says(name, kind)]
+        kinds = [index for index, kind in enumerate(PROJECTOR_TYPES) if says(name, kind)]
         stem = re.sub(r"^mmproj[-_.]?|[-_.]?mmproj", "", PurePosixPath(name).name.lower())
         pairs = zip(stem, PurePosixPath(model).name.lower(), strict=False)
         shared = next((index for index, (mine, its) in enumerate(pairs) if mine != its), len(stem))
-        return -shared, kinds[0] if kinds else len(PROJECTORS), name
+        return -shared, kinds[0] if kinds else len(PROJECTOR_TYPES), name
 
     return sorted((name for name in names if name.lower().endswith(SUFFIX) and is_projector(name)), key=rank)
 

@@ -7,6 +7,11 @@ What llama.cpp stores in another way:
     a tower's patches          one convolution for each frame of a pair (`TensorEntry.frames`)
     deepstack mergers          by the block after which they stand, not by their place in the list
 
+Names of towers and of vision tokens here (`_BLOCK`, `_TOWER`, `_VISION_TOKENS`, `_vision`) are Qwen3-VL's,
+the one tower that our engine runs from a GGUF. With llama.cpp another tower needs none of them: its family
+names its projector (`Family.projectors`), `gguf_facts.py` makes its image rule, and
+`backends/llamacpp/facts.py` has the texts around its pictures.
+
 Names, keys and orders: llama.cpp, `gguf-py/gguf/constants.py` and `tensor_mapping.py`,
 `convert_hf_to_gguf.py` (MIT).
 """

@@ -135,8 +135,8 @@ class ModelChoice:
         engine = self.load.backend
         if self.load.trust_remote_code and engine != "auto" and not rules_of(engine).runs_remote_code:
             raise typer.BadParameter(
-                "--trust-remote-code is not for our own engine, which runs no checkpoint's code; say "
-                "--backend transformers, or leave it out"
+                f"--trust-remote-code is not for {rules_of(engine).title}, which runs no checkpoint's code; "
+                "say --backend transformers, or leave it out"
             )
         if self.server is None:
             return

@@ -12,8 +12,9 @@ import typer
 
 from snugvl.cli import values
 from snugvl.cli.values import downloaded_models
-from snugvl.core.options import flag, special
-from snugvl.planner.engines import rules_of
+from snugvl.core.options import flag
+from snugvl.errors import RequestError
+from snugvl.planner.engines import refuse_lacking, rules_of
 
 if TYPE_CHECKING:
     from snugvl.core.options import Engine, LoadOptions
@@ -233,28 +234,20 @@ def check_engine(load: LoadOptions, child: ChildOptions, engine: Engine, why: st
             f"{' and '.join(said)} {_is(said)} {whose} alone ({why}); say --backend {' or '.join(able)}, or "
             f"leave {_it(said)} out"
         )
-    rules = rules_of(engine)
-    if ours := [name for name in special(asked) if name not in rules.honours]:
-        said = [_worded(name, asked[name]) for name in ours]
-        raise typer.BadParameter(
-            f"{' and '.join(said)} {_is(said)} our own engine's alone ({why}); say --backend native, or "
-            f"leave {_it(said)} out"
-        )
+    try:
+        refuse_lacking(engine, asked, why=why)
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from None
     name = SERVERS.get(engine, "")
     if name and (said := [flag(each, asked[each]) for each in NOT_SERVERS if each in asked]):
         raise typer.BadParameter(
             f"{' and '.join(said)} {_is(said)} not for {name} ({why}); leave {_it(said)} out"
         )
-    if load.trust_remote_code and not rules.runs_remote_code:
-        what = name or "our own engine"
+    if load.trust_remote_code and not rules_of(engine).runs_remote_code:
         raise typer.BadParameter(
-            f"--trust-remote-code is not for {what}, which runs no checkpoint's code ({why}); "
-            "say --backend transformers or vllm, or leave it out"
+            f"--trust-remote-code is not for {rules_of(engine).title}, which runs no checkpoint's code "
+            f"({why}); say --backend transformers or vllm, or leave it out"
         )
-
-
-def _worded(name: str, value: object) -> str:
-    return f"{flag(name, value)} {value}" if isinstance(value, str) else flag(name, value)
 
 
 def _is(names: list[str]) -> str:

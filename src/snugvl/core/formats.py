@@ -32,7 +32,7 @@ class Format:
 
     Attributes:
         planes: bits of a code, lowest first, in each tensor that holds a part of it. Codes with zero points
-            are packed, eight neighbours a word.
+            are packed, eight neighbours a word. bf16's one plane is its 16 bits: no codes, no scale.
         group: columns of a row that share a scale, unless others are asked for.
         zero: a group has a zero point, too: the code that means 0, not a whole number.
         since: compute capability of the oldest GPUs whose kernels read it; (0, 0): of all that our engine

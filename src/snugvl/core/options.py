@@ -66,7 +66,8 @@ class LoadOptions:
         device: auto, cpu, cuda or cuda:N.
         dtype: of activations, of the KV cache unless that is FP8, and of weights that stay as wide.
         weights: format of the decoder's weights in memory.
-        kv_cache: format of keys and values; fp8 is half as large (our own engine and vLLM).
+        kv_cache: format of keys and values; bf16 stands for that of the activations, fp8 takes about half
+            as much (q8_0 in llama.cpp).
         context: tokens of one conversation: prompt, images and answer.
         max_pixels: larger images are scaled down to this many pixels.
         memory: most that may be taken, in bytes or as a size such as "7200MiB".
@@ -134,7 +135,8 @@ class LoadOptions:
         default="auto",
         metadata=_row(
             "load serve plan bench",
-            "Format of the KV cache; fp8 takes half the memory; auto: fp8 where that helps.",
+            "Format of the KV cache: bf16 stands for the type of the activations; fp8 takes about half the "
+            "memory (q8_0 in llama.cpp); auto: fp8 where that helps.",
             special=("fp8",),
         ),
     )

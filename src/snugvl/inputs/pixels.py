@@ -1,4 +1,4 @@
-"""From an RGB image to the patches the vision tower reads.
+"""From an RGB image to the patches that Qwen's vision towers read, the ones that our engine runs.
 
 Equal to transformers' `Qwen2VLImageProcessorPil`: Pillow resizes, pixels become `(x·rescale − mean) / std`
 in float32, and patches are ordered so that the merge_size² patches of one token are neighbours.

@@ -1,5 +1,7 @@
 """A conversation to what the engine runs: token ids with placeholders expanded, and patches.
 
+Pictures are those of Qwen's vision towers: each is one run of placeholders and one item.
+
 Equal to transformers' `Qwen3VLProcessor` and `Qwen2_5_VLProcessor`, in another order: each placeholder is
 tokenised once and repeated as an id, so a prompt of 16,000 image tokens costs the tokeniser a few hundred
 characters.

@@ -35,9 +35,10 @@ def cost(option: Option, settings: Settings) -> int:
 
 
 def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
-    """0: as good as bf16, and as quick; higher: what is noticed of the format, in the answers or the waiting.
+    """How many of `NOTICEABLE` the cost of formats reaches, and one more where they are slow.
 
-    transformers reads low bits by bitsandbytes, and a CPU widens them for every token.
+    0 is as good as bf16, and as quick. transformers reads low bits by bitsandbytes, and a CPU widens them for
+    every token.
     """
     slow = option.by_bits or (cpu and option.weights in LOW_BIT)
     return sum(cost(option, settings) >= least for least in NOTICEABLE) + slow

@@ -34,7 +34,7 @@ class Settings:
         concurrency: requests that run at the same time, each with its whole context.
         pool_tokens: tokens of our own engine's KV pool, which all requests share; 0: `concurrency` contexts.
         chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
-        sequences: most that our engine runs at once, whatever their contexts; its workspaces are for these.
+        sequences: most that run at once, whatever their contexts (our engine, vLLM); workspaces are for them.
         vision: where the vision tower's weights are: on the GPU, streamed block by block (our engine alone),
             on the CPU (transformers and llama.cpp).
         embedding: where the embedding is: on the GPU, or in main memory, where the GPU reads rows of it (our

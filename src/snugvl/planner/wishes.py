@@ -10,11 +10,9 @@ from snugvl.core.options import (
     PurposeName,
     SpeculationName,
     TowerName,
-    flag,
-    special,
 )
 from snugvl.errors import RequestError
-from snugvl.planner.engines import rules_of
+from snugvl.planner.engines import refuse_lacking
 from snugvl.planner.settings import Engine, KVFormat
 
 PlanTask = Literal["caption", "ask", "scene", "detect"]
@@ -23,7 +21,6 @@ GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anc
 LEAST_TOKENS: Final = 256
 ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template
 LEAST_ROOM_TOKENS: Final = 256
-GUESSING: Final = ("ngram", "mtp")  # kinds of speculation that our own engine alone has
 ANY_TOKENS: Final = 1  # as `min_image_tokens`: pictures may even be too large for the context
 
 
@@ -113,20 +110,13 @@ class Wishes:
                 f"--quality {self.quality} refuses --weights {self.weights}; leave one of them out",
                 field="weights",
             )
-        if self.backend == "auto":
-            return
-        honours = rules_of(self.backend).honours
+        if self.backend != "auto":
+            refuse_lacking(self.backend, self.said(), why=f"--backend {self.backend}")
+
+    def said(self) -> dict[str, Any]:
+        """Wishes that differ from the defaults, by name."""
         values = ((each, getattr(self, each.name)) for each in fields(self))
-        said = {each.name: value for each, value in values if value != each.default}
-        for name, value in special(said).items():
-            if name in honours:
-                continue
-            raise RequestError(
-                f"{flag(name, value)} {value} is not for --backend {self.backend}; say --backend "
-                f"native, or leave one "
-                "of them out",
-                field=name,
-            )
+        return {each.name: value for each, value in values if value != each.default}
 
     @property
     def good_for(self) -> PurposeName:

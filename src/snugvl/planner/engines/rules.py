@@ -14,13 +14,14 @@ from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu, OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
+from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint import kv, weights
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.total import PROCESS_BYTES, Device
 from snugvl.planner.generations import TORCH, Capability, older
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
-from snugvl.planner.settings import Engine, KVFormat, Settings
+from snugvl.planner.settings import ENGINES, Engine, KVFormat, Settings
 from snugvl.planner.wishes import Wishes
 
 NO_GGUF: Final = "it reads no GGUF; llama.cpp does"
@@ -107,7 +108,8 @@ class EngineRules(ABC):
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:
         """An option with layers in main memory, or why they can't be there."""
-        return Reason(self.engine, "only transformers and llama.cpp keep layers in main memory")
+        able = " and ".join(rules.title for rules in map(rules_of, ENGINES) if rules.offloads)
+        return Reason(self.engine, f"only {able} keep layers in main memory")
 
     def stored_as(self, option: Option) -> str:
         """Why it has no other weights of a checkpoint than these, as a clause."""

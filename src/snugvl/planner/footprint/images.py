@@ -48,7 +48,7 @@ def _largest(vision: VisionFacts, max_pixels: int | None) -> ImageSize:
 
 
 def scales(model: Inventory) -> bool:
-    """Whether an image's tokens follow from its pixels (otherwise they come in fixed tiles)."""
+    """Whether an image's tokens follow from its pixels alone; else it is a square, or cut into pieces."""
     vision = model.facts.vision
     return vision is not None and _scales(vision)
 

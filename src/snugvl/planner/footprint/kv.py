@@ -13,6 +13,8 @@ Windows are honoured by vLLM, whose blocks are a chapter of their own (`engines/
 transformers: its cache keeps `window - 1` tokens of such a layer (`DynamicSlidingWindowLayer`), but as a view
 of the prompt's own keys and values, which live until the first new token replaces them. So one prompt's are
 whole meanwhile.
+
+`kv_bytes` and `kv_component` ask the engine's `rules.py`; the other functions are what those are made of.
 """
 
 from snugvl.core.config import RECENT

@@ -5,8 +5,11 @@
     fp8      K   (e4m3)            [N/128, K/128]   w · s
     int8     K                     [N, K/128]       w · s
     int4     K/2 (eight a word)    [N, K/group]     (w − z) · s
+    int5     K/2 and K/8           [N, K/group]     (w − z) · s
+    int6     K/2 and K/4           [N, K/group]     (w − z) · s
 
-A word of int4 holds eight neighbours, the first in its lowest bits.
+A word of int4 holds eight neighbours, the first in its lowest bits. int5 and int6 have their lower four bits
+so, and the others in a second plane (`planes_of`), which the kernels of `planes.py` and `widen.py` read.
 """
 
 import torch

@@ -2,21 +2,24 @@
 
     rotary caches, deepstack buffers    made with the weights (`tensors.py`)
     encoder cache       max(max_num_batched_tokens, tokens of the largest image) · (1 + levels) · hidden · 2
-    encoder profile     one forward of the largest image that `max_pixels` allows, whatever is really sent
+    encoder profile     as many of the largest images that `max_pixels` allows as a step's tokens hold, but at
+                        least one and at most those of all sequences, whatever is really sent (`profiled`)
     decoder profile     max_num_batched_tokens, as transformers' bytes per token
     experts' workspace  tokens · experts of a token · (max(i, h) + max(2 · i, h)) · 2, for one layer
     sampler profile     max_num_seqs · vocabulary · 12 bytes, when the decoder's activations are gone
     linear attention    what its kernels take of the largest batch: the profile leaves them out, so what
                         exceeds the profile is kept out of vLLM's share, too (`linear_workspace`)
-    non-torch           0.13 GiB beyond the context (published H100 table)
+    non-torch           240 MiB beyond the context, fitted to an H200 (published of an H100: 133 MiB)
+    CUDA graphs         64 MiB and 2 MiB a sequence (`--max-num-seqs`); none when eager
+    scales for Marlin   1.5 % of FP8 weights, on GPUs that don't multiply FP8
     NCCL                several GPUs: vLLM's own communicator at its start, torch's in the profiling run
 
 The profile runs the encoder, the decoder and the sampler one after the other: the largest of them counts.
 Published: "3.25 GiB for consumed memory (weights + non-torch), 0.5 GiB for peak activation" for Qwen2.5-1.5B
 with 8,192 batched tokens and 256 sequences, where decoder and sampler take 0.50 and 0.43.
 
-All of it but vLLM's own communicator is inside `gpu_memory_utilization` · total, which must be free when
-vLLM starts.
+All of it but vLLM's own communicator and linear attention beyond the profile is inside
+`gpu_memory_utilization` · total, which must be free when vLLM starts.
 """
 
 from functools import lru_cache

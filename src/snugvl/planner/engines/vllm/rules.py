@@ -102,7 +102,10 @@ class VllmRules(EngineRules):
         return sequence_bytes(model, settings, tokens)
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """All sequences at their full context; vLLM keeps one block for itself."""
+        """Room for `concurrency` whole contexts; vLLM keeps one block for itself.
+
+        More sequences may run (`--max-num-seqs`): they share this room, and wait or are pre-empted.
+        """
         pool = pages(model, settings)
         nbytes = sequence_bytes(model, settings, settings.context) * settings.concurrency + pool.block_bytes
         blocks = pool.blocks(settings.context, settings.chunk)
