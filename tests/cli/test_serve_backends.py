@@ -402,12 +402,12 @@ def test_a_failed_start_is_planned_again_with_less(served: Served, on: Any, kind
         assert [int(new[name]) for name in names] <= [int(old[name]) for name in names]
     assert {row.name for row in after.planned} >= {"KV cache", "weights: decoder"}
     assert after.facts.plan != before.facts.plan
-    assert after.facts.plan.settings.context == int(new["--max-model-len"])
+    assert after.facts.plan.settings["context"] == int(new["--max-model-len"])
 
 
 def told(choice: Any) -> int:
     """Bytes of the plan that `/memory` will show."""
-    return int(choice.facts.plan.footprint.total_bytes)
+    return int(choice.facts.plan.total_bytes)
 
 
 def test_what_is_not_memory_gets_the_diagnosis_own_changes(served: Served, on: Any) -> None:
