@@ -9,8 +9,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from snugvl.planner.engines.transformers.offload import host_bytes, layer_elements
-from snugvl.planner.engines.transformers.placement import placement
+from snugvl.planner.engines.transformers.footprint import host_bytes, layer_elements
+from snugvl.planner.engines.transformers.rules import placement
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.document import document
 from snugvl.planner.report.plain import plain

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from snugvl.planner.score import Pace, Score
+from snugvl.planner.plan import Pace, Score
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 from tests.planner.machines import GIB, machine

@@ -16,7 +16,7 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.context_cost import estimate
 from snugvl.hardware.devices import NAMES
 from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem
-from snugvl.planner.engines.transformers.offload import HOST_PROCESS_BYTES
+from snugvl.planner.engines.transformers.footprint import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.total import Device
 
 

@@ -10,13 +10,12 @@ from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.checkpoints import CHECKPOINTS, EACH, NATIVE_STEPS, keeping
+from snugvl.planner.engines.native.hybrid import CHECKPOINTS, EACH, NATIVE_STEPS, keeping
 from snugvl.planner.engines.native.step_graphs import recorded
 from snugvl.planner.engines.rules import Spread
-from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
-from snugvl.planner.footprint.total import footprint
+from snugvl.planner.footprint.total import Footprint, footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, Step, comfort, goals
 from snugvl.planner.settings import BLOCK_TOKENS, KVFormat, Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes

@@ -15,8 +15,8 @@ from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.engines import rules_of
 from snugvl.planner.fit import Fitted, Fitter
-from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.footprint.total import Footprint
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine, Settings

@@ -1,6 +1,6 @@
 """From models, a machine and wishes to a plan.
 
-Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`score.py`):
+Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`Score`):
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
     > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
@@ -30,13 +30,12 @@ from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, options
 from snugvl.planner.costs import cost
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.checkpoints import CHECKPOINTS
+from snugvl.planner.engines.native.hybrid import CHECKPOINTS
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
-from snugvl.planner.plan import Choice, Plan
-from snugvl.planner.score import Pace, Score
+from snugvl.planner.plan import Choice, Pace, Plan, Score
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import (
     excluded,

@@ -31,7 +31,7 @@ from snugvl.hardware.link import LANE_BYTES_PER_S
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.transformers.offload import layer_bytes, vision_bytes
+from snugvl.planner.engines.transformers.footprint import layer_bytes, vision_bytes
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.weights import codes_of_byte, crossing_bytes, sizes

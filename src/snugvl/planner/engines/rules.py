@@ -13,11 +13,9 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu, OperatingSystem
-from snugvl.planner.capabilities import Option, stored_format
+from snugvl.planner.capabilities import TORCH, Capability, Option, older, stored_format
 from snugvl.planner.footprint import kv, weights
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.total import PROCESS_BYTES, Device
-from snugvl.planner.generations import TORCH, Capability, older
+from snugvl.planner.footprint.total import PROCESS_BYTES, Component, Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import Engine, KVFormat, Settings

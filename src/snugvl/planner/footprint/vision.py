@@ -31,8 +31,8 @@ from typing import Final
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.component import Component, Phase
 from snugvl.planner.footprint.images import LONGEST, ImageSize, largest_image
+from snugvl.planner.footprint.total import Component, Phase
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings, VisionFormat
 

@@ -31,9 +31,9 @@ from snugvl.core.formats import BITSANDBYTES, FEW_BITS, FORMATS, Format
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.transformers.offload import layer_bytes
+from snugvl.planner.engines.transformers.footprint import layer_bytes
 from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
-from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.total import Component
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
 from snugvl.planner.settings import Settings
 

@@ -18,6 +18,8 @@ Decoding runs in CUDA graphs, one for each batch size, in one memory pool: the l
 rest is shared. Attention splits a context in 16 parts, each with a float32 output. Products of a few rows are
 split over their columns: a float32 tile for each part.
 
+On a CPU, in plain torch, a token of a prompt takes s (4i + 2h + 2d), the MLP being the peak.
+
 Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/planner/test_native.py`).
 """
 
@@ -27,8 +29,9 @@ from typing import Final
 from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Precision
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
+from snugvl.planner.engines.transformers.footprint import logits
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
-from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.weights import GROUP, ready_made_group
 from snugvl.planner.inventory import Inventory, Widths, widths
 from snugvl.planner.settings import Settings
@@ -40,6 +43,8 @@ ATTENTION_SPLITS: Final = 16
 SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
 WIDENED_ROWS: Final = 32  # of a product with codes in two planes, which widens them for more
 SAMPLING_BYTES: Final = 56
+WIDE_ROWS: Final = 4096  # of `layers/linear.py`
+WIDE_BYTES: Final = 16  # a code of few bits as int32, as float32, less its zero point, times its scale
 GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 # What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context,
 # which each start measures (`backends/place.py`): 16 to 18 MiB on an H200, at most 8 of them at once. An
@@ -297,4 +302,51 @@ def native_components(
             f"{settings.chunk:,} tokens a step",
         ),
         Component("sampling workspace", Kind.WORKSPACE, sampling, "decode", "predicted", f"{rows} sequences"),
+    ]
+
+
+def native_prefill(model: Inventory, tokens: int, itemsize: int = 2) -> int:
+    """Workspace of `tokens` new tokens that see only themselves (fused attention)."""
+    w = widths(model)
+    return tokens * itemsize * (4 * w.i + 2 * w.h + 2 * w.d)
+
+
+def widened(model: Inventory, settings: Settings) -> int:
+    """What reading low-bit weights without kernels takes: some thousand rows of a matrix at a time."""
+    if settings.weights not in LOW_BIT:
+        return 0
+    w = widths(model)
+    return WIDE_ROWS * max(w.h, w.q, w.i) * (WIDE_BYTES + settings.itemsize)
+
+
+def gathered_keys(model: Inventory, settings: Settings, itemsize: int) -> int:
+    """Keys and values of one layer, gathered for a decode step with a fused kernel."""
+    return settings.kv_tokens * 2 * widths(model).k * itemsize
+
+
+def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:
+    """Workspaces of our engine on a CPU, where torch's attention takes masks and grouped heads: no scores are
+    stored."""
+    itemsize = settings.itemsize
+    chunk = min(settings.chunk, settings.kv_tokens)
+    wide = widened(model, settings)
+    attention = hybrid.attention_bytes(model, itemsize, chunk, kernels=False)
+    layer = max(native_prefill(model, chunk, itemsize), attention)
+    prefill, why = layer + wide, f"{chunk:,} tokens of a chunk"
+    if model.facts.vision is not None and settings.images:
+        prefill += chunk * (1 + model.facts.vision.deepstack_levels) * widths(model).h * itemsize
+    rows = settings.sequences
+    decode = gathered_keys(model, settings, itemsize) + wide
+    return [
+        Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
+        Component("logits", Kind.WORKSPACE, logits(model, rows), "prefill"),
+        Component(
+            "decode workspace",
+            Kind.WORKSPACE,
+            decode,
+            "decode",
+            "predicted",
+            f"{settings.kv_tokens:,} tokens",
+        ),
+        Component("logits", Kind.WORKSPACE, logits(model, rows), "decode"),
     ]

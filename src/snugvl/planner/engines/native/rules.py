@@ -8,15 +8,13 @@ from snugvl.checkpoint.gguf_network import ours
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.reason import Reason
 from snugvl.planner.capabilities import Option
-from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS, steps
-from snugvl.planner.engines.native.footprint import native_components
+from snugvl.planner.engines.native.footprint import native_components, native_cpu_components
+from snugvl.planner.engines.native.hybrid import NATIVE_STEPS, steps
 from snugvl.planner.engines.native.options import native_options
 from snugvl.planner.engines.native.step_graphs import step_graph_components
 from snugvl.planner.engines.rules import EngineRules
 from snugvl.planner.footprint import kv
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.decoder import native_cpu_components
-from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.footprint.vision import native_vision_components
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory, inventory
