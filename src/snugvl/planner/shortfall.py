@@ -10,7 +10,7 @@ from snugvl.core.formats import QUALITY
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size, format_size, megapixels
-from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
+from snugvl.planner.budget import changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.engines import rules_of
@@ -77,8 +77,11 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     coarser = QUALITY[option.stored_quality] < wishes.floor
     blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
     unlike = wishes.weights not in (None, option.weights, narrowed)
+    stored_as = rules_of(option.engine).stored_as(option)
+    if facts.gguf is not None:
+        stored_as = f"the file is {facts.gguf.file_type}; pull another quantisation"
     checks = {
-        f"{wishes.weights} weights can't be had of it: {_stored_as(option)}": unlike,
+        f"{wishes.weights} weights can't be had of it: {stored_as}": unlike,
         f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
         "only our own engine streams the vision tower": wishes.tower == "streamed" and "tower" not in honours,
         "only our own engine reads the embedding from main memory": wishes.embedding == "cpu"
@@ -104,12 +107,6 @@ def no_cache(fitter: Fitter) -> str | None:
     if wished not in option.kv_formats:
         return f"its KV cache is {' or '.join(option.kv_formats)}, {wished} is asked for"
     return no_fp8_cache(option) or f"its {wished} KV cache needs compute capability 8.9"
-
-
-def _stored_as(option: Option) -> str:
-    if option.model.facts.gguf is not None:
-        return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
-    return rules_of(option.engine).stored_as(option)
 
 
 def no_goal(fitter: Fitter) -> str:
@@ -213,7 +210,7 @@ def refusal_line(plan: Plan) -> str:
         f"with {rules_of(closest.option.engine).title}, takes {takes}, "
         f"{format_size(short)} more than the {format_size(budget.usable_bytes)} that may be used"
     )
-    return f"{line}; {way_out(plan, budget)}"
+    return f"{line}; {way_out(plan)}"
 
 
 def by_reason(refusals: Iterable[Reason]) -> list[tuple[str, tuple[str, ...], list[Engine]]]:
@@ -237,7 +234,7 @@ def _refused(plan: Plan) -> str:
 LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table
 
 
-def way_out(plan: Plan, budget: Budget) -> str:
+def way_out(plan: Plan) -> str:
     """What to do where nothing fits."""
     if plan.instead is not None:
         other = plan.instead
@@ -252,7 +249,7 @@ def way_out(plan: Plan, budget: Budget) -> str:
     )
     if plan.closest and plan.closest.footprint.total_bytes > LARGEST_BYTES:
         return f"use {fewer}a smaller model, or a shorter context: no GPU has so much memory"
-    more = "machine" if budget.device.unified or budget.gpu is None else "GPU"
+    more = "machine" if plan.budget.device.unified or plan.budget.gpu is None else "GPU"
     limit = ", and no --memory" if plan.wishes.memory_bytes is not None else ""
     return f"use {fewer}a smaller model, or a {more} with more memory{limit}"
 
@@ -271,21 +268,16 @@ def verdicts(
         rival = next(
             (each for each in choices if (each.option.model.name, each.option.engine) == (name, engine)), None
         )
-        short = [_shortage(fitter) for fitter in failures if fitter.option.engine == engine]
+        short = [fitter.least for fitter in failures if fitter.option.engine == engine]
         if rival is not None:
             found.append(Reason(engine, _behind(best, rival)))
         elif engine in refused:
             found.append(Reason(engine, refused[engine]))
         elif short:
-            found.append(Reason(engine, min(short)[1]))
+            least = min(short, key=lambda each: each.missing_bytes)
+            total, missing = format_size(least.footprint.total_bytes), format_size(least.missing_bytes)
+            found.append(Reason(engine, f"it needs at least {total}, {missing} more than may be used"))
     return tuple(found)
-
-
-def _shortage(fitter: Fitter) -> tuple[int, str]:
-    least = fitter.least
-    total = least.footprint.total_bytes
-    missing = least.missing_bytes
-    return missing, f"it needs at least {format_size(total)}, {format_size(missing)} more than may be used"
 
 
 def _behind(best: Choice, rival: Choice) -> str:
@@ -320,8 +312,3 @@ def why_engine(plan: Plan) -> str:
         better = next((verdict for verdict in plan.verdicts if verdict.engine == PREFERRED), None)
         reason = better.text if better else "it is the best that fits"
     return f"{engine}: {reason}"
-
-
-def why_not_engines(plan: Plan) -> list[str]:
-    """One line for each engine that wasn't chosen."""
-    return [f"not {verdict.engine}: {verdict.text}" for verdict in plan.verdicts]

@@ -44,7 +44,7 @@ from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.planner.engines.native.footprint import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
-from snugvl.planner.footprint.weights import tower_bytes
+from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation
 from snugvl.planner.settings import Settings
@@ -142,7 +142,7 @@ def _loaded(
     mark("memory is planned and capped")
     if allocation.changed:
         report(allocation.changed, WEIGHTS_FROM)
-    left_out = tower_bytes(counted, settings) if settings.language_only else 0
+    left_out = part_bytes(counted, settings, "vision") if settings.language_only else 0
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
     kind = dtype_of(options.dtype, place, wide=settings.itemsize == 4)

@@ -15,6 +15,7 @@ from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu, OperatingSystem
 from snugvl.planner.capabilities import TORCH, Capability, Option, older, stored_format
 from snugvl.planner.footprint import kv, weights
+from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.total import PROCESS_BYTES, Component, Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
@@ -156,8 +157,9 @@ class EngineRules(ABC):
         return weights.parts_in_one_segment(model, settings)
 
     def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
-        """Bytes that torch reserves for weights of these sizes (bytes, how many)."""
-        return weights.one_segment(resident)
+        """Bytes that torch reserves for weights of these (bytes, how many): one segment, and small ones."""
+        small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
+        return reserved_bytes(small) + together_bytes(resident)
 
     def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
         """Tokens per second of one request, where `predicts_rate`; None where the card isn't known."""

@@ -32,7 +32,7 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes
-from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
+from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
 from snugvl.planner.settings import Settings
@@ -63,11 +63,6 @@ KINDS: Final[dict[Part, Kind]] = {
 def int8_parts(rows: int, columns: int) -> tuple[int, ...]:
     """Codes and scales of a matrix that is rounded to int8; nothing where its columns don't divide."""
     return () if columns % GROUP else (rows * columns, rows * columns // GROUP * SCALE_BYTES)
-
-
-def tower_parts(rows: int, columns: int) -> tuple[int, ...]:
-    """The same of a matrix of the tower: a scale for a whole row where its columns don't divide."""
-    return int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
 
 
 def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = None) -> tuple[int, ...]:
@@ -172,8 +167,9 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
     if group.kind == "plain":
         int8 = group.part in HEADS and settings.head == "int8"
         return (int8_parts(rows, columns) or wide) if int8 else wide
-    if group.kind == "tower":
-        return tower_parts(rows, columns) if settings.vision_weights == "int8" else wide
+    if group.kind == "tower":  # with a scale for a whole row where its columns don't divide
+        int8_tower = int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
+        return int8_tower if settings.vision_weights == "int8" else wide
     if rules.bitsandbytes and group.kind == "matrix" and not group.expert:
         return bitsandbytes_parts(rows, columns, settings) or wide
     if not native:
@@ -189,15 +185,12 @@ def sizes(
     for group in model.groups:
         if group.part != part or (experts and not group.expert):
             continue
-        beside = (
-            packed and group.kind in ("scale", "scale8", "matrix") and group.part in ("decoder", "predictor")
-        )
-        ordered, own = model.facts.ordered, model.facts.own
-        parts = (
-            ready_made_parts(group, settings, ordered=ordered, own=own)
-            if beside
-            else loaded_parts(group, settings)
-        )
+        beside = group.kind in ("scale", "scale8", "matrix") and group.part in ("decoder", "predictor")
+        if packed and beside:
+            ordered, own = model.facts.ordered, model.facts.own
+            parts = ready_made_parts(group, settings, ordered=ordered, own=own)
+        else:
+            parts = loaded_parts(group, settings)
         yield from ((nbytes, group.count) for nbytes in parts)
 
 
@@ -318,26 +311,15 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
     return tuple(parts)
 
 
-def one_segment(resident: list[tuple[int, int]]) -> int:
-    """Bytes that torch reserves for all of these (bytes, how many): one segment, and small ones."""
-    small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
-    return reserved_bytes(small) + together_bytes(resident)
-
-
 def without_tower(settings: Settings) -> bool:
     """Whether the vision tower is left out: by wish, or by an engine where no images are allowed."""
     dropped = settings.images == 0 and rules_of(settings.engine).drops_unused_tower
     return settings.language_only or dropped
 
 
-def tower_bytes(model: Inventory, settings: Settings) -> int:
-    """The vision tower in memory, where it is there."""
-    return sum(size * count for size, count in sizes(model, settings, "vision"))
-
-
-def embedding_bytes(model: Inventory, settings: Settings) -> int:
-    """The embedding in memory, wherever that is."""
-    return sum(size * count for size, count in sizes(model, settings, "embedding"))
+def part_bytes(model: Inventory, settings: Settings, part: Part, *, experts: bool = False) -> int:
+    """Bytes of one part, or of its experts alone, wherever in memory it is."""
+    return sum(size * count for size, count in sizes(model, settings, part, experts=experts))
 
 
 def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int]]:
@@ -372,7 +354,7 @@ def _pieces(model: Inventory, settings: Settings) -> tuple[dict[str, int], list[
 
 def weight_bytes(model: Inventory, settings: Settings) -> int:
     """All weights in memory, without the allocator's rounding."""
-    return sum(size * count for part in PARTS for size, count in sizes(model, settings, part))
+    return sum(part_bytes(model, settings, part) for part in PARTS)
 
 
 def part_why(model: Inventory, part: Part, settings: Settings, share: int) -> str:

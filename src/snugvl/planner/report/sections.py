@@ -13,10 +13,10 @@ from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.options import parts_of
 from snugvl.planner.footprint.images import pixels_for, scales
-from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
+from snugvl.planner.footprint.weights import crossing_bytes, part_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import by_reason, way_out, why_engine, why_not_engines
+from snugvl.planner.shortfall import by_reason, way_out, why_engine
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.wishes import Wishes
 
@@ -99,7 +99,11 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pu
         notes=tuple(_notes(plan, machine)),
         plain_command=plain_command(plan.choice) if plan.choice else None,
         figures=tuple(costs.figures(plan.choice.option)) if plan.choice else (),
-        engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
+        engines=(
+            (why_engine(plan), *(f"not {verdict.engine}: {verdict.text}" for verdict in plan.verdicts))
+            if plan.choice
+            else ()
+        ),
     )
 
 
@@ -120,8 +124,7 @@ def headline(plan: Plan, machine: Machine) -> str:
         short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
         return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
     name, engine = plan.choice.option.model.name, rules_of(plan.choice.option.engine).title
-    rate = plan.choice.speed.decode_tokens_per_s
-    slow = f", at about {rate:,.1f} tokens/s" if rate is not None else ""
+    slow = _paced(plan.choice, ", at about", digits=1)
     only = f", only with layers in main memory{slow}" if plan.choice.option.offload else ""
     if only and plan.instead is not None:
         other = plan.instead
@@ -158,7 +161,7 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     if crossing := crossing_bytes(model, settings):
         facts.append(("tower", f"{format_size(crossing)} of it stay in main memory; {_crossing(choice)}"))
     if settings.embedding == "cpu":
-        held = f"{format_size(embedding_bytes(model, settings))}, {settings.head}"
+        held = f"{format_size(part_bytes(model, settings, 'embedding'))}, {settings.head}"
         facts.append(
             ("host", f"the embedding stays in main memory ({held}); the GPU reads a row for each token")
         )
@@ -216,7 +219,8 @@ def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
     if budget.forbidden_bytes:
         rows.append(Row(Kind.LIMIT.value, Kind.LIMIT, budget.forbidden_bytes))
     margin = budget.margin_bytes - budget.forbidden_bytes
-    rows.append(Row(Kind.MARGIN.value, Kind.MARGIN, margin, _margin_note(choice)))
+    note = f"{margin * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
+    rows.append(Row(Kind.MARGIN.value, Kind.MARGIN, margin, note))
     return rows
 
 
@@ -226,12 +230,6 @@ def _tenants(choice: Choice) -> str:
         return ""
     largest = sorted(gpu.tenants, key=lambda tenant: -tenant.held_bytes)[:3]
     return ", ".join(tenant.name for tenant in largest)
-
-
-def _margin_note(choice: Choice) -> str:
-    budget = choice.budget
-    margin = budget.margin_bytes - budget.forbidden_bytes
-    return f"{margin * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
 
 
 def _also(choice: Choice, plan: Plan) -> str:
@@ -245,15 +243,12 @@ def _also(choice: Choice, plan: Plan) -> str:
     )
 
 
-def _in_main_memory(settings: Settings) -> bool:
-    """Whether a part of the model stays in main memory, beside a GPU."""
-    return settings.embedding == "cpu" or settings.vision == "streamed" or settings.offloaded > 0
-
-
 def _notes(plan: Plan, machine: Machine) -> list[str]:
     # What was assumed of system memory matters where a part of the model is in it.
-    beside = machine.gpus and not (plan.choice and _in_main_memory(plan.choice.settings))
-    notes = [note for note in machine.notes if not (beside and note.startswith("System memory"))]
+    held = plan.choice.settings if plan.choice else None
+    there = held and (held.embedding == "cpu" or held.vision == "streamed" or held.offloaded > 0)
+    idle = machine.gpus and not there
+    notes = [note for note in machine.notes if not (idle and note.startswith("System memory"))]
     if plan.changed:
         notes.append(f"{plan.changed[0].upper()}{plan.changed[1:]}.")
     if machine.spills:
@@ -271,11 +266,11 @@ def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     if gguf is not None and gguf.unlike:
         notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
-        freed = format_size(tower_bytes(choice.option.model, choice.settings))
+        freed = format_size(part_bytes(choice.option.model, choice.settings, "vision"))
         notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
     if choice.settings.language_only:
         whole = replace(choice.settings, language_only=False)
-        freed = format_size(tower_bytes(choice.option.model, whole))
+        freed = format_size(part_bytes(choice.option.model, whole, "vision"))
         notes.append(
             f"Language only: without the vision tower {freed} of weights and the room for images are free; "
             "pictures are refused."
@@ -382,8 +377,9 @@ def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
     tried = parts_of(model, choice.budget.device, wishes.tower, "cpu")
     if isinstance(tried, str) or replace(choice.option.parts, embedding="cpu") not in tried:
         return []
+    freed = format_size(part_bytes(model, settings, "embedding"))
     return [
-        f"--embedding cpu would free {format_size(embedding_bytes(model, settings))} more: the GPU then "
+        f"--embedding cpu would free {freed} more: the GPU then "
         "reads the embedding from page-locked main memory. Of that this system gives "
         f"{format_size(choice.budget.device.pinned_bytes or 0)} at most, and at times less, so it is not "
         "done unasked."
@@ -409,15 +405,14 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
         elif plan.closest is None and plan.instead is not None:
             yield _to_be_found(plan.instead)
         elif plan.closest is not None:
-            yield Step(f"Way out: {way_out(plan, plan.budget)}.")
+            yield Step(f"Way out: {way_out(plan)}.")
         return
     if choice.option.offload and plan.instead is not None:
         other = plan.instead
-        whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole{_rate(other)}"
+        whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole"
+        whole += _paced(other, " and runs at up to")
         yield from _run(other, plan.others, machine, whole)
-        rate = choice.speed.decode_tokens_per_s
-        slow = f", at about {rate:,.1f} tokens/s" if rate else ""
-        title = f"{choice.option.model.name}, as asked{slow}"
+        title = f"{choice.option.model.name}, as asked{_paced(choice, ', at about', digits=1)}"
         again = other.option.model.name == choice.option.model.name  # in another format: it is here by then
         yield from _run(choice, plan.wishes, machine, title, pull=pull and not again)
         return
@@ -426,25 +421,24 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
     yield from _run(choice, plan.wishes, machine, pull=pull)
     if plan.beside is not None:
         beside = plan.beside
-        rate = beside.speed.decode_tokens_per_s
-        fast = f", at up to {rate:,.0f} tokens/s" if rate else ""
+        fast = _paced(beside, ", at up to")
         where = f"Without llama.cpp {beside.option.model.name} runs on the processor{fast}"
         yield from _run(beside, plan.wishes, machine, where)
 
 
 def _to_be_found(choice: Choice) -> Step:
     """Step towards a GGUF of which no name is known."""
-    rate = choice.speed.decode_tokens_per_s
-    fast = f", at about {rate:,.0f} tokens/s" if rate else ""
+    fast = _paced(choice, ", at about")
     return Step(
         f"On the GPU {choice.option.model.name} runs, by llama.cpp{fast}: look on the Hub for one that has "
         "its mmproj beside it, and plan it by its name, OWNER/NAME:Q4_K_M."
     )
 
 
-def _rate(choice: Choice) -> str:
-    speed = choice.speed.decode_tokens_per_s
-    return f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
+def _paced(choice: Choice, how: str, *, digits: int = 0) -> str:
+    """How fast it decodes, behind the words `how`; nothing where that isn't known."""
+    rate = choice.speed.decode_tokens_per_s
+    return f"{how} {rate:,.{digits}f} tokens/s" if rate else ""
 
 
 def _run(

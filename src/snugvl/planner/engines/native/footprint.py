@@ -32,6 +32,7 @@ from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.transformers.footprint import logits
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.vision import encoder_bytes_per_token
 from snugvl.planner.footprint.weights import GROUP, ready_made_group
 from snugvl.planner.inventory import Inventory, Widths, widths
 from snugvl.planner.settings import Settings
@@ -139,11 +140,9 @@ def prefill_bytes(model: Inventory, settings: Settings) -> int:
 
 
 def _image_bytes(model: Inventory, settings: Settings) -> int:
-    """Of each token of a chunk: the rows of encoder outputs that it takes in."""
-    vision = model.facts.vision
-    if vision is None or not settings.images:
-        return 0
-    return (1 + vision.deepstack_levels) * widths(model).h * settings.itemsize
+    """Rows of encoder outputs that each token of a chunk takes in, in bytes."""
+    sees = model.facts.vision is not None and settings.images
+    return encoder_bytes_per_token(model, settings.itemsize) if sees else 0
 
 
 def sampling_bytes(model: Inventory, settings: Settings) -> int:
@@ -319,11 +318,6 @@ def widened(model: Inventory, settings: Settings) -> int:
     return WIDE_ROWS * max(w.h, w.q, w.i) * (WIDE_BYTES + settings.itemsize)
 
 
-def gathered_keys(model: Inventory, settings: Settings, itemsize: int) -> int:
-    """Keys and values of one layer, gathered for a decode step with a fused kernel."""
-    return settings.kv_tokens * 2 * widths(model).k * itemsize
-
-
 def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:
     """Workspaces of our engine on a CPU, where torch's attention takes masks and grouped heads: no scores are
     stored."""
@@ -332,21 +326,13 @@ def native_cpu_components(model: Inventory, settings: Settings) -> list[Componen
     wide = widened(model, settings)
     attention = hybrid.attention_bytes(model, itemsize, chunk, kernels=False)
     layer = max(native_prefill(model, chunk, itemsize), attention)
-    prefill, why = layer + wide, f"{chunk:,} tokens of a chunk"
-    if model.facts.vision is not None and settings.images:
-        prefill += chunk * (1 + model.facts.vision.deepstack_levels) * widths(model).h * itemsize
-    rows = settings.sequences
-    decode = gathered_keys(model, settings, itemsize) + wide
+    prefill, why = layer + wide + chunk * _image_bytes(model, settings), f"{chunk:,} tokens of a chunk"
+    rows, cached = settings.sequences, f"{settings.kv_tokens:,} tokens"
+    # Keys and values of one layer are gathered for a step.
+    decode = settings.kv_tokens * 2 * widths(model).k * itemsize + wide
     return [
         Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
         Component("logits", Kind.WORKSPACE, logits(model, rows), "prefill"),
-        Component(
-            "decode workspace",
-            Kind.WORKSPACE,
-            decode,
-            "decode",
-            "predicted",
-            f"{settings.kv_tokens:,} tokens",
-        ),
+        Component("decode workspace", Kind.WORKSPACE, decode, "decode", "predicted", cached),
         Component("logits", Kind.WORKSPACE, logits(model, rows), "decode"),
     ]

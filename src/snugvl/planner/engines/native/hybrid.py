@@ -61,14 +61,6 @@ def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bo
     return most
 
 
-def layer_kernels(model: Inventory) -> int:
-    """Of a step with prompts beside products: two norms, rotation and cache, attention, two residuals.
-
-    A linear layer has six in place of two of them.
-    """
-    return 10 if has_states(model) else 6
-
-
 def has_states(model: Inventory) -> bool:
     """Whether some layers are linear."""
     return any(layer.state_bytes for layer, _ in model.kv_layers)

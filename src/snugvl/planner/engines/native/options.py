@@ -21,7 +21,7 @@ from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
 from snugvl.planner.capabilities import WHOLE, Option, Parts, no_kernels, prefers_fp32, stored_format, too_old
 from snugvl.planner.footprint.total import Device
-from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
+from snugvl.planner.footprint.weights import keeps_fp8, part_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Placement, Settings
 from snugvl.planner.wishes import Wishes
@@ -169,8 +169,8 @@ def _embeddings(
 def main_memory_bytes(parts: Parts, model: Inventory) -> int:
     """What stays in main memory, at most."""
     settings = Settings("native", head=parts.head, vision_weights=parts.vision_weights)
-    tower = tower_bytes(model, settings) if parts.vision == "streamed" else 0
-    return tower + (embedding_bytes(model, settings) if parts.embedding == "cpu" else 0)
+    tower = part_bytes(model, settings, "vision") if parts.vision == "streamed" else 0
+    return tower + (part_bytes(model, settings, "embedding") if parts.embedding == "cpu" else 0)
 
 
 def _has_room(parts: Parts, model: Inventory, device: Device) -> bool:

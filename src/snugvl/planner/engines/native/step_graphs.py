@@ -87,13 +87,7 @@ def step_graph_components(
     found = recorded(model, settings, cublas_bytes, multiprocessors)
     pool = found.pool_bytes + found.library_bytes
     return [
-        Component(
-            "CUDA graphs of prompts and pictures",
-            Kind.GRAPHS,
-            pool,
-            basis="predicted",
-            why="one pool for all of them",
-        ),
+        Component(POOL, Kind.GRAPHS, pool, basis="predicted", why="one pool for all of them"),
         Component(
             DRIVER,
             Kind.OTHER,
@@ -123,7 +117,9 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
         qkv, output, down = (w.q + 2 * w.k, w.h), (w.h, w.q), (w.h, w.i)
         products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
         products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
-    return model.facts.text.num_layers * (hybrid.layer_kernels(model) + products)
+    # Two norms, rotation and cache, attention, two residuals; a linear layer has six in place of two of them.
+    others = 10 if hybrid.has_states(model) else 6
+    return model.facts.text.num_layers * (others + products)
 
 
 def _tower_kernels(model: Inventory) -> int:

@@ -96,11 +96,6 @@ def transformers_prefill(model: Inventory, tokens: int, image_tokens: int) -> in
     return tokens * (6 * w.i + 8 * w.h + 4 * w.d + 16) + images
 
 
-def transformers_decode(model: Inventory, settings: Settings) -> int:
-    """`torch.cat` of a layer's keys beside the old ones, for every sequence of the batch."""
-    return settings.concurrency * settings.context * widths(model).k * 2
-
-
 def logits(model: Inventory, rows: int) -> int:
     """Logits of the `rows` positions that sample."""
     return rows * model.facts.text.vocab_size * LOGIT_BYTES
@@ -138,6 +133,8 @@ def transformers_components(
     why = f"{settings.context:,} tokens at once, without chunks"
     beyond = unwindowed_component(model, settings)
     dynamic = prefill + cache_bytes + beyond.nbytes
+    # `torch.cat` of a layer's keys beside the old ones, for every sequence of the batch.
+    growth = settings.concurrency * settings.context * widths(model).k * 2 * wide
     holes = dynamic * FRAGMENTATION_PERCENT // 100
     share = f"{FRAGMENTATION_PERCENT} % of KV cache and workspace"
     return [
@@ -145,13 +142,6 @@ def transformers_components(
         beyond,
         Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
         Component("logits", Kind.WORKSPACE, logits(model, 1) * wide, "prefill"),
-        Component(
-            "decode workspace",
-            Kind.WORKSPACE,
-            transformers_decode(model, settings) * wide,
-            "decode",
-            "predicted",
-            "KV growth",
-        ),
+        Component("decode workspace", Kind.WORKSPACE, growth, "decode", "predicted", "KV growth"),
         Component("logits", Kind.WORKSPACE, logits(model, settings.concurrency) * wide, "decode"),
     ]
