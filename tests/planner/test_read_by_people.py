@@ -13,6 +13,7 @@ from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import app
 from snugvl.cli.machine_options import MACHINE
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import GIB
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Machine
@@ -201,10 +202,10 @@ def test_a_larger_model_of_lower_rank_is_said_to_fit() -> None:
 
 def test_a_limit_and_a_margin_are_two_things() -> None:
     plan, found, text = read("Qwen/Qwen3.5-4B", "rtx-5060", {"memory_bytes": 4 * GIB})
-    rows = {row.kind: row.nbytes for row in found.rows if row.kind in ("limit", "margin")}
+    rows = {row.kind: row.nbytes for row in found.rows if row.kind in (Kind.LIMIT, Kind.MARGIN)}
     free, *_ = read("Qwen/Qwen3.5-4B", "rtx-5060")
-    assert rows["margin"] == free.budget.margin_bytes
-    assert rows["margin"] + rows["limit"] == plan.budget.margin_bytes
+    assert rows[Kind.MARGIN] == free.budget.margin_bytes
+    assert rows[Kind.MARGIN] + rows[Kind.LIMIT] == plan.budget.margin_bytes
     assert "x not used, by --memory" in text
     assert sum(row.nbytes for row in found.rows) == found.total_bytes
 
