@@ -9,7 +9,7 @@ import snugvl
 from snugvl.backends.native.planned import planned_rows
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.capabilities import Parts
-from snugvl.planner.engines.native.options import main_memory_bytes, parts_of
+from snugvl.planner.engines.native.rules import main_memory_bytes, parts_of
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import inventory

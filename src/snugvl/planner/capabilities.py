@@ -90,12 +90,10 @@ class Option:
 
     def gives(self, settings: Settings) -> bool:
         """Whether settings are of this option."""
-        parts = (settings.head, settings.vision_weights, settings.vision, settings.embedding)
-        mine = self.parts.head, self.parts.vision_weights, self.parts.vision, self.parts.embedding
-        same = (settings.engine, settings.weights) == (self.engine, self.weights)
-        same = same and settings.predictor == self.model.facts.predicts
-        same = same and (parts == mine or not rules_of(self.engine).has_parts)
-        return same and settings.float32 == self.float32
+        parts = Parts(settings.head, settings.vision_weights, settings.vision, settings.embedding)
+        theirs = settings.engine, settings.weights, settings.predictor, settings.float32
+        mine = self.engine, self.weights, self.model.facts.predicts, self.float32
+        return theirs == mine and (parts == self.parts or not rules_of(self.engine).has_parts)
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:

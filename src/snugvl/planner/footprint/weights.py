@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
+from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.formats import BITSANDBYTES, FEW_BITS, FORMATS, Format
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
@@ -76,20 +77,20 @@ def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = No
     return () if columns % group else (*planes, scales, scales)
 
 
-def ready_made_parts(
-    group: Group, settings: Settings, *, ordered: bool = False, own: bool = False
-) -> tuple[int, ...]:
-    """What is beside ready-made integers: their scales, and what wasn't meant to be packed.
+def ready_made_parts(group: Group, settings: Settings, facts: ModelFacts) -> tuple[int, ...]:
+    """Bytes of the tensors that one of `group` becomes, of a checkpoint with ready-made integers.
 
-    `own`: in our own format.
+    Beside these there are their scales, and what wasn't meant to be packed.
     """
+    if group.kind not in ("scale", "scale8", "matrix") or group.part not in ("decoder", "predictor"):
+        return loaded_parts(group, settings)
     if not rules_of(settings.engine).own_layout:
         return (group.nbytes,)
     if group.kind == "matrix":
         return (settings.itemsize * group.elements,)
-    if own:
+    if facts.own:
         return (group.nbytes,)
-    if ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
+    if facts.ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
         return (group.nbytes,)
     if group.kind == "scale8":
         return (group.nbytes,) if group.nbytes == SCALE_BYTES * group.elements else ()
@@ -185,13 +186,8 @@ def sizes(
     for group in model.groups:
         if group.part != part or (experts and not group.expert):
             continue
-        beside = group.kind in ("scale", "scale8", "matrix") and group.part in ("decoder", "predictor")
-        if packed and beside:
-            ordered, own = model.facts.ordered, model.facts.own
-            parts = ready_made_parts(group, settings, ordered=ordered, own=own)
-        else:
-            parts = loaded_parts(group, settings)
-        yield from ((nbytes, group.count) for nbytes in parts)
+        ready = ready_made_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
+        yield from ((nbytes, group.count) for nbytes in ready)
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
@@ -225,21 +221,18 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder":
-            parts = ready_made_parts if group.kind == "matrix" else loaded_parts
-            made[JOINED.sub(_matrix, tensor.name)] += sum(parts(group, settings))
+            made[JOINED.sub(_matrix, tensor.name)] += sum(ready_made_parts(group, settings, model.facts))
     yield from ((nbytes, 1) for nbytes in made.values())
 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """The same of ready-made integers of several widths, which differ from layer to layer, too."""
     made: dict[tuple[str, int], int] = defaultdict(int)
-    own = model.facts.own
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder" and tensor.loaded:
-            packed = group.kind in ("scale", "scale8", "matrix")
-            parts = ready_made_parts(group, settings, own=own) if packed else loaded_parts(group, settings)
-            for number, nbytes in enumerate(parts):  # scales, zero points
+            # Codes, scales, zero points.
+            for number, nbytes in enumerate(ready_made_parts(group, settings, model.facts)):
                 made[JOINED.sub(_matrix, tensor.name), number] += nbytes
     yield from ((nbytes, 1) for nbytes in made.values())
 

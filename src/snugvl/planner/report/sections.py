@@ -11,7 +11,7 @@ from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.options import parts_of
+from snugvl.planner.engines.native.rules import parts_of
 from snugvl.planner.footprint.images import pixels_for, scales
 from snugvl.planner.footprint.weights import crossing_bytes, part_bytes
 from snugvl.planner.plan import Choice, Plan

@@ -214,20 +214,12 @@ def vllm_components(
     ]
     sharing = settings.tensor_parallel * settings.pipeline_parallel
     if sharing > 1:
-        parts.append(
-            Component(
-                NCCL, Kind.OTHER, NCCL_BYTES, basis="default", why=f"{sharing} GPUs; measured for two H200s"
-            )
-        )
-        parts.append(
-            Component(
-                NCCL_TORCH,
-                Kind.OTHER,
-                NCCL_TORCH_BYTES,
-                basis="default",
-                why="made by the first gathering of logits",
-            )
-        )
+        why = f"{sharing} GPUs; measured for two H200s"
+        later = "made by the first gathering of logits"
+        parts += [
+            Component(NCCL, Kind.OTHER, NCCL_BYTES, basis="default", why=why),
+            Component(NCCL_TORCH, Kind.OTHER, NCCL_TORCH_BYTES, basis="default", why=later),
+        ]
     if model.facts.vision is not None and settings.images:
         image = profiled(model, settings)
         why = f"{image.patches:,} patches ({image.tokens:,} image tokens), profiled at start"
