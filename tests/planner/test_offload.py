@@ -173,7 +173,7 @@ def test_older_files_are_placed_by_transformers_names() -> None:
     """Some files store `visual.` and `model.layers.` where transformers has `model.visual.` and so on."""
     from snugvl.checkpoint.assemble import assemble, network_of
     from snugvl.checkpoint.catalogue import entries
-    from snugvl.checkpoint.material import Material, Stored
+    from snugvl.checkpoint.facts import Material, Stored
 
     entry = next(entry for entry in entries() if entry.name == "google/gemma-3-4b-it")
     network = network_of(entry.config, entry.images, "here")

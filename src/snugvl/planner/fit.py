@@ -157,7 +157,9 @@ class Fitter:
                 continue
             settings = self._first_that_fits(self._offloads(goal))
             # Where main memory is too small, a smaller goal leaves more on the GPU.
-            if settings is not None and self.fits_host(settings):
+            if settings is None or self.host is None:
+                continue
+            if self.rules.host_bytes(self.option.model, settings) <= self.host.usable_bytes:
                 return self.fitted(settings, goal.tokens)
         return None
 
@@ -186,13 +188,6 @@ class Fitter:
             f"{format_size(self.rules.host_bytes(self.option.model, least))}, of which {free} may be used"
         )
         return f"{moved} of {layers} layers would have to stay in main memory: {needed}"
-
-    def fits_host(self, settings: Settings) -> bool:
-        """Whether main memory has room for what is offloaded."""
-        return (
-            self.host is not None
-            and self.rules.host_bytes(self.option.model, settings) <= self.host.usable_bytes
-        )
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""

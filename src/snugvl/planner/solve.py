@@ -96,7 +96,8 @@ def solve(
             guessing = solve(candidates, machine, replace(wishes, speculation="mtp"), missing, found)
             plain = guessing if _costs_nothing(guessing, plain) else plain
         return replace(plain, wishes=wishes)
-    if machine.others and not machine.gpus and not found and _reads_gguf(candidates):
+    unused = machine.others and not machine.gpus and not found
+    if unused and all(candidate.facts.gguf is not None for candidate in candidates):
         machine = replace(machine, gpus=machine.others)  # llama.cpp's alone
     found = list(found or budgets(machine, wishes.memory_bytes))
     led = len({candidate.quality for candidate in candidates}) > 1
@@ -146,11 +147,6 @@ def _costs_nothing(guessing: Plan, plain: Plan) -> bool:
     if mine is None or other is None or mine.settings.predictor is False or mine.budget.device.cpu:
         return False
     return mine.spare_bytes >= ROOMY_BYTES and replace(mine.settings, predictor=False) == other.settings
-
-
-def _reads_gguf(candidates: Sequence[Candidate]) -> bool:
-    """Whether only GGUFs are meant."""
-    return all(candidate.facts.gguf is not None for candidate in candidates)
 
 
 def _leads(fitter: Fitter) -> bool:

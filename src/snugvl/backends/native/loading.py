@@ -24,9 +24,8 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.checkpoint.gguf_network import ours
-from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.locate import locate, training_of
 from snugvl.checkpoint.read import facts_of
-from snugvl.checkpoint.training import training_of
 from snugvl.core.folders import cache_folder
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities

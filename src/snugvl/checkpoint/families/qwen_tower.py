@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from snugvl.checkpoint.architecture import TextConfig, VisionConfig, VisionTokens
 from snugvl.checkpoint.facts import VisionFacts
-from snugvl.checkpoint.families.network import Expected, linear, norm
 from snugvl.checkpoint.families.rotary import read_vision_theta
+from snugvl.checkpoint.families.traits import Expected, linear, norm
 from snugvl.checkpoint.families.vision import edge, images_of, one_side
 from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import Decoder, need_silu, read_decoder, sliding, windows_by_type
-from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.rotary import read_limit, read_rope
-from snugvl.checkpoint.families.traits import Family, GgufNetwork, Traits
+from snugvl.checkpoint.families.traits import Family, GgufNetwork, Network, Traits, model_config, ties
 from snugvl.checkpoint.section import Section
 from snugvl.errors import UnsupportedModel
 

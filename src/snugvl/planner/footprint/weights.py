@@ -114,13 +114,6 @@ def codes_of_byte(model: Inventory) -> int:
     return 8 // FORMATS[model.facts.quantization or "fp8"].planes[0]
 
 
-def fp8_parts(rows: int, columns: int) -> tuple[int, ...]:
-    """Values and scales of a stored FP8 matrix that our engine keeps."""
-    if columns % GROUP or rows % GROUP:
-        return ()
-    return rows * columns, rows * columns // GROUP**2 * BLOCK_SCALE_BYTES
-
-
 def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int, ...]:
     """Values and scales, in bytes, of a matrix that bitsandbytes makes; nothing where it makes none."""
     form = BITSANDBYTES.get(settings.weights)
@@ -146,7 +139,8 @@ def matrix_parts(
     """Bytes of the tensors that a matrix of a decoder layer is kept in, by our engine."""
     wide = (settings.itemsize * rows * columns,)
     if settings.weights == "fp8":
-        return (fp8_parts(rows, columns) or wide) if stored_fp8 else wide
+        blocks = 0 if columns % GROUP or rows % GROUP else rows * columns // GROUP**2
+        return (rows * columns, blocks * BLOCK_SCALE_BYTES) if stored_fp8 and blocks else wide
     if settings.weights == "int8":
         return int8_parts(rows, columns) or wide
     if settings.weights not in FEW_BITS:

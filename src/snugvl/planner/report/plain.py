@@ -56,9 +56,11 @@ def brief(report: Report, width: int | None = None) -> list[str]:
     """The bar, and what its parts are; the bar within `width` columns."""
     legend = [f"{kind.letter} {what}" for kind, what in parts(report)]
     half = (len(legend) + 1) // 2
+    total = format_size(report.total_bytes)
+    cells = BAR_WIDTH if width is None else max(1, min(BAR_WIDTH, width - len(f"  [] {total}")))
     return [
         report.memory,
-        f"  [{bar(report.rows, _bar_width(report, width))}] {format_size(report.total_bytes)}",
+        f"  [{bar(report.rows, cells)}] {total}",
         *(f"  {', '.join(part)}" for part in (legend[:half], legend[half:]) if part),
     ]
 
@@ -71,15 +73,10 @@ def parts(report: Report) -> list[tuple[Kind, str]]:
     return [(kind, f"{kind.group_words} {format_size(nbytes)}") for kind, nbytes in sums.items() if nbytes]
 
 
-def _bar_width(report: Report, width: int | None) -> int:
-    around = len(f"  [] {format_size(report.total_bytes)}")
-    return BAR_WIDTH if width is None else max(1, min(BAR_WIDTH, width - around))
-
-
 def memory(report: Report) -> list[str]:
     """The table and the bar."""
     width = max(len(row.label) for row in report.rows)
-    seen = any(row.measured_bytes is not None for row in report.rows)
+    seen = _measured(report)
     lines = [report.memory]
     if seen:
         lines.append(f"  {'':<{width}}  {'planned':>9}  {'measured':>9}")
@@ -120,8 +117,8 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
     if report.rows:
         console.print()
         put(Text(report.memory))
-        bar = pieces(report.rows, min(TERMINAL_BAR_WIDTH, console.width - 14), colour=True)
-        console.print(Text.assemble("  ", *bar, f" {format_size(report.total_bytes)}"))
+        shown = pieces(report.rows, min(TERMINAL_BAR_WIDTH, console.width - 14), colour=True)
+        console.print(Text.assemble("  ", *shown, f" {format_size(report.total_bytes)}"))
         if not verbose:
             legend = [marked(kind, what, "dim") for kind, what in parts(report)]
             put(Text.assemble("  ", Text(", ", "dim").join(legend)))
@@ -137,7 +134,7 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
             cells_of = [format_size(row.nbytes), *([found] if _measured(report) else []), row.note]
             table.add_row(Text.assemble("  ", marked(row.kind, row.label)), *cells_of)
         console.print(table)
-    commands = {report.plain_command, *(command for step in report.steps for command in step.commands)}
+    commands = {report.plain_command, *report.commands}
     for title, entries in sections(report, verbose=verbose):
         console.print()
         console.print(Text(title, "bold"))

@@ -32,13 +32,12 @@ from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.transformers.footprint import logits
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.total import Component
-from snugvl.planner.footprint.vision import encoder_bytes_per_token
+from snugvl.planner.footprint.vision import SLICE_ROWS, encoder_bytes_per_token, slice_rows
 from snugvl.planner.footprint.weights import GROUP, ready_made_group
 from snugvl.planner.inventory import Inventory, Widths, widths
 from snugvl.planner.settings import Settings
 
 SLICE_BYTES: Final = 32 << 20  # of widened weights
-SLICE_ROWS: Final = 32  # its rows are a multiple of
 TOKEN_BYTES: Final = 48  # id, three positions, slot, row of a placeholder
 ATTENTION_SPLITS: Final = 16
 SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
@@ -105,8 +104,7 @@ def _at_once(w: Widths, itemsize: int) -> int:
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
     """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/widen.py`)."""
-    most = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
-    return -(-rows // most)
+    return -(-rows // slice_rows(columns * itemsize, SLICE_BYTES))
 
 
 def slice_bytes(model: Inventory, settings: Settings) -> int:
@@ -143,12 +141,6 @@ def _image_bytes(model: Inventory, settings: Settings) -> int:
     """Rows of encoder outputs that each token of a chunk takes in, in bytes."""
     sees = model.facts.vision is not None and settings.images
     return encoder_bytes_per_token(model, settings.itemsize) if sees else 0
-
-
-def sampling_bytes(model: Inventory, settings: Settings) -> int:
-    """Logits of every sequence and what choosing from them takes."""
-    rows = settings.sequences
-    return logits_bytes(model, settings, rows) + rows * model.facts.text.vocab_size * SAMPLING_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +247,13 @@ def native_components(
     model: Inventory, settings: Settings, kv_bytes: int, cublas_bytes: int, multiprocessors: int
 ) -> list[Component]:
     """Decoder, sampler, graphs and loading on a GPU."""
-    prefill = prefill_bytes(model, settings)
+    rows, prefill = settings.sequences, prefill_bytes(model, settings)
     graphs = graph_bytes(model, settings, multiprocessors)
     library = library_bytes(model, settings, cublas_bytes)
-    sampling = sampling_bytes(model, settings)
+    sampling = logits_bytes(model, settings, rows) + rows * model.facts.text.vocab_size * SAMPLING_BYTES
     few = split_workspace(model, settings, SMALL_ROWS, multiprocessors)
     # The cache and the graphs come when the weights are there: their place is free while loading.
     loading = max(0, loading_bytes(model, settings, READERS[-1]) - kv_bytes - graphs)
-    rows = settings.sequences
     small = SMALL_TENSORS_BYTES + (hybrid.SMALL_BYTES if hybrid.has_states(model) else 0)
     return [
         Component(

@@ -107,7 +107,9 @@ def recorded(model: Inventory, settings: Settings, cublas_bytes: int, multiproce
         return NOTHING
     library = cublas_bytes - library_bytes(model, settings, cublas_bytes)
     pool = _pool_bytes(model, settings, multiprocessors)
-    return Recorded(pool, library, NODE_BYTES * max(_step_kernels(model, settings), _tower_kernels(model)))
+    vision = model.facts.vision
+    tower_kernels = 0 if vision is None else vision.depth * TOWER_LAYER_KERNELS
+    return Recorded(pool, library, NODE_BYTES * max(_step_kernels(model, settings), tower_kernels))
 
 
 def _step_kernels(model: Inventory, settings: Settings) -> int:
@@ -120,11 +122,6 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
     # Two norms, rotation and cache, attention, two residuals; a linear layer has six in place of two of them.
     others = 10 if hybrid.has_states(model) else 6
     return model.facts.text.num_layers * (others + products)
-
-
-def _tower_kernels(model: Inventory) -> int:
-    vision = model.facts.vision
-    return 0 if vision is None else vision.depth * TOWER_LAYER_KERNELS
 
 
 def _pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
