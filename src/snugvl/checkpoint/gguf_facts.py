@@ -58,7 +58,10 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     if architecture == MMPROJ:
         raise UnsupportedModel(f"{material.where} is a vision tower alone (mmproj); name the model beside it")
     section = Section(below(values, architecture), f"{material.where}: {plain(architecture)}")
-    tensors = tuple(_tensor(*each) for each in material.tensors)
+    tensors = tuple(
+        TensorFact(stored, _role(stored, shape), dtype, shape, nbytes, not stored.startswith("mtp."))
+        for stored, dtype, shape, nbytes in material.tensors
+    )
     names = {tensor.name for tensor in tensors}
     if "token_embd.weight" not in names:
         raise CheckpointError(f"{material.where} has no token_embd.weight; a part of it is missing")
@@ -97,10 +100,6 @@ def _why_not(material: Material) -> str:
     except CheckpointError as error:
         return str(error)
     return ""
-
-
-def _tensor(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> TensorFact:
-    return TensorFact(name, _role(name, shape), dtype, shape, nbytes, not name.startswith("mtp."))
 
 
 def _role(name: str, shape: tuple[int, ...]) -> Role:

@@ -11,7 +11,6 @@ from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.hybrid import CHECKPOINTS, EACH, NATIVE_STEPS, keeping
-from snugvl.planner.engines.native.step_graphs import recorded
 from snugvl.planner.engines.rules import Spread
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
@@ -313,17 +312,10 @@ class Fitter:
         kept = replace(settings, encoder_cache_bytes=ENCODER_CACHE_BYTES)
         if settings.images and self.spare_bytes(kept) >= ROOMY_BYTES:
             settings = kept
-        graphs = replace(settings, step_graphs=True)
-        if self.wishes.step_graphs and self._records(settings) and self.spare_bytes(graphs) >= ROOMY_BYTES:
+        graphs = replace(settings, step_graphs=self.wishes.step_graphs and settings.vision == "gpu")
+        if self.spare_bytes(graphs) >= ROOMY_BYTES:  # with a tower that streams no step is recorded
             settings = graphs
         return settings
-
-    def _records(self, settings: Settings) -> bool:
-        """Whether steps with prompts of this model can be recorded."""
-        device = self.budget(settings).device
-        return (
-            recorded(self.option.model, settings, device.cublas_bytes, device.multiprocessors).pool_bytes > 0
-        )
 
     def spare_bytes(self, settings: Settings) -> int:
         """Of the budget; negative where it doesn't fit."""

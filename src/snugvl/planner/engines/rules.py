@@ -49,6 +49,7 @@ class EngineRules(ABC):
         fp8_cache_since: the oldest GPUs with which its KV cache can be FP8, or None where any will do.
         scales_cache: its eight-bit cache has scales, so outliers of keys don't saturate.
         own_layout: it makes matrices of its own from the checkpoint's: rounds, repacks and joins them.
+        windows: of layers with sliding windows its cache keeps no more than the window.
         bitsandbytes: it rounds by means of bitsandbytes.
         has_parts: embedding, head and vision tower may be in other formats and places than the layers.
         pooled: its KV cache is a pool that is planned for itself, with states of their own beside it.
@@ -73,6 +74,7 @@ class EngineRules(ABC):
     fp8_cache_since: ClassVar[Capability | None] = None
     scales_cache: ClassVar[bool] = False
     own_layout: ClassVar[bool] = False
+    windows: ClassVar[bool] = False
     bitsandbytes: ClassVar[bool] = False
     has_parts: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
@@ -142,11 +144,12 @@ class EngineRules(ABC):
 
     def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
         """Keys and values of one sequence of `tokens` tokens on one GPU, with its states, in bytes."""
-        return kv.blocks_bytes(model, settings, tokens)
+        return kv.blocks_bytes(model, settings, tokens, windows=self.windows)
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """The KV cache."""
-        return kv.sequences_component(model, settings)
+        """The KV cache: all sequences at their full context."""
+        windows = self.windows and any(layer.window for layer, _ in model.kv_layers)
+        return kv.sequences_component(model, settings, windows=windows)
 
     def kv_name(self, settings: Settings) -> str:
         """Format of the cache as people call it: that of the activations, or FP8."""

@@ -48,12 +48,8 @@ STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_
 HEADS: Final = ("embedding", "lm_head")
 JOINED: Final = re.compile(r"(?<=\.)(?:[qkv]_proj|gate_proj|up_proj)(?=\.)")
 
-LABELS: Final[dict[Part, str]] = {
-    "decoder": "weights: decoder",
-    "embedding": "weights: embedding",
-    "lm_head": "weights: lm_head",
-    "vision": "weights: vision tower",
-    "predictor": "weights: predictor",
+LABELS: Final[dict[Part, str]] = {part: f"weights: {part}" for part in PARTS} | {
+    "vision": "weights: vision tower"
 }
 KINDS: Final[dict[Part, Kind]] = {
     "decoder": Kind.WEIGHTS, "embedding": Kind.EMBEDDING, "lm_head": Kind.EMBEDDING, "vision": Kind.VISION,

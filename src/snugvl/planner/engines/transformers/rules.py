@@ -24,7 +24,6 @@ from snugvl.planner.engines.transformers.footprint import (
     transformers_components,
     vision_bytes,
 )
-from snugvl.planner.footprint import kv
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.footprint.vision import transformers_vision_components
@@ -48,6 +47,7 @@ class TransformersRules(EngineRules):
     runs_remote_code = True
     rank = 0
     kv_formats = ("bf16",)
+    windows = True
     bitsandbytes = True
     one_at_a_time = True
     offloads = True
@@ -109,15 +109,6 @@ class TransformersRules(EngineRules):
         parts += transformers_vision_components(model, settings)
         parts += offload_components(model, settings)
         return parts + transformers_components(model, settings, cache.nbytes, fused=device.fused_attention)
-
-    def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
-        """Keys and values of one sequence, of layers with windows no more than the window."""
-        return kv.blocks_bytes(model, settings, tokens, windows=True)
-
-    def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """All sequences at their full context."""
-        windows = any(layer.window for layer, _ in model.kv_layers)
-        return kv.sequences_component(model, settings, windows=windows)
 
     def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
         """One segment for all weights, taken before they are loaded."""
