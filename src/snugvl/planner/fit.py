@@ -42,10 +42,16 @@ class Fitter:
     """Tries settings of one option."""
 
     def __init__(
-        self, option: Option, wishes: Wishes, found: Sequence[Budget], host: Budget | None = None
+        self,
+        option: Option,
+        wishes: Wishes,
+        found: Sequence[Budget],
+        host: Budget | None = None,
+        quality: int = 0,
     ) -> None:
-        """`found`: one budget a GPU; `host`: main memory, where layers may stay in it."""
+        """`found`: one budget a GPU; `host`: main memory, where layers may stay; `quality`: the model's."""
         self.option = option
+        self.quality = quality
         self.rules = rules_of(option.engine)
         self.wishes = wishes
         self.budgets = found

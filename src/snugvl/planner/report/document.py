@@ -17,7 +17,6 @@ from snugvl.hardware.machine import Machine
 from snugvl.hardware.recording import read_value
 from snugvl.planner.commands import load_options, next_command, plain_command
 from snugvl.planner.engines.transformers.rules import placement
-from snugvl.planner.footprint.total import Component
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.sections import Measured, headline
 from snugvl.planner.settings import Settings
@@ -78,19 +77,18 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
         "spare_bytes": choice.spare_bytes,
         "peak_phase": choice.footprint.peak_phase,
         "placement": dict(placement(choice)),
-        "components": [_component(part, choice, measured) for part in choice.footprint.components],
+        "components": [
+            {
+                "name": part.name,
+                "bytes": part.nbytes,
+                "measured_bytes": measured(choice, part.name) if measured else None,
+                "phase": part.phase,
+                "basis": part.basis,
+                "why": part.why,
+            }
+            for part in choice.footprint.components
+        ],
         "roofline": {name: getattr(choice.speed, name) for name in ROOFLINE},
-    }
-
-
-def _component(part: Component, choice: Choice, measured: Measured | None) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "bytes": part.nbytes,
-        "measured_bytes": measured(choice, part.name) if measured else None,
-        "phase": part.phase,
-        "basis": part.basis,
-        "why": part.why,
     }
 
 
