@@ -14,7 +14,7 @@ from snugvl.planner.speed import Speed
 from snugvl.planner.wishes import Wishes
 
 
-class Pace(NamedTuple):
+class SpeedTier(NamedTuple):
     """What only saves time: of two ways that are equal in all else, the faster one.
 
     Attributes:
@@ -75,7 +75,7 @@ class Score(NamedTuple):
     embedding: bool
     gpus: int
     offloaded: int
-    pace: Pace
+    pace: SpeedTier
 
     @property
     def named(self) -> "Score":

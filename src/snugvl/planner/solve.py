@@ -35,7 +35,7 @@ from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
-from snugvl.planner.plan import Choice, Pace, Plan, Score
+from snugvl.planner.plan import Choice, Plan, Score, SpeedTier
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import (
     excluded,
@@ -354,7 +354,7 @@ def _score(fitter: Fitter, fitted: Fitted, speed: Speed, *, led: bool) -> Score:
         embedding=option.parts.embedding == "gpu",
         gpus=-settings.gpus,
         offloaded=-settings.offloaded,
-        pace=Pace(
+        pace=SpeedTier(
             graphs=not settings.eager,
             kept_states=min(settings.state_checkpoints, CHECKPOINTS),
             chunk=settings.chunk,

@@ -35,7 +35,7 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.total import Component
-from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
+from snugvl.planner.inventory import PARTS, Inventory, Part, TensorGroup, group_of, widths
 from snugvl.planner.settings import Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
@@ -73,7 +73,7 @@ def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = No
     return () if columns % group else (*planes, scales, scales)
 
 
-def ready_made_parts(group: Group, settings: Settings, facts: ModelFacts) -> tuple[int, ...]:
+def ready_made_parts(group: TensorGroup, settings: Settings, facts: ModelFacts) -> tuple[int, ...]:
     """Bytes of the tensors that one of `group` becomes, of a checkpoint with ready-made integers.
 
     Beside these there are their scales, and what wasn't meant to be packed.
@@ -144,7 +144,7 @@ def matrix_parts(
     return few_bits_parts(rows, columns, FORMATS[settings.weights], group) or wide
 
 
-def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
+def loaded_parts(group: TensorGroup, settings: Settings) -> tuple[int, ...]:
     """Bytes of the tensors that one of `group` becomes in memory."""
     wide = (settings.itemsize * group.elements,)
     if group.kind in ("packed", "blocks"):

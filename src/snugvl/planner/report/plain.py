@@ -6,7 +6,7 @@ from snugvl.core import memory_kinds
 from snugvl.core.memory_kinds import Kind, marked
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped_command
-from snugvl.planner.report.sections import LOWER, Report, Row
+from snugvl.planner.report.sections import LOWER, MemoryRow, Report
 
 BAR_WIDTH = 64
 TERMINAL_BAR_WIDTH = 76
@@ -88,12 +88,12 @@ def memory(report: Report) -> list[str]:
     return [*lines, f"  [{bar(report.rows)}] {format_size(report.total_bytes)}"]
 
 
-def bar(rows: tuple[Row, ...], width: int = BAR_WIDTH) -> str:
+def bar(rows: tuple[MemoryRow, ...], width: int = BAR_WIDTH) -> str:
     """One character per share of the card; every part that is at least half a character shows."""
     return "".join(text for text, _ in pieces(rows, width, colour=False))
 
 
-def pieces(rows: tuple[Row, ...], width: int, *, colour: bool) -> list[tuple[str, str]]:
+def pieces(rows: tuple[MemoryRow, ...], width: int, *, colour: bool) -> list[tuple[str, str]]:
     """Pieces of the bar and their colours, those of one kind together, as the legend has them."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
     ordered = sorted(rows, key=lambda row: kinds.index(row.kind))

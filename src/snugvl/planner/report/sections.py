@@ -29,7 +29,7 @@ NAMED: Final = 3  # of many models that are refused alike
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemoryRow:
     """One part of the memory bar. `measured_bytes`: what an earlier run really took."""
 
     label: str
@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextStep:
     """Commands, in a shell's words, and a remark in people's, which is no part of them."""
 
     remark: str
@@ -57,8 +57,8 @@ class Report:
     total_bytes: int
     used_bytes: int
     usable_bytes: int
-    rows: tuple[Row, ...]
-    steps: tuple[Step, ...]
+    rows: tuple[MemoryRow, ...]
+    steps: tuple[NextStep, ...]
     also: tuple[str, ...]
     why_not: tuple[str, ...]
     notes: tuple[str, ...]
@@ -203,24 +203,24 @@ def _weights(choice: Choice) -> str:
     return weights
 
 
-def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
+def memory_rows(choice: Choice, measured: Measured | None = None) -> list[MemoryRow]:
     """Parts of the card's memory, from what others hold to what stays free; they sum up to its total."""
     budget, rows = choice.budget, []
     if budget.held_bytes:
-        rows.append(Row(Kind.HELD.among, Kind.HELD, budget.held_bytes, _tenants(choice)))
+        rows.append(MemoryRow(Kind.HELD.among, Kind.HELD, budget.held_bytes, _tenants(choice)))
     for part in choice.footprint.counted:
         found = measured(choice, part.name) if measured else None
         phase = "" if part.phase == "always" else f"only during {part.phase}"
         note = "; ".join(text for text in (part.why, phase) if text)
-        rows.append(Row(part.name, part.kind.group, part.nbytes, note, found))
+        rows.append(MemoryRow(part.name, part.kind.group, part.nbytes, note, found))
     if choice.spare_bytes > 0:
         note = rules_of(choice.option.engine).spare_note
-        rows.append(Row(Kind.SPARE.among, Kind.SPARE, choice.spare_bytes, note))
+        rows.append(MemoryRow(Kind.SPARE.among, Kind.SPARE, choice.spare_bytes, note))
     if budget.forbidden_bytes:
-        rows.append(Row(Kind.LIMIT.value, Kind.LIMIT, budget.forbidden_bytes))
+        rows.append(MemoryRow(Kind.LIMIT.value, Kind.LIMIT, budget.forbidden_bytes))
     margin = budget.margin_bytes - budget.forbidden_bytes
     note = f"{margin * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
-    rows.append(Row(Kind.MARGIN.value, Kind.MARGIN, margin, note))
+    rows.append(MemoryRow(Kind.MARGIN.value, Kind.MARGIN, margin, note))
     return rows
 
 
@@ -395,7 +395,7 @@ def _would_stream(rival: Choice) -> str:
     )
 
 
-def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
+def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     """Commands of a plan, the best first, with remarks. `pull`: the model's files aren't here yet."""
     choice = plan.choice
     if choice is None:
@@ -405,7 +405,7 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
         elif plan.closest is None and plan.instead is not None:
             yield _to_be_found(plan.instead)
         elif plan.closest is not None:
-            yield Step(f"Way out: {way_out(plan)}.")
+            yield NextStep(f"Way out: {way_out(plan)}.")
         return
     if choice.option.offload and plan.instead is not None:
         other = plan.instead
@@ -426,10 +426,10 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
         yield from _run(beside, plan.wishes, machine, where)
 
 
-def _to_be_found(choice: Choice) -> Step:
+def _to_be_found(choice: Choice) -> NextStep:
     """Step towards a GGUF of which no name is known."""
     fast = _paced(choice, ", at about")
-    return Step(
+    return NextStep(
         f"On the GPU {choice.option.model.name} runs, by llama.cpp{fast}: look on the Hub for one that has "
         "its mmproj beside it, and plan it by its name, OWNER/NAME:Q4_K_M."
     )
@@ -443,12 +443,12 @@ def _paced(choice: Choice, how: str, *, digits: int = 0) -> str:
 
 def _run(
     choice: Choice, wishes: Wishes, machine: Machine, title: str = "", *, pull: bool = True
-) -> Iterator[Step]:
+) -> Iterator[NextStep]:
     """To fetch a model, where it isn't here, and to run it."""
     facts = choice.option.model.facts
     command = next_command(choice, wishes)
     if not pull or facts.source in ("folder", "file"):
-        yield Step(f"{title}:" if title else "", (command,))
+        yield NextStep(f"{title}:" if title else "", (command,))
         return
     room = f"{format_size(machine.disk_free_bytes)} free on this disk"
     if machine.source != "probed":
@@ -457,7 +457,7 @@ def _run(
         room = f"only {room}: make room, or set HF_HOME to another disk"
     size = f"{format_size(facts.download_bytes)} to download; {room}"
     title = f"{title} ({size}):" if title else f"{size}:"
-    yield Step(title, (f"snugvl pull {shlex.quote(facts.name)}", command))
+    yield NextStep(title, (f"snugvl pull {shlex.quote(facts.name)}", command))
 
 
 def why_not(plan: Plan) -> list[str]:

@@ -278,7 +278,7 @@ def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Compon
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PageGroup:
     """Layers that take blocks together. `window`: tokens they look back, or None; `states`: recurrent."""
 
     window: int | None
@@ -297,7 +297,7 @@ class Pages:
 
     block_tokens: int
     block_bytes: int
-    groups: tuple[Group, ...]
+    groups: tuple[PageGroup, ...]
 
     def blocks(self, context: int, batched_tokens: int, states: int = STATES_WITH_PREFIX_CACHE) -> int:
         """Blocks that vLLM keeps ready for one sequence of `context` tokens.
@@ -306,7 +306,7 @@ class Pages:
         """
         return sum(self._blocks(group, context, batched_tokens, states) for group in self.groups)
 
-    def _blocks(self, group: Group, context: int, batched_tokens: int, states: int) -> int:
+    def _blocks(self, group: PageGroup, context: int, batched_tokens: int, states: int) -> int:
         if group.states:
             return states
         if group.window is None:
@@ -332,10 +332,10 @@ def pages(model: Inventory, settings: Settings) -> Pages:
 
 @lru_cache(maxsize=256)
 def _pages(model: Inventory, kv_itemsize: int, itemsize: int, gpus: int, stages: int) -> Pages:
-    kinds: dict[Group, int] = {}
+    kinds: dict[PageGroup, int] = {}
     token = state = 0
     for layer, count in model.kv_layers:
-        group = Group(layer.window, states=layer.recurrent)
+        group = PageGroup(layer.window, states=layer.recurrent)
         kinds[group] = kinds.get(group, 0) + -(-count // stages)
         token = max(token, layer.token_values(gpus) * kv_itemsize)
         state = max(state, -(-layer.state(itemsize) // gpus))
