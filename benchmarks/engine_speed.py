@@ -42,7 +42,7 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.capture import GraphPool
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model
-from snugvl.planner.engines.native.step_graphs import recorded
+from snugvl.planner.engines.native.step_graphs import pool_bytes
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
@@ -71,15 +71,10 @@ class Loaded:
                 0, False, (facts.major, facts.minor), multiprocessors=facts.multi_processor_count
             )
             cublas_bytes = hardware.cublas_bytes
-        planned = recorded(
-            inventory(facts_of(str(folder), offline=True)),
-            wide,
-            hardware.cublas_bytes,
-            hardware.multiprocessors,
-        )
-        self.graph_bytes = planned.pool_bytes
+        model = inventory(facts_of(str(folder), offline=True))
+        self.graph_bytes = pool_bytes(model, wide, hardware.multiprocessors)
         # Another engine's thread has a handle of its own, and cuBLAS something to work in for each.
-        self.planned_bytes = planned.pool_bytes + cublas_bytes
+        self.planned_bytes = self.graph_bytes + cublas_bytes
 
     def backend(self, *, step_graphs: bool = False) -> NativeBackend:
         """A new engine's."""

@@ -62,8 +62,8 @@ def cell(checkpoint: Path, context: int, tokens: int) -> dict[str, Any]:
 
     from snugvl.backends.transformers.loading import load_engine
     from snugvl.core.options import LoadOptions
-    from snugvl.planner.engines.transformers.offload import host_bytes
-    from snugvl.planner.engines.transformers.placement import placement
+    from snugvl.planner.engines.transformers.footprint import host_bytes
+    from snugvl.planner.engines.transformers.rules import placement
 
     choice = choose(checkpoint, context)
     gpu, speed, settings = choice.gpus[0], choice.speed, choice.settings

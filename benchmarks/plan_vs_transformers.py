@@ -24,8 +24,7 @@ import torch
 
 import machine
 from snugvl.checkpoint.read import facts_of
-from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.total import Device, footprint
+from snugvl.planner.footprint.total import Device, Footprint, footprint
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings

@@ -25,10 +25,9 @@ from typing import Any, Final
 
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.checkpoint.facts import KVLayer, ModelFacts, TensorFact
-from snugvl.planner.engines.vllm.pages import pages
+from snugvl.planner.engines.vllm.footprint import pages
 from snugvl.planner.engines.vllm.tensors import MAX_SPLIT_BYTES, loading_bytes
-from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.total import Device, footprint
+from snugvl.planner.footprint.total import Device, Footprint, footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.recommend import awq
 from snugvl.planner.settings import Settings

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from snugvl.checkpoint.assemble import network_of
 from snugvl.checkpoint.catalogue import find
-from snugvl.checkpoint.families.network import Expected
+from snugvl.checkpoint.families.traits import Expected
 from snugvl.inputs.tokenizer import Tokenizer
 
 SHARD_BYTES = 2 << 30

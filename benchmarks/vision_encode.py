@@ -34,7 +34,7 @@ from snugvl.models.loader import Storage, load_model
 from snugvl.models.main_memory import WeightStream
 from snugvl.models.networks import Qwen3VL
 from snugvl.models.vision import ROWS
-from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
+from snugvl.planner.footprint.weights import crossing_bytes, part_bytes, streaming_sizes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 
@@ -230,7 +230,7 @@ def compared(
         "pinned": weights.ahead,
         "on_gpu_bytes": sum(size * count for size, count in streaming_sizes(counted, wanted)),
         "saved_bytes": other["held_bytes"] - held,
-        "planned_saved_bytes": tower_bytes(counted, wanted)
+        "planned_saved_bytes": part_bytes(counted, wanted, "vision")
         - sum(size * count for size, count in streaming_sizes(counted, wanted)),
         "crossing_bytes": crossing_bytes(counted, wanted),
         "crossing_ms": round(crossing_ms, 2),

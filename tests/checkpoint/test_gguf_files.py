@@ -8,7 +8,7 @@ import pytest
 
 from snugvl.checkpoint.download import pull
 from snugvl.checkpoint.gguf_files import gguf_files, lm_studio_models, ollama_models, repository
-from snugvl.checkpoint.gguf_names import first_of, projectors_of
+from snugvl.checkpoint.listing import first_of, projectors_of
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from snugvl.checkpoint.facts import Material, Stored
 from snugvl.checkpoint.gguf_facts import gguf_facts
 from snugvl.checkpoint.gguf_network import config_of, our_name, ours, parsed
-from snugvl.checkpoint.material import Material, Stored
 from snugvl.errors import CheckpointError
 
 TEXT: dict[str, Any] = {

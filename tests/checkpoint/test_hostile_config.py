@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from snugvl.checkpoint.assemble import assemble, network_of
 from snugvl.checkpoint.catalogue import entries
+from snugvl.checkpoint.facts import Material, Stored
 from snugvl.checkpoint.families import parse_config
-from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.safetensors import parse_header
 from snugvl.errors import CheckpointError, SnugvlError
 from snugvl.hardware.describe import describe

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.checkpoint.locate import locate
-from snugvl.checkpoint.training import KEY, training_of
+from snugvl.checkpoint.locate import TRAINING, locate, training_of
 from snugvl.core.training import Training, read_training
 from snugvl.quantize.writing import write_rest
 
@@ -44,5 +43,5 @@ def test_what_is_not_here_says_nothing(model: str) -> None:
     ],
 )
 def test_nonsense_is_no_limit(value: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({KEY: value}))
+    (tmp_path / "config.json").write_text(json.dumps({TRAINING: value}))
     assert training_of(str(tmp_path)) == Training()

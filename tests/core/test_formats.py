@@ -11,7 +11,7 @@ from snugvl.core import formats
 from snugvl.core.formats import FEW_BITS, FORMATS, INTEGERS, QUALITY, FewBits, Format, WeightsName, integer_of
 from snugvl.hardware.machine import Machine
 from snugvl.layers.weights import WORDS, to_few_bits
-from snugvl.planner.generations import no_kernels
+from snugvl.planner.capabilities import no_kernels
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report

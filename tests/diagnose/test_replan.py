@@ -17,7 +17,7 @@ from snugvl.diagnose.explain import explain, explain_file
 from snugvl.diagnose.facts import KnownModel
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.describe import describe
-from snugvl.planner.engines.vllm.flags import utilisation, vllm_flags
+from snugvl.planner.engines.vllm.rules import utilisation, vllm_flags
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, solve

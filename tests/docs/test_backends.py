@@ -8,7 +8,7 @@ from typer.main import get_command
 
 from snugvl.checkpoint.families import ARCHITECTURES, SUPPORTED
 from snugvl.cli.app import app
-from snugvl.planner.engines.vllm.flags import __file__ as flags_file
+from snugvl.planner.engines.vllm.rules import __file__ as flags_file
 from snugvl.tasks.conventions import CONVENTIONS
 from tests.docs.generated import FOLDER
 

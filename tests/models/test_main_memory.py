@@ -16,7 +16,7 @@ from snugvl.errors import DoesNotFit
 from snugvl.models import main_memory
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory, page_locked
-from snugvl.planner.footprint.weights import embedding_bytes
+from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from tests.text_checkpoints import LLAMA, Text, write
@@ -56,7 +56,7 @@ def test_it_is_loaded_there_and_gives_the_same_rows(
     ids = torch.arange(rows.rows)
     expected = whole.decoder.embed_tokens.lookup(ids, torch.bfloat16)
     assert torch.equal(rows.lookup(ids, torch.bfloat16), expected)
-    planned = embedding_bytes(inventory(_facts(folder)), Settings("native", head=head))
+    planned = part_bytes(inventory(_facts(folder)), Settings("native", head=head), "embedding")
     assert planned <= len(room) < planned + 512
     assert tensor_bytes(rows) == len(room)
 

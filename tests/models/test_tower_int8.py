@@ -19,7 +19,7 @@ from snugvl.layers.weights import to_int8
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.qwen2_5_vision import Qwen25Tower
 from snugvl.models.vision import VisionTower
-from snugvl.planner.footprint.weights import tower_bytes
+from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from tests.models.test_vision import encode, filled
@@ -139,7 +139,9 @@ def test_what_is_loaded_is_what_was_planned() -> None:
     model = load_model(POCKET, dtype=torch.bfloat16, device=CPU, storage=Storage(tower="int8"))
     assert model.tower is not None
     planned = Settings("native", "bf16", vision_weights="int8")
-    assert tower_bytes(inventory(facts_of(str(POCKET), offline=True)), planned) == tensor_bytes(model.tower)
+    assert part_bytes(inventory(facts_of(str(POCKET), offline=True)), planned, "vision") == tensor_bytes(
+        model.tower
+    )
 
 
 def test_the_plans_formats_are_those_that_are_loaded() -> None:

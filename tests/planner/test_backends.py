@@ -7,7 +7,7 @@ import pytest
 from snugvl.errors import RequestError
 from snugvl.planner.commands import plain_command
 from snugvl.planner.footprint.total import Device, footprint
-from snugvl.planner.footprint.weights import tower_bytes, weight_bytes
+from snugvl.planner.footprint.weights import part_bytes, weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import document
@@ -129,7 +129,7 @@ def test_language_only_leaves_the_tower_out_and_says_what_that_frees(backend: st
     choice = require(plan)
     assert choice.settings.language_only
     assert choice.footprint.named("weights: vision") == choice.footprint.named("vision") == 0
-    tower = tower_bytes(choice.option.model, Settings(backend))  # type: ignore[arg-type]
+    tower = part_bytes(choice.option.model, Settings(backend), "vision")  # type: ignore[arg-type]
     assert f"without the vision tower {tower / MIB:.0f} MiB of weights" in plain(report(plan, on))
 
 

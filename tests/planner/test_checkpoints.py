@@ -15,7 +15,7 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import LoadOptions
 from snugvl.engine.memory import allocate
 from snugvl.hardware.machine import Machine
-from snugvl.planner.engines.native.checkpoints import CHECKPOINTS, EACH, TOKENS
+from snugvl.planner.engines.native.hybrid import CHECKPOINTS, EACH, TOKENS
 from snugvl.planner.footprint.kv import checkpoint_component, state_bytes, state_component
 from snugvl.planner.plan import Choice, allocation_of
 from snugvl.planner.settings import Settings

@@ -9,9 +9,9 @@ import snugvl
 from snugvl.backends.native.planned import planned_rows
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.capabilities import Parts
-from snugvl.planner.engines.native.parts import main_memory_bytes, parts_of
+from snugvl.planner.engines.native.rules import main_memory_bytes, parts_of
 from snugvl.planner.footprint.total import Device, footprint
-from snugvl.planner.footprint.weights import embedding_bytes
+from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
@@ -35,7 +35,7 @@ def test_it_frees_its_bytes_and_nothing_else() -> None:
         {part.name: part.nbytes for part in footprint(MODEL, way, CARD).components}
         for way in (on_gpu, beside)
     ]
-    assert parts[0]["weights: embedding"] == embedding_bytes(MODEL, beside) == 151_936 * (4096 + 64)
+    assert parts[0]["weights: embedding"] == part_bytes(MODEL, beside, "embedding") == 151_936 * (4096 + 64)
     assert "weights: embedding" not in parts[1]
     differ = {name for name in parts[0] if parts[0][name] != parts[1].get(name)}
     assert differ <= {"weights: embedding", "allocator rounding"}

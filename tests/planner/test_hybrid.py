@@ -21,7 +21,7 @@ from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint import allocator, vision
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import state_bytes, state_component
-from snugvl.planner.footprint.weights import tower_bytes
+from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
 from tests.models.forward import encode_vision
@@ -154,7 +154,7 @@ def test_a_tower_in_int8_without_deepstack_levels(size: str, monkeypatch: pytest
     loader.choose_formats(ours, loader.Storage("int4", "int8", tower="int8"), None)
     assert ours.tower is not None
     settings = Settings("native", "int4", "int8", vision_weights="int8")
-    assert tower_bytes(model, settings) == held(ours.tower)
+    assert part_bytes(model, settings, "vision") == held(ours.tower)
     del ours.tower.blocks[3:]
     for side in (2, 16, 64):
         patches = torch.empty(side * side, 1536, dtype=torch.bfloat16, device=META)

@@ -26,12 +26,11 @@ from snugvl.planner.engines.llamacpp.footprint import (
     checkpoint_bytes,
     decoder_bytes,
     host_bytes,
-    offloads,
     placed,
     tower_bytes,
 )
 from snugvl.planner.engines.llamacpp.ggml import Graph, compute_bytes
-from snugvl.planner.engines.llamacpp.speed import llamacpp_rate
+from snugvl.planner.engines.llamacpp.rules import RULES
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Choice
@@ -267,7 +266,7 @@ def test_layers_leave_beside_the_cache_that_was_asked_for(load: Load) -> None:
 
 def test_layers_leave_before_the_tower(load: Load) -> None:
     base = Settings("llamacpp", max_pixels=1024 * SIDE**2)
-    kinds = offloads(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base)
+    kinds = RULES.offload_ways(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base)
     ways = [way for ways in kinds for way in ways]
     assert [(way.offloaded, way.vision) for way in ways[:2]] == [(0, "gpu"), (1, "gpu")]
     assert (ways[-1].offloaded, ways[-1].vision) == (36, "cpu")
@@ -318,7 +317,7 @@ def test_speed_is_what_people_publish(load: Load, card: str, name: str, kind: st
     old = Gpu(0, card, 4 << 30, 4 << 30, (6, 1), 112e9)  # before what our table begins with
     gpu = old if card == "GTX 1050 Ti" else describe(card).gpus[0]
     settings = Settings("llamacpp", context=1024, images=0, chunk=512)
-    rate = llamacpp_rate(load(name, kind), settings, gpu)
+    rate = RULES.decode_rate(load(name, kind), settings, gpu)
     assert rate is not None
     assert published / 1.3 <= rate <= published * 1.3
 

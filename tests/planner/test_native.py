@@ -24,7 +24,7 @@ from snugvl.models.networks import Qwen3VL
 from snugvl.models.tensor_files import CHUNK_BYTES, dequantise
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native import hybrid, step_graphs
-from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS
+from snugvl.planner.engines.native.hybrid import NATIVE_STEPS
 from snugvl.planner.footprint import vision
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components

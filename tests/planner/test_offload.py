@@ -9,8 +9,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from snugvl.planner.engines.transformers.offload import host_bytes, layer_elements
-from snugvl.planner.engines.transformers.placement import placement
+from snugvl.planner.engines.transformers.footprint import host_bytes, layer_elements
+from snugvl.planner.engines.transformers.rules import placement
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.document import document
 from snugvl.planner.report.plain import plain
@@ -173,7 +173,7 @@ def test_older_files_are_placed_by_transformers_names() -> None:
     """Some files store `visual.` and `model.layers.` where transformers has `model.visual.` and so on."""
     from snugvl.checkpoint.assemble import assemble, network_of
     from snugvl.checkpoint.catalogue import entries
-    from snugvl.checkpoint.material import Material, Stored
+    from snugvl.checkpoint.facts import Material, Stored
 
     entry = next(entry for entry in entries() if entry.name == "google/gemma-3-4b-it")
     network = network_of(entry.config, entry.images, "here")

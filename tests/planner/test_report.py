@@ -12,10 +12,9 @@ from snugvl.core.formats import FORMATS
 from snugvl.core.memory_kinds import shares
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import SCHEMA_VERSION, document
-from snugvl.planner.report.plain import bar, plain
+from snugvl.planner.report.plain import bar, plain, show
 from snugvl.planner.report.sections import report
 from snugvl.planner.report.svg import svg, wrapped
-from snugvl.planner.report.terminal import show
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 from tests.planner.machines import MIB, rtx_5060

@@ -10,7 +10,7 @@ import pytest
 from snugvl.cli.app import run
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError
-from snugvl.planner.saved import read
+from snugvl.planner.report.document import read
 from snugvl.planner.solve import Candidate, held_to, require, solve
 from snugvl.planner.wishes import Wishes
 from tests.planner.machines import GIB, machine

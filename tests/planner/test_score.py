@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from snugvl.planner.score import Pace, Score
+from snugvl.planner.plan import Score, SpeedTier
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 from tests.planner.machines import GIB, machine
@@ -36,7 +36,7 @@ def test_of_two_that_are_equal_in_all_else_the_faster_one_is_better() -> None:
     best = score()
     faster = best.pace._replace(rate=best.pace.rate + 1)
     assert best._replace(pace=faster) > best
-    slower = Pace(*faster)._replace(graphs=False)
+    slower = SpeedTier(*faster)._replace(graphs=False)
     assert best._replace(pace=slower, offloaded=1) > best > best._replace(pace=slower)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.budget import budgets
 from snugvl.planner.capabilities import options
-from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS
+from snugvl.planner.engines.native.hybrid import NATIVE_STEPS
 from snugvl.planner.fit import Fitter
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, STEPS

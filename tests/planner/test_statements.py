@@ -67,7 +67,7 @@ def test_a_mixture_by_bitsandbytes_is_no_way_out() -> None:
         plan = planned(MIXTURE, gpu)
         assert plan.choice is None
         other = "FP8 fits, in fp8, with vLLM" if gpu == "l40s" else "(AWQ, GPTQ) fits, in int4, with vLLM"
-        assert way_out(plan, plan.budget).endswith(other)
+        assert way_out(plan).endswith(other)
     refused = planned(MIXTURE, "rtx-3090", {"weights": "int4"})
     assert any("leaves a mixture's experts in bf16" in refusal.text for refusal in refused.refusals)
 
@@ -99,9 +99,9 @@ def test_several_gpus_give_finer_weights_and_say_which_stay_idle() -> None:
 def test_a_ready_made_edition_is_tried_before_a_smaller_model_is_named() -> None:
     plan = planned("Qwen/Qwen3.5-27B", "rtx-3060", count=2)
     said = "a ready-made 4-bit edition of Qwen/Qwen3.5-27B (AWQ, GPTQ) fits, in int4, with vLLM on 2 GPUs"
-    assert way_out(plan, plan.budget) == said
+    assert way_out(plan) == said
     alone = planned("Qwen/Qwen3.5-27B", "rtx-3060")
-    assert way_out(alone, alone.budget) == "use a smaller model, or a GPU with more memory"
+    assert way_out(alone) == "use a smaller model, or a GPU with more memory"
 
 
 def test_more_ram_is_never_slower() -> None:
@@ -119,11 +119,11 @@ def test_what_the_driver_holds_is_nobodys_to_give_back() -> None:
         plan = planned("Qwen/Qwen3-VL-8B-Instruct-FP8", None, vram=f"{gib}GiB", held=0)
         assert not [each.remedy for each in plan.rejections if each.remedy and "give" in each.remedy]
     lent = planned("Qwen/Qwen3-VL-4B-Instruct-FP8", "rtx-5060", os="wsl2", held="4900MiB")
-    assert "of 4.79 GiB that they hold" in way_out(lent, lent.budget)
+    assert "of 4.79 GiB that they hold" in way_out(lent)
     bound = planned(
         "Qwen/Qwen3-VL-4B-Instruct-FP8", "rtx-5060", {"memory_bytes": 2 * GIB}, os="wsl2", held="1000MiB"
     )
-    assert way_out(bound, bound.budget).startswith("it fits with --memory ")
+    assert way_out(bound).startswith("it fits with --memory ")
 
 
 def test_the_refusal_that_is_told_is_the_true_one() -> None:

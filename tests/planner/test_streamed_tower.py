@@ -19,7 +19,7 @@ from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import WeightStream, room_bytes, unit_bytes
 from snugvl.models.vision import VisionTower
 from snugvl.planner.footprint.total import footprint
-from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
+from snugvl.planner.footprint.weights import crossing_bytes, part_bytes, streaming_sizes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
@@ -56,7 +56,7 @@ def test_the_plan_has_the_networks_bytes(size: str, form: Literal["bf16", "int8"
     assert on_gpu[-1] == (room_bytes(tower.units, sizes), 1)
     beside = (*tower.patch_embed.parameters(), *tower.pos_embed.parameters())
     assert sorted(size for size, _ in on_gpu[:-1]) == sorted(part.nbytes for part in beside)
-    assert sum(size for size, _ in on_gpu) < tower_bytes(model, wanted) / 6
+    assert sum(size for size, _ in on_gpu) < part_bytes(model, wanted, "vision") / 6
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8"])

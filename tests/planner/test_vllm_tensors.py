@@ -12,10 +12,10 @@ from snugvl.planner.engines.vllm.footprint import (
     experts_workspace,
     linear_workspace,
     marlin_scales,
+    pages,
     unprofiled,
     vllm_components,
 )
-from snugvl.planner.engines.vllm.pages import pages
 from snugvl.planner.engines.vllm.tensors import MAX_SPLIT_BYTES, loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.footprint.allocator import CachingAllocator
 from snugvl.planner.inventory import Inventory, inventory

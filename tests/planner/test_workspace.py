@@ -17,7 +17,9 @@ from snugvl.models import loader, qwen2_5_vision
 from snugvl.models.batch import ForwardBatch
 from snugvl.models.networks import Qwen3VL
 from snugvl.models.vision import ROWS
-from snugvl.planner.footprint import decoder, vision
+from snugvl.planner.engines.native.footprint import native_prefill
+from snugvl.planner.engines.transformers.footprint import plain_attention, transformers_prefill
+from snugvl.planner.footprint import vision
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.inventory import Inventory, inventory
 from tests.models.forward import encode_vision
@@ -139,10 +141,10 @@ def test_our_prefill(size: str, tmp_path: Path) -> None:
     planned = model_of(size)
     with fused_attention(OURS_TEXT):
         alone = step(model, config, (2048,), (2048,))
-    assert alone <= decoder.native_prefill(planned, 2048) <= alone * 1.02
+    assert alone <= native_prefill(planned, 2048) <= alone * 1.02
     for new, context in ((512, 4096), (2048, 4096), (2048, 8192)):
         chunk = step(model, config, (new,), (context,))
-        assert chunk <= decoder.native_chunk_attention(planned, new, context) <= chunk * 1.02
+        assert chunk <= plain_attention(planned, new, context) <= chunk * 1.02
 
 
 def step(model: Qwen3VL, config: ModelConfig, new: tuple[int, ...], contexts: tuple[int, ...]) -> int:
@@ -209,4 +211,4 @@ def test_transformers_prefill(oracle: tuple[str, Any], monkeypatch: pytest.Monke
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     peak = traced(lambda: model(**inputs, use_cache=True, logits_to_keep=1), *kept_by(model, inputs))
     kv = LAYERS * 2 * 8 * 128 * 2 * 256
-    assert peak - kv == pytest.approx(decoder.transformers_prefill(model_of(size), 256, 0), rel=0.01)
+    assert peak - kv == pytest.approx(transformers_prefill(model_of(size), 256, 0), rel=0.01)

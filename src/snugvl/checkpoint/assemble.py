@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
+from snugvl.checkpoint.facts import FactSource, Material, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import describe, parse_config
-from snugvl.checkpoint.families.network import Network
+from snugvl.checkpoint.families.traits import Network
 from snugvl.checkpoint.gguf_facts import gguf_facts
 from snugvl.checkpoint.gguf_network import ARCHITECTURE
-from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.quantized import Packing, bits_of, check_whole, place, read_packing
 from snugvl.checkpoint.safetensors import read_tensors
 from snugvl.checkpoint.section import Section, read_json

@@ -23,9 +23,8 @@ from typing import BinaryIO, Protocol
 from snugvl.checkpoint.assemble import assemble
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_files import DEFAULT_QUANT, repository
-from snugvl.checkpoint.gguf_names import SUFFIX
 from snugvl.checkpoint.hub import Hub, HubUnreachable
-from snugvl.checkpoint.listing import Listing, RemoteFile, of_quant, wanted
+from snugvl.checkpoint.listing import SUFFIX, Listing, RemoteFile, of_quant, wanted
 from snugvl.checkpoint.locate import looks_like_hub_id
 from snugvl.checkpoint.store import Store, git_blob_id, sha256_in
 from snugvl.core.folders import hub_cache

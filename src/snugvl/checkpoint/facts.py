@@ -1,12 +1,14 @@
-"""What the planner knows of a model, whatever its family: tensors, KV layout, image-token rule.
+"""What was read of a checkpoint, wherever it was, and what the planner knows of a model, whatever its family:
+tensors, KV layout, image-token rule.
 
 Read from `config.json`, the preprocessor's configuration and safetensors headers, never from weights.
 The native engine's own, stricter view of what it runs is `architecture.ModelConfig`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from snugvl.core.formats import StoredPrecision
 
@@ -202,3 +204,32 @@ class ModelFacts:
     def elements(self) -> int:
         """Stored elements, as the Hub counts them (a tied head that is stored all the same included)."""
         return sum(prod(tensor.shape) for tensor in self.tensors)
+
+
+class Stored(NamedTuple):
+    """One tensor as a header has it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What was read of a checkpoint.
+
+    Attributes:
+        where: the folder or the Hub id, for errors.
+        config: config.json, or a GGUF's metadata.
+        images: the image processor's settings, or the metadata of a GGUF's mmproj; None where there are none.
+        download_bytes: weight files and the small files beside them.
+    """
+
+    where: str
+    source: FactSource
+    revision: str | None
+    config: Mapping[str, Any]
+    images: Mapping[str, Any] | None
+    tensors: tuple[Stored, ...]
+    download_bytes: int

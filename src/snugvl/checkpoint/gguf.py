@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from snugvl.checkpoint.material import Stored
+from snugvl.checkpoint.facts import Stored
 from snugvl.checkpoint.safetensors import check_number
 from snugvl.checkpoint.section import foreign, plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel

@@ -5,16 +5,25 @@ recurrent states, experts), or is refused. A few windows' patterns stand in llam
 say them.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, Final
 
-from snugvl.checkpoint.facts import GgufFacts, KVLayer, ModelFacts, Role, TensorFact, TextFacts, VisionFacts
+from snugvl.checkpoint.facts import (
+    GgufFacts,
+    KVLayer,
+    Material,
+    ModelFacts,
+    Role,
+    TensorFact,
+    TextFacts,
+    VisionFacts,
+)
 from snugvl.checkpoint.families import PROJECTORS, family_of_gguf, traits_of
 from snugvl.checkpoint.gguf_network import ARCHITECTURE, below, levels_of, parsed, projector_of
 from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
-from snugvl.checkpoint.material import Material
 from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
 from snugvl.core.formats import READY_MADE
 from snugvl.errors import CheckpointError, UnsupportedModel
@@ -49,7 +58,10 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     if architecture == MMPROJ:
         raise UnsupportedModel(f"{material.where} is a vision tower alone (mmproj); name the model beside it")
     section = Section(below(values, architecture), f"{material.where}: {plain(architecture)}")
-    tensors = tuple(_tensor(*each) for each in material.tensors)
+    tensors = tuple(
+        TensorFact(stored, _role(stored, shape), dtype, shape, nbytes, not stored.startswith("mtp."))
+        for stored, dtype, shape, nbytes in material.tensors
+    )
     names = {tensor.name for tensor in tensors}
     if "token_embd.weight" not in names:
         raise CheckpointError(f"{material.where} has no token_embd.weight; a part of it is missing")
@@ -88,10 +100,6 @@ def _why_not(material: Material) -> str:
     except CheckpointError as error:
         return str(error)
     return ""
-
-
-def _tensor(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> TensorFact:
-    return TensorFact(name, _role(name, shape), dtype, shape, nbytes, not name.startswith("mtp."))
 
 
 def _role(name: str, shape: tuple[int, ...]) -> Role:
@@ -186,7 +194,6 @@ def _vision(values: Mapping[str, Any], where: str) -> VisionFacts:
     else:
         merge = section.values.get("projector.scale_factor") or 4
         rule = FixedSquare(side, patch, (side // patch // merge) ** 2)
-    levels = section.values.get("is_deepstack_layers") or []
     return VisionFacts(
         depth=section.count("block_count", most=MAX_LAYERS),
         hidden_size=section.count("embedding_length"),
@@ -195,26 +202,21 @@ def _vision(values: Mapping[str, Any], where: str) -> VisionFacts:
         patch_size=patch,
         merge_size=merge,
         patch_dim=3 * patch * patch,
-        deepstack_levels=sum(map(bool, levels)) if isinstance(levels, list) else 0,
+        deepstack_levels=len(levels_of(values)),
         rule=rule,
         windowed=bool(section.values.get("n_wa_pattern")),
     )
 
 
-def _bits(tensors: tuple[TensorFact, ...]) -> float:
-    """Of a weight of the decoder, on average."""
-    held = [tensor for tensor in tensors if tensor.role in ("linear", "expert")]
-    return 8 * sum(tensor.nbytes for tensor in held) / max(sum(prod(tensor.shape) for tensor in held), 1)
-
-
 def _coarseness(tensors: tuple[TensorFact, ...]) -> Any:
     """The precision that is as fine: what the planner's qualities and wishes speak of."""
-    bits = _bits(tensors)
+    held = [tensor for tensor in tensors if tensor.role in ("linear", "expert")]
+    bits = 8 * sum(tensor.nbytes for tensor in held) / max(sum(prod(tensor.shape) for tensor in held), 1)
     return READY_MADE[4] if bits < 6 else READY_MADE[8] if bits < 12 else None
 
 
 def _commonest(tensors: tuple[TensorFact, ...]) -> str:
-    held: dict[str, int] = {}
+    held = Counter[str]()
     for tensor in tensors:
-        held[tensor.dtype] = held.get(tensor.dtype, 0) + tensor.nbytes
-    return max(held, key=lambda name: held[name])
+        held[tensor.dtype] += tensor.nbytes
+    return held.most_common(1)[0][0]

@@ -1,6 +1,6 @@
 """GGUF models on this machine, wherever a program has put them: found, and read in place, never changed.
 
-FOLDER/model-Q4_K_M.gguf                    with its parts and the mmproj beside it (`gguf_names.py`)
+FOLDER/model-Q4_K_M.gguf                    with its parts and the mmproj beside it (`listing.py`)
 owner/name:Q4_K_M, hf:owner/name:Q4_K_M     in the Hub cache: repository and quantisation, as for
                                             `llama-server -hf`
 ollama:name, ollama:name:tag                what Ollama has pulled: a manifest names two blobs
@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from snugvl.checkpoint.facts import FactSource
+from snugvl.checkpoint.facts import FactSource, Material
 from snugvl.checkpoint.gguf import MAGIC, GgufHeader, read_gguf
 from snugvl.checkpoint.gguf_facts import FILE, UNLIKE
-from snugvl.checkpoint.gguf_names import SUFFIX, first_of, is_first, parts_of, projectors_of, quant_of
-from snugvl.checkpoint.listing import is_repo
-from snugvl.checkpoint.material import Material
+from snugvl.checkpoint.listing import SUFFIX, first_of, is_first, is_repo, parts_of, projectors_of, quant_of
 from snugvl.checkpoint.section import MAX_JSON_BYTES
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound

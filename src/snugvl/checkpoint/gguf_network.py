@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
+from snugvl.checkpoint.facts import ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import GGUF, parse_config
 from snugvl.checkpoint.gguf import GgufHeader
-from snugvl.checkpoint.material import Stored
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.checkpoint.section import Section, plain
 from snugvl.errors import CheckpointError, UnsupportedModel

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from snugvl.checkpoint.assemble import CONFIG, IMAGES, PROCESSOR, image_settings
 from snugvl.checkpoint.catalogue import did_you_mean
+from snugvl.checkpoint.facts import Material, Stored
 from snugvl.checkpoint.gguf import GgufHeader, parse_gguf
 from snugvl.checkpoint.gguf_files import header_material
 from snugvl.checkpoint.listing import (
@@ -37,7 +38,6 @@ from snugvl.checkpoint.listing import (
     shards_of,
     wanted,
 )
-from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.safetensors import check_number, parse_header
 from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
 from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel

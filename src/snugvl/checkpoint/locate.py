@@ -1,14 +1,20 @@
 """From what the user calls a model to the folder, or GGUF, that holds it. Nothing is downloaded here."""
 
 from pathlib import Path
+from typing import Final
 
 from snugvl.checkpoint.gguf_files import gguf_files, repository
 from snugvl.checkpoint.safetensors import weight_files
+from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import hub_cache
+from snugvl.core.training import Training, read_training
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 POCKET = "pocket"
 REPO_PREFIX = "models--"  # of the cache's folders of models
+# Limits of a checkpoint's training, in its config.json; copies of it keep them:
+# "snugvl": {"drawings": true, "videos": false, "min_images": 1, "max_images": 5}
+TRAINING: Final = "snugvl"
 
 
 def locate(model: str) -> Path:
@@ -105,3 +111,13 @@ def _in_hub_cache(model: str, revision: str) -> Path | None:
         return snapshot if inside and snapshot.is_dir() else None
     except (OSError, UnicodeDecodeError, ValueError):
         return None
+
+
+def training_of(model: str) -> Training:
+    """Limits of `model`'s training; no limits where it is not on this machine, or says nothing."""
+    try:
+        folder = near(model)
+        values = {} if folder is None else read_json(folder / "config.json")
+        return read_training(values.get(TRAINING))
+    except CheckpointError:
+        return Training()

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NoReturn
 
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
-from snugvl.checkpoint.facts import ModelFacts
-from snugvl.checkpoint.material import Stored
+from snugvl.checkpoint.facts import ModelFacts, Stored
 from snugvl.checkpoint.section import Section, plain, shown
 from snugvl.core.formats import FORMATS, GROUPS, INTEGERS, READY_MADE, IntegerPrecision, StoredPrecision
 from snugvl.errors import CheckpointError, UnsupportedModel

@@ -14,12 +14,11 @@ from typing import Any
 
 from snugvl.checkpoint.assemble import assemble, folder_material
 from snugvl.checkpoint.catalogue import catalogue_facts, meant_or
-from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.facts import Material, ModelFacts, Stored
 from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
 from snugvl.checkpoint.listing import is_commit, of_quant
 from snugvl.checkpoint.locate import complete, is_hub_cached, looks_like_hub_id, near, no_such
-from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.store import write_whole
 from snugvl.core.folders import cache_folder
 from snugvl.errors import CheckpointError, CheckpointNotFound

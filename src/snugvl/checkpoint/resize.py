@@ -24,13 +24,7 @@ def smart_resize(
         ImageError: one side is more than 200 times the other.
     """
     _check_aspect(height, width)
-    new_height = round(height / factor) * factor
-    new_width = round(width / factor) * factor
-    if new_height * new_width > max_pixels:
-        return _shrink(height, width, math.sqrt((height * width) / max_pixels), factor)
-    if new_height * new_width < min_pixels:
-        return _grow(height, width, math.sqrt(min_pixels / (height * width)), factor)
-    return new_height, new_width
+    return _scaled(1, 1, height, width, factor, min_pixels, max_pixels)
 
 
 def smart_resize_video(
@@ -53,13 +47,25 @@ def smart_resize_video(
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     _check_aspect(height, width)
-    new_height = round(height / factor) * factor
-    new_width = round(width / factor) * factor
-    volume = round(frames / temporal_factor) * temporal_factor * new_height * new_width
+    whole = round(frames / temporal_factor) * temporal_factor
+    return _scaled(frames, whole, height, width, factor, min_pixels, max_pixels)
+
+
+def _scaled(
+    frames: int, whole: int, height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Multiples of `factor` as near as the limits allow. `whole`: `frames` in whole temporal patches."""
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    volume = whole * new_height * new_width
     if volume > max_pixels:
-        return _shrink(height, width, math.sqrt((frames * height * width) / max_pixels), factor)
+        beta = math.sqrt((frames * height * width) / max_pixels)
+        return (
+            max(factor, math.floor(height / beta / factor) * factor),
+            max(factor, math.floor(width / beta / factor) * factor),
+        )
     if volume < min_pixels:
-        return _grow(height, width, math.sqrt(min_pixels / (frames * height * width)), factor)
+        beta = math.sqrt(min_pixels / (frames * height * width))
+        return math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor
     return new_height, new_width
 
 
@@ -77,14 +83,3 @@ def _check_aspect(height: int, width: int) -> None:
             f"the image is {width}×{height} pixels, one side more than {MAX_ASPECT} times as long as the "
             "other; crop it or cut it into pieces"
         )
-
-
-def _shrink(height: int, width: int, beta: float, factor: int) -> tuple[int, int]:
-    return (
-        max(factor, math.floor(height / beta / factor) * factor),
-        max(factor, math.floor(width / beta / factor) * factor),
-    )
-
-
-def _grow(height: int, width: int, beta: float, factor: int) -> tuple[int, int]:
-    return math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor

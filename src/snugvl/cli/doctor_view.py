@@ -14,7 +14,7 @@ from snugvl.hardware.advice import Advice
 from snugvl.hardware.machine import SYSTEMS, Gpu, Machine
 from snugvl.hardware.recording import as_json
 from snugvl.hardware.software import TorchBuild
-from snugvl.planner.generations import NATIVE, older
+from snugvl.planner.capabilities import NATIVE, older
 
 SCHEMA: Final = 1
 BAR_CELLS: Final = 40

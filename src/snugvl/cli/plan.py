@@ -164,7 +164,7 @@ def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None, verbose:
 
         sys.stdout.write(encoder.dumps(document(plan, machine, measured), indent=2) + "\n")
     elif sys.stdout.isatty():
-        from snugvl.planner.report.terminal import show
+        from snugvl.planner.report.plain import show
 
         show(report(plan, machine, measured), sys.stdout, verbose=verbose)
     else:

@@ -77,7 +77,7 @@ def engine_for(
     """What will run a plan; on our own engine or transformers in the process that was `launched`."""
     from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
     from snugvl.cli.serve_plan import Planned
-    from snugvl.planner.engines.transformers.placement import placement, said_of
+    from snugvl.planner.engines.transformers.rules import placement, said_of
     from snugvl.planner.plan import allocation_of
 
     if planned.engine == "vllm":
@@ -135,7 +135,7 @@ def vllm_choice(planned: Planned, load: LoadOptions, child: ChildOptions) -> Vll
 
 def arguments_of(choice: Choice, load: LoadOptions) -> tuple[str, ...]:
     """The flags of a plan, and those that were asked for."""
-    from snugvl.planner.engines.vllm.flags import vllm_flags
+    from snugvl.planner.engines.vllm.rules import vllm_flags
 
     words = tuple(vllm_flags(choice))
     asked = {
@@ -223,7 +223,7 @@ def _replanned_llamacpp(planned: Planned) -> Replan:
 def less(planned: Planned, kind: str) -> Choice | None:
     """A choice of the model in less memory than before, by why it failed; None where that doesn't fit."""
     from snugvl.cli.machine_options import MachineChoice, machine_from
-    from snugvl.planner.engines.vllm.flags import VLLM_STEPS
+    from snugvl.planner.engines.vllm.rules import VLLM_STEPS
     from snugvl.planner.footprint.total import footprint
     from snugvl.planner.solve import require, solve
 

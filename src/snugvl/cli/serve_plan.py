@@ -88,7 +88,7 @@ def plan_for(
     """
     from snugvl.planner.commands import plain_command
     from snugvl.planner.recommend import with_instead
-    from snugvl.planner.saved import read
+    from snugvl.planner.report.document import read
     from snugvl.planner.solve import held_to, require, solve
     from snugvl.planner.wishes import wishes_of
 

@@ -45,7 +45,7 @@ def resolve(choice: ModelChoice, task: str | None) -> ModelChoice:
 
 def of_drawings(model: str) -> bool:
     """Whether a model of this machine learned drawings alone, as pocket and its copies did."""
-    from snugvl.checkpoint.training import training_of  # with readers of files, which --help needs not
+    from snugvl.checkpoint.locate import training_of  # with readers of files, which --help needs not
 
     return training_of(model).drawings
 

@@ -23,7 +23,7 @@ from snugvl.hardware import gpus
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Gpu, Machine
 from snugvl.planner.budget import budgets
-from snugvl.planner.engines.vllm.flags import utilisation, vllm_flags
+from snugvl.planner.engines.vllm.rules import utilisation, vllm_flags
 from snugvl.planner.plan import Choice
 from snugvl.planner.recommend import catalogue_candidates
 from snugvl.planner.solve import Candidate, solve

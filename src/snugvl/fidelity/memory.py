@@ -32,11 +32,9 @@ from snugvl.fidelity.sweep import SweepSizes
 from snugvl.models.layered import LayeredNetwork, part_bytes
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native import hybrid
-from snugvl.planner.footprint import decoder
-from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import kv_bytes, state_bytes
-from snugvl.planner.footprint.total import PROCESS, PROCESS_BYTES
+from snugvl.planner.footprint.total import PROCESS, PROCESS_BYTES, Component, Footprint, footprint_of
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 
 CHUNKS: Final = (2048, 1024, 512, 256, 128)  # tokens, the widest first
@@ -215,7 +213,7 @@ def _workspace(side: Participant, chunk: int, longest: int, *, cpu: bool) -> int
     pictures = chunk * side.config.text.hidden_size * settings.itemsize * 2
     if cpu:
         mask = chunk * longest * settings.itemsize  # of a chunk over a cached prefix
-        layer = decoder.native_prefill(model, chunk, settings.itemsize) + mask
-        return max(layer, attention) + decoder.widened(model, settings) + pictures
+        layer = native.native_prefill(model, chunk, settings.itemsize) + mask
+        return max(layer, attention) + native.widened(model, settings) + pictures
     each = chunk * native.prefill_per_token(model, settings)
     return max(each, attention) + native.slice_bytes(model, settings) + pictures

@@ -16,7 +16,7 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.context_cost import estimate
 from snugvl.hardware.devices import NAMES
 from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem
-from snugvl.planner.engines.transformers.offload import HOST_PROCESS_BYTES
+from snugvl.planner.engines.transformers.footprint import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.total import Device
 
 
@@ -91,45 +91,32 @@ def gpu_budget(
     pinned_bytes: int | None = None,
 ) -> Budget:
     """The budget of one GPU; beyond `limit_bytes` all is margin. For the last two see `Device`."""
-    measured = gpu.context_bytes is not None
     margin = host_margin_bytes(gpu.free_bytes) if gpu.unified else margin_bytes(gpu.free_bytes, system)
-    context = gpu.context_bytes if gpu.context_bytes is not None else estimate(gpu)
-    return Budget(
-        gpu.name,
-        gpu.total_bytes,
-        gpu.held_bytes,
-        _limited(margin, gpu.free_bytes, limit_bytes),
-        Device(
-            context,
-            measured,
-            gpu.compute_capability,
-            host_bytes=host_bytes,
-            pinned_bytes=pinned_bytes,
-            api=NAMES[gpu.api],
-            unified=gpu.unified,
-        ),
-        gpu,
-        _limited(margin, gpu.free_bytes, limit_bytes) - margin,
-        system,
+    device = Device(
+        estimate(gpu) if gpu.context_bytes is None else gpu.context_bytes,
+        gpu.context_bytes is not None,
+        gpu.compute_capability,
+        host_bytes=host_bytes,
+        pinned_bytes=pinned_bytes,
+        api=NAMES[gpu.api],
+        unified=gpu.unified,
     )
+    found = Budget(gpu.name, gpu.total_bytes, gpu.held_bytes, margin, device, gpu, system=system)
+    return _limited(found, limit_bytes)
 
 
-def _limited(margin: int, free_bytes: int, limit_bytes: int | None) -> int:
-    return margin if limit_bytes is None else max(margin, free_bytes - limit_bytes)
+def _limited(budget: Budget, limit_bytes: int | None) -> Budget:
+    """The budget with a margin of all that is beyond a limit."""
+    forbidden = 0 if limit_bytes is None else max(0, budget.free_bytes - limit_bytes - budget.margin_bytes)
+    return replace(budget, margin_bytes=budget.margin_bytes + forbidden, forbidden_bytes=forbidden)
 
 
 def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
     """The budget of main memory, for a machine without a GPU."""
-    free = machine.ram_free_bytes
-    return Budget(
-        "main memory",
-        machine.ram_total_bytes,
-        machine.ram_total_bytes - free,
-        _limited(host_margin_bytes(free), free, limit_bytes),
-        Device(0, cpu=True, free_bytes=free if limit_bytes is None else min(free, limit_bytes)),
-        forbidden_bytes=_limited(host_margin_bytes(free), free, limit_bytes) - host_margin_bytes(free),
-        system=machine.os,
-    )
+    free, total = machine.ram_free_bytes, machine.ram_total_bytes
+    device = Device(0, cpu=True, free_bytes=free if limit_bytes is None else min(free, limit_bytes))
+    found = Budget("main memory", total, total - free, host_margin_bytes(free), device, system=machine.os)
+    return _limited(found, limit_bytes)
 
 
 def beside_bytes(machine: Machine) -> int:

@@ -1,13 +1,15 @@
 """A model in a format on an engine, and every such option of a model on a device, best first.
 
-Which an engine has is said in its folder (`engines/`), what a generation of GPUs lacks in `generations.py`,
-sizes in `footprint/`.
+Which an engine has is said in its folder (`engines/`), sizes in `footprint/`; what a generation of GPUs
+lacks is said here, by compute capability.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from snugvl.core.formats import INTEGERS, Precision
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.quantized import own_precisions
+from snugvl.core.formats import FEW_BITS, FORMATS, INTEGERS, Precision
 from snugvl.core.reason import Reason
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.engines import rules_of
@@ -23,6 +25,13 @@ from snugvl.planner.settings import (
     VisionFormat,
 )
 from snugvl.planner.wishes import Wishes
+
+Capability = tuple[int, int]
+"""Compute capability of a GPU: major and minor number."""
+
+NATIVE: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
+# Oldest GPUs of torch's builds for CUDA 13, and of vLLM, whose FP8 weights go through Marlin from here on.
+TORCH: Final = (7, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +90,10 @@ class Option:
 
     def gives(self, settings: Settings) -> bool:
         """Whether settings are of this option."""
-        parts = (settings.head, settings.vision_weights, settings.vision, settings.embedding)
-        mine = self.parts.head, self.parts.vision_weights, self.parts.vision, self.parts.embedding
-        same = (settings.engine, settings.weights) == (self.engine, self.weights)
-        same = same and settings.predictor == self.model.facts.predicts
-        same = same and (parts == mine or not rules_of(self.engine).has_parts)
-        return same and settings.float32 == self.float32
+        parts = Parts(settings.head, settings.vision_weights, settings.vision, settings.embedding)
+        theirs = settings.engine, settings.weights, settings.predictor, settings.float32
+        mine = self.engine, self.weights, self.model.facts.predicts, self.float32
+        return theirs == mine and (parts == self.parts or not rules_of(self.engine).has_parts)
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -139,3 +146,31 @@ def stored_format(model: Inventory) -> Precision:
 def prefers_fp32(model: Inventory, device: Device) -> bool:
     """On a CPU `load` takes float32 where that leaves half of the free memory."""
     return model.parameters * 4 <= device.free_bytes // 2
+
+
+def older(capability: Capability | None, needed: Capability) -> str | None:
+    """As a clause: that a GPU is older than what is needed; None where it isn't, or is no GPU."""
+    if capability is None or capability >= needed:
+        return None
+    return f"compute capability {_dotted(capability)} is older than {_dotted(needed)}"
+
+
+def too_old(facts: ModelFacts, capability: Capability | None, *, cpu: bool) -> str | None:
+    """Why our engine doesn't run a model on a device for a GPU's age, or None."""
+    for kind in () if cpu else own_precisions(facts):
+        if why := no_kernels(kind, capability):
+            alike = (form for form in FORMATS.values() if form.zero and form.since == FORMATS[kind].since)
+            bits = " or ".join(map(str, sorted(form.bits for form in alike)))
+            instead = next(each for each in FEW_BITS if not no_kernels(each, capability))
+            return f"some of its matrices have {bits} bits, and {why}; quantise the original to {instead}"
+    return older(capability, NATIVE)
+
+
+def no_kernels(precision: Precision, capability: Capability | None) -> str | None:
+    """Why the kernels of our engine don't read weights of a precision on a GPU, as a clause, or None."""
+    since = FORMATS[precision].since if precision in FORMATS else NATIVE
+    return f"no GPU has kernels for {precision}" if since is None else older(capability, since)
+
+
+def _dotted(capability: Capability) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -4,10 +4,9 @@ import shlex
 from typing import Final
 
 from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Format
-from snugvl.planner.capabilities import Option
+from snugvl.planner.capabilities import Option, older
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.total import Device
-from snugvl.planner.generations import older
 from snugvl.planner.settings import KVFormat, Settings
 
 UNIT: Final = 1e-5  # of the costs below, nats a token

@@ -10,13 +10,11 @@ from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.checkpoints import CHECKPOINTS, EACH, NATIVE_STEPS, keeping
-from snugvl.planner.engines.native.step_graphs import recorded
+from snugvl.planner.engines.native.hybrid import CHECKPOINTS, EACH, NATIVE_STEPS, keeping
 from snugvl.planner.engines.rules import Spread
-from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
-from snugvl.planner.footprint.total import footprint
+from snugvl.planner.footprint.total import Footprint, footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, Step, comfort, goals
 from snugvl.planner.settings import BLOCK_TOKENS, KVFormat, Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
@@ -44,10 +42,16 @@ class Fitter:
     """Tries settings of one option."""
 
     def __init__(
-        self, option: Option, wishes: Wishes, found: Sequence[Budget], host: Budget | None = None
+        self,
+        option: Option,
+        wishes: Wishes,
+        found: Sequence[Budget],
+        host: Budget | None = None,
+        quality: int = 0,
     ) -> None:
-        """`found`: one budget a GPU; `host`: main memory, where layers may stay in it."""
+        """`found`: one budget a GPU; `host`: main memory, where layers may stay; `quality`: the model's."""
         self.option = option
+        self.quality = quality
         self.rules = rules_of(option.engine)
         self.wishes = wishes
         self.budgets = found
@@ -158,7 +162,9 @@ class Fitter:
                 continue
             settings = self._first_that_fits(self._offloads(goal))
             # Where main memory is too small, a smaller goal leaves more on the GPU.
-            if settings is not None and self.fits_host(settings):
+            if settings is None or self.host is None:
+                continue
+            if self.rules.host_bytes(self.option.model, settings) <= self.host.usable_bytes:
                 return self.fitted(settings, goal.tokens)
         return None
 
@@ -187,13 +193,6 @@ class Fitter:
             f"{format_size(self.rules.host_bytes(self.option.model, least))}, of which {free} may be used"
         )
         return f"{moved} of {layers} layers would have to stay in main memory: {needed}"
-
-    def fits_host(self, settings: Settings) -> bool:
-        """Whether main memory has room for what is offloaded."""
-        return (
-            self.host is not None
-            and self.rules.host_bytes(self.option.model, settings) <= self.host.usable_bytes
-        )
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
@@ -319,17 +318,10 @@ class Fitter:
         kept = replace(settings, encoder_cache_bytes=ENCODER_CACHE_BYTES)
         if settings.images and self.spare_bytes(kept) >= ROOMY_BYTES:
             settings = kept
-        graphs = replace(settings, step_graphs=True)
-        if self.wishes.step_graphs and self._records(settings) and self.spare_bytes(graphs) >= ROOMY_BYTES:
+        graphs = replace(settings, step_graphs=self.wishes.step_graphs and settings.vision == "gpu")
+        if self.spare_bytes(graphs) >= ROOMY_BYTES:  # with a tower that streams no step is recorded
             settings = graphs
         return settings
-
-    def _records(self, settings: Settings) -> bool:
-        """Whether steps with prompts of this model can be recorded."""
-        device = self.budget(settings).device
-        return (
-            recorded(self.option.model, settings, device.cublas_bytes, device.multiprocessors).pool_bytes > 0
-        )
 
     def spare_bytes(self, settings: Settings) -> int:
         """Of the budget; negative where it doesn't fit."""

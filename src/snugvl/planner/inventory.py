@@ -22,7 +22,7 @@ _PARTS: Final[Mapping[Role, Part]] = {"vision": "vision", "connector": "vision",
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TensorGroup:
     """`count` tensors of one shape, role and stored dtype.
 
     `kind`: "plain" weights that stay 16-bit, a "matrix" of the decoder that may be quantised, its stored
@@ -54,7 +54,7 @@ class Inventory:
     """
 
     facts: ModelFacts
-    groups: tuple[Group, ...]
+    groups: tuple[TensorGroup, ...]
     parameters: int
     kv_layers: tuple[tuple[KVLayer, int], ...]
     qk_norm: bool = False
@@ -88,7 +88,7 @@ def inventory(facts: ModelFacts) -> Inventory:
     for tensor in facts.tensors:
         named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR)
         alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, named].append(tensor)
-    counts: dict[Group, int] = defaultdict(int)
+    counts: dict[TensorGroup, int] = defaultdict(int)
     for tensors in alike.values():
         one = group_of(tensors[0])
         if tensors[0].loaded and not (one.part == "lm_head" and facts.tied):
@@ -101,10 +101,10 @@ def inventory(facts: ModelFacts) -> Inventory:
     return Inventory(facts, groups, parameters, tuple(Counter(facts.text.kv_layers).items()), normed)
 
 
-def group_of(tensor: TensorFact) -> Group:
+def group_of(tensor: TensorFact) -> TensorGroup:
     """One tensor as a group of its own."""
     part = _part(tensor)
-    return Group(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1, tensor.role == "expert")
+    return TensorGroup(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1, tensor.role == "expert")
 
 
 def _part(tensor: TensorFact) -> Part:

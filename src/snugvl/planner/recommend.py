@@ -6,9 +6,8 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Any, Final
 
-from snugvl.checkpoint.catalogue import Entry, catalogue_facts, entries, find
+from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, q4_k_m
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
-from snugvl.checkpoint.gguf_editions import FILE_TYPE, q4_k_m
 from snugvl.core.formats import READY_MADE
 from snugvl.core.options import flag
 from snugvl.core.sizes import exact_size

@@ -10,13 +10,13 @@ from snugvl.core.formats import QUALITY
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size, format_size, megapixels
-from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
+from snugvl.planner.budget import changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.engines import for_others, rules_of
 from snugvl.planner.fit import Fitted, Fitter
-from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.footprint.total import Footprint
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine, Settings
@@ -77,8 +77,11 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     coarser = QUALITY[option.stored_quality] < wishes.floor
     blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
     unlike = wishes.weights not in (None, option.weights, narrowed)
+    stored_as = rules_of(option.engine).stored_as(option)
+    if facts.gguf is not None:
+        stored_as = f"the file is {facts.gguf.file_type}; pull another quantisation"
     checks = {
-        f"{wishes.weights} weights can't be had of it: {_stored_as(option)}": unlike,
+        f"{wishes.weights} weights can't be had of it: {stored_as}": unlike,
         f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
         others: others is not None,
         "the checkpoint has no multi-token predictor for --speculation mtp; use ngram": wishes.speculation
@@ -98,12 +101,6 @@ def no_cache(fitter: Fitter) -> str | None:
     return (
         no_fp8_cache(fitter.option) or f"its {fitter.wishes.kv_cache} KV cache needs compute capability 8.9"
     )
-
-
-def _stored_as(option: Option) -> str:
-    if option.model.facts.gguf is not None:
-        return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
-    return rules_of(option.engine).stored_as(option)
 
 
 def no_goal(fitter: Fitter) -> str:
@@ -207,7 +204,7 @@ def refusal_line(plan: Plan) -> str:
         f"with {rules_of(closest.option.engine).title}, takes {takes}, "
         f"{format_size(short)} more than the {format_size(budget.usable_bytes)} that may be used"
     )
-    return f"{line}; {way_out(plan, budget)}"
+    return f"{line}; {way_out(plan)}"
 
 
 def by_reason(refusals: Iterable[Reason]) -> list[tuple[str, tuple[str, ...], list[Engine]]]:
@@ -231,7 +228,7 @@ def _refused(plan: Plan) -> str:
 LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table
 
 
-def way_out(plan: Plan, budget: Budget) -> str:
+def way_out(plan: Plan) -> str:
     """What to do where nothing fits."""
     if plan.instead is not None:
         other = plan.instead
@@ -246,7 +243,7 @@ def way_out(plan: Plan, budget: Budget) -> str:
     )
     if plan.closest and plan.closest.footprint.total_bytes > LARGEST_BYTES:
         return f"use {fewer}a smaller model, or a shorter context: no GPU has so much memory"
-    more = "machine" if budget.device.unified or budget.gpu is None else "GPU"
+    more = "machine" if plan.budget.device.unified or plan.budget.gpu is None else "GPU"
     limit = ", and no --memory" if plan.wishes.memory_bytes is not None else ""
     return f"use {fewer}a smaller model, or a {more} with more memory{limit}"
 
@@ -265,21 +262,16 @@ def verdicts(
         rival = next(
             (each for each in choices if (each.option.model.name, each.option.engine) == (name, engine)), None
         )
-        short = [_shortage(fitter) for fitter in failures if fitter.option.engine == engine]
+        short = [fitter.least for fitter in failures if fitter.option.engine == engine]
         if rival is not None:
             found.append(Reason(engine, _behind(best, rival)))
         elif engine in refused:
             found.append(Reason(engine, refused[engine]))
         elif short:
-            found.append(Reason(engine, min(short)[1]))
+            least = min(short, key=lambda each: each.missing_bytes)
+            total, missing = format_size(least.footprint.total_bytes), format_size(least.missing_bytes)
+            found.append(Reason(engine, f"it needs at least {total}, {missing} more than may be used"))
     return tuple(found)
-
-
-def _shortage(fitter: Fitter) -> tuple[int, str]:
-    least = fitter.least
-    total = least.footprint.total_bytes
-    missing = least.missing_bytes
-    return missing, f"it needs at least {format_size(total)}, {format_size(missing)} more than may be used"
 
 
 def _behind(best: Choice, rival: Choice) -> str:
@@ -314,8 +306,3 @@ def why_engine(plan: Plan) -> str:
         better = next((verdict for verdict in plan.verdicts if verdict.engine == PREFERRED), None)
         reason = better.text if better else "it is the best that fits"
     return f"{engine}: {reason}"
-
-
-def why_not_engines(plan: Plan) -> list[str]:
-    """One line for each engine that wasn't chosen."""
-    return [f"not {verdict.engine}: {verdict.text}" for verdict in plan.verdicts]

@@ -1,6 +1,6 @@
 """From models, a machine and wishes to a plan.
 
-Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`score.py`):
+Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`Score`):
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
     > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
@@ -30,13 +30,12 @@ from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, options
 from snugvl.planner.costs import cost
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.checkpoints import CHECKPOINTS
+from snugvl.planner.engines.native.hybrid import CHECKPOINTS
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
-from snugvl.planner.plan import Choice, Plan
-from snugvl.planner.score import Pace, Score
+from snugvl.planner.plan import Choice, Plan, Score, SpeedTier
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import (
     excluded,
@@ -97,11 +96,12 @@ def solve(
             guessing = solve(candidates, machine, replace(wishes, speculation="mtp"), missing, found)
             plain = guessing if _costs_nothing(guessing, plain) else plain
         return replace(plain, wishes=wishes)
-    if machine.others and not machine.gpus and not found and _reads_gguf(candidates):
+    unused = machine.others and not machine.gpus and not found
+    if unused and all(candidate.facts.gguf is not None for candidate in candidates):
         machine = replace(machine, gpus=machine.others)  # llama.cpp's alone
     found = list(found or budgets(machine, wishes.memory_bytes))
     led = len({candidate.quality for candidate in candidates}) > 1
-    fitters: list[tuple[Fitter, int]] = []
+    fitters: list[Fitter] = []
     refusals: list[Reason] = []
     choices: list[Choice] = []
     slow: list[Choice] = []
@@ -111,16 +111,12 @@ def solve(
             break
         possible, refused = _possible(candidate, machine, wishes, found, missing or {})
         # Slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
-        tried = [(fitter, candidate.quality) for fitter in possible if not led or _leads(fitter)]
+        tried = [fitter for fitter in possible if not led or _leads(fitter)]
         fitters += tried
         passed_over += [fitter for fitter in possible if led and not _leads(fitter)]
         if not led or not tried:  # of one that is too large, its size is what keeps it from running
             refusals += refused
-        made = [
-            _choice(fitter, fitted, quality, led=led)
-            for fitter, quality in tried
-            if (fitted := fitter.best) is not None
-        ]
+        made = [_choice(fitter, fitted, led=led) for fitter in tried if (fitted := fitter.best) is not None]
         # By what would run of it: who then names the model gets the same plan.
         best = max(made, key=lambda choice: choice.score, default=None)
         if led and best is not None and not _bearable(best, wishes):
@@ -149,11 +145,6 @@ def _costs_nothing(guessing: Plan, plain: Plan) -> bool:
     return mine.spare_bytes >= ROOMY_BYTES and replace(mine.settings, predictor=False) == other.settings
 
 
-def _reads_gguf(candidates: Sequence[Candidate]) -> bool:
-    """Whether only GGUFs are meant."""
-    return all(candidate.facts.gguf is not None for candidate in candidates)
-
-
 def _leads(fitter: Fitter) -> bool:
     """Whether anybody may be led to an option: no tower that streams unasked, no weights by bitsandbytes."""
     option = fitter.option
@@ -167,11 +158,10 @@ def _named_otherwise(choice: Choice, passed_over: list[Fitter]) -> bool:
         passed_over: fitters of what nobody is led to. Of these, a streamed tower never beats one on the GPU.
     """
     rivals = (
-        _choice(fitter, fitter.best, choice.quality)
+        _choice(fitter, fitted)
         for fitter in passed_over
-        if fitter.option.model.name == choice.option.model.name
-        and fitter.option.by_bits
-        and fitter.best is not None
+        if fitter.option.model.name == choice.option.model.name and fitter.option.by_bits
+        if (fitted := fitter.best) is not None
     )
     return any(rival.score.named > choice.score.named for rival in rivals)
 
@@ -193,7 +183,7 @@ def _possible(
     ] = {}  # checks, by the option of an engine that passes most: its refusal is the true one
     fitters: list[Fitter] = []
     for option in possible:
-        fitter = Fitter(option, wishes, found)
+        fitter = Fitter(option, wishes, found, quality=candidate.quality)
         if option.by_bits and "bitsandbytes" in missing and wishes.weights is None:
             continue
         checks = [missing.get(option.engine), *excluded(option, wishes), no_cache(fitter)]
@@ -217,22 +207,22 @@ def _of_one(fitters: list[Fitter]) -> list[Fitter]:
     return theirs if theirs or gguf else fitters
 
 
-def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> Plan:
+def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
     """The same plan with layers in main memory, or with why that is no way out either."""
-    for fitter, quality in fitters:
+    for fitter in fitters:
         rules = rules_of(fitter.option.engine)
         if not rules.offloads:
             continue
         option = rules.offloading(fitter.option, fitter.budgets[0].device)
         if isinstance(option, Reason):
             return replace(plan, refusals=(*plan.refusals, replace(option, model=fitter.option.model.name)))
-        wider = Fitter(option, fitter.wishes, fitter.budgets, host)
+        wider = Fitter(option, fitter.wishes, fitter.budgets, host, fitter.quality)
         fitted = wider.best
         if fitted is None:
             refusal = Reason(option.engine, wider.why_not_offloaded(), option.model.name)
             return replace(plan, refusals=(*plan.refusals, refusal))
-        choice = _choice(wider, fitted, quality)
-        why = verdicts(choice, (), (each for each, _ in fitters), plan.refusals)
+        choice = _choice(wider, fitted)
+        why = verdicts(choice, (), fitters, plan.refusals)
         return replace(plan, choice=choice, budget=fitted.budget, closest=None, verdicts=why)
     return plan
 
@@ -251,7 +241,7 @@ def held_to(plan: Plan, candidate: Candidate, machine: Machine, settings: Settin
             tokens = largest_image(fitter.option.model, settings.max_pixels).tokens if settings.images else 0
             fitted = fitter.fitted(settings, tokens)
             if fitted.missing_bytes <= 0:
-                choice = _choice(fitter, fitted, candidate.quality)
+                choice = _choice(fitter, fitted)
                 return replace(plan, choice=choice, budget=fitted.budget, closest=None, rejections=())
     return replace(plan, changed="the saved plan doesn't fit what is free now; this one does")
 
@@ -268,22 +258,18 @@ def require(plan: Plan) -> Choice:
 
 
 def _decide(
-    fitters: list[tuple[Fitter, int]],
+    fitters: list[Fitter],
     choices: list[Choice],
     refusals: list[Reason],
     wishes: Wishes,
     found: list[Budget],
 ) -> Plan:
-    failed = [pair for pair in fitters if pair[0].best is None]
+    failed = [fitter for fitter in fitters if fitter.best is None]
     choices.sort(key=lambda choice: choice.score, reverse=True)
     best = choices[0] if choices else None
     rejections = _rejections(best, fitters, failed)
-    nearest = min(
-        (fitter for fitter, _ in failed),
-        key=lambda fitter: fitter.least.missing_bytes,
-        default=None,
-    )
-    closest = _choice(nearest, nearest.least, 0) if nearest and best is None else None
+    nearest = min(failed, key=lambda fitter: fitter.least.missing_bytes, default=None)
+    closest = _choice(nearest, nearest.least) if nearest and best is None else None
     return Plan(
         wishes,
         best.budget if best else (closest.budget if closest else found[0]),
@@ -292,7 +278,7 @@ def _decide(
         rejections,
         tuple(refusals),
         closest,
-        verdicts(best, choices, (fitter for fitter, _ in failed), refusals) if best else (),
+        verdicts(best, choices, failed, refusals) if best else (),
         streamed=_streamed(choices),
     )
 
@@ -340,21 +326,21 @@ def _streamed(choices: list[Choice]) -> Choice | None:
     return rival if rival.score.gains > choices[0].score.gains else None
 
 
-def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) -> Choice:
+def _choice(fitter: Fitter, fitted: Fitted, *, led: bool = False) -> Choice:
     option, settings = fitter.option, fitted.settings
     gpus = tuple(budget.gpu for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
     speed = roofline(option.model, settings, fitted.budget)
-    score = _score(fitter, fitted, quality, speed, led=led)
+    score = _score(fitter, fitted, speed, led=led)
     return Choice(option, settings, fitted.tokens, fitted.footprint, fitted.budget, speed, score, gpus)
 
 
-def _score(fitter: Fitter, fitted: Fitted, quality: int, speed: Speed, *, led: bool) -> Score:
+def _score(fitter: Fitter, fitted: Fitted, speed: Speed, *, led: bool) -> Score:
     option, settings, goal = fitter.option, fitted.settings, fitter.goal(fitted)
     several = len(fitter.budgets) > 1
     return Score(
         whole=not option.offload,
         led=led and fitter.comfort(fitted, led=True) >= COMFORT[fitter.wishes.good_for],
-        quality=quality,
+        quality=fitter.quality,
         tower=option.parts.vision == "gpu",
         comfort=fitter.comfort(fitted),
         format=-fitter.tier(fitted),
@@ -368,7 +354,7 @@ def _score(fitter: Fitter, fitted: Fitted, quality: int, speed: Speed, *, led: b
         embedding=option.parts.embedding == "gpu",
         gpus=-settings.gpus,
         offloaded=-settings.offloaded,
-        pace=Pace(
+        pace=SpeedTier(
             graphs=not settings.eager,
             kept_states=min(settings.state_checkpoints, CHECKPOINTS),
             chunk=settings.chunk,
@@ -398,25 +384,20 @@ def _no_better(option: Option, best: Option) -> bool:
     return option.model.name == best.model.name and quality[0] <= quality[1]
 
 
-def _rejections(
-    best: Choice | None,
-    fitters: list[tuple[Fitter, int]],
-    failed: list[tuple[Fitter, int]],
-) -> tuple[Reason, ...]:
+def _rejections(best: Choice | None, fitters: list[Fitter], failed: list[Fitter]) -> tuple[Reason, ...]:
     rejections: list[Reason] = []
     if best is not None:
-        fitter = next(fitter for fitter, _ in fitters if fitter.option is best.option)
+        fitter = next(fitter for fitter in fitters if fitter.option is best.option)
         rejections += why_not_more(fitter, best)
-    nearest: dict[str, tuple[int, Fitter]] = {}
-    several = len({fitter.option.model.name for fitter, _ in fitters}) > 1
-    for fitter, quality in failed:
-        if best is not None and (quality < best.quality or _no_better(fitter.option, best.option)):
+    nearest: dict[str, Fitter] = {}
+    several = len({fitter.option.model.name for fitter in fitters}) > 1
+    for fitter in failed:
+        option = fitter.option
+        if best is not None and (fitter.quality < best.quality or _no_better(option, best.option)):
             continue
         # Of several models, each is refused once, where it comes nearest.
-        option = fitter.option
         key = option.model.name if several else f"{option.model.name} {option.weights} {option.engine}"
-        missing = fitter.least.missing_bytes
-        if key not in nearest or missing < nearest[key][0]:
-            nearest[key] = (missing, fitter)
-    ordered = sorted(nearest.values(), key=lambda entry: entry[0])
-    return tuple(rejections + [why_not_fitting(fitter) for _, fitter in ordered])
+        if key not in nearest or fitter.least.missing_bytes < nearest[key].least.missing_bytes:
+            nearest[key] = fitter
+    ordered = sorted(nearest.values(), key=lambda each: each.least.missing_bytes)
+    return (*rejections, *map(why_not_fitting, ordered))

@@ -31,10 +31,10 @@ from snugvl.hardware.link import LANE_BYTES_PER_S
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.transformers.offload import layer_bytes, vision_bytes
-from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.engines.transformers.footprint import layer_bytes, vision_bytes
+from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.kv import kv_bytes
-from snugvl.planner.footprint.weights import codes_of_byte, crossing_bytes, sizes
+from snugvl.planner.footprint.weights import codes_of_byte, crossing_bytes, part_bytes
 from snugvl.planner.inventory import Inventory, Part, widths
 from snugvl.planner.settings import Settings
 
@@ -86,11 +86,9 @@ def speed_text(speed: Speed) -> str | None:
 def _wait(speed: Speed) -> str:
     """The wait for the first token, where a person might feel it."""
     least_s = speed.first_token_s
-    return (
-        ""
-        if least_s is None or least_s < SHORT_WAIT_S
-        else f", first token after at least {seconds(least_s)}"
-    )
+    if least_s is None or least_s < SHORT_WAIT_S:
+        return ""
+    return f", first token after at least {seconds(least_s)}"
 
 
 def seconds(duration_s: float) -> str:
@@ -122,26 +120,30 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
         return Speed(None, None)
     bandwidth = rate * settings.tensor_parallel
     crossing = layer_bytes(model, settings) if settings.offloaded else 0
-    read = _bytes(model, settings, "decoder") + _head_bytes(model, settings) - crossing
+    # The output projection is the embedding itself where it is tied.
+    head: Part = "lm_head" if _elements(model, "lm_head") else "embedding"
     if cpu:
-        read = WIDE_BYTES * (
-            _values(model, "decoder") + (_values(model, "lm_head") or _values(model, "embedding"))
-        )
+        read = WIDE_BYTES * (_values(model, "decoder") + _values(model, head))
+        experts = WIDE_BYTES * _elements(model, "decoder", experts=True)
+    else:
+        read = part_bytes(model, settings, "decoder") + part_bytes(model, settings, head) - crossing
+        # Experts that cross all do, used or not.
+        experts = 0 if crossing else part_bytes(model, settings, "decoder", experts=True)
     sharing = settings.tensor_parallel * settings.pipeline_parallel  # GPUs of one copy of the model
     cache = kv_bytes(model, settings, settings.context // 2) * sharing
     across = crossing / copy_rate(gpu) if gpu is not None else 0.0
-    idle = 0.0 if crossing else _bytes(model, settings, "decoder", experts=True) * (1 - model.experts_read)
-    if cpu:
-        idle = WIDE_BYTES * _elements(model, "decoder", experts=True) * (1 - model.experts_read)
-    decode = 1 / ((read - idle + cache) / bandwidth + across)  # experts that cross all do, used or not
+    idle = experts * (1 - model.experts_read)
+    decode = 1 / ((read - idle + cache) / bandwidth + across)
     if flops is None:
         return Speed(decode, None, crossing, cpu)
     peak = flops * settings.tensor_parallel
     image = largest_image(model, settings.max_pixels)
-    tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
-    prefill = max(_prefill_flops(model, tokens) / peak, read / bandwidth) + across
-    crossing_s = tower_crossing_s(model, settings, gpu)
-    vision = settings.images * _vision_seconds(model, settings, image.patches, peak, bandwidth, crossing_s)
+    prefill = max(_prefill_flops(model, settings, image) / peak, read / bandwidth) + across
+    vision = 0.0
+    if settings.images and image.patches:
+        reading = part_bytes(model, settings, "vision") / bandwidth
+        computing = max(_vision_flops(model, image.patches) / peak, reading)
+        vision = settings.images * max(computing, tower_crossing_s(model, settings, gpu))
     if settings.images and gpu is not None:
         vision += vision_bytes(model, settings) / copy_rate(gpu)
     return Speed(decode, prefill + vision, crossing, cpu)
@@ -152,18 +154,16 @@ def _first_token_s(model: Inventory, settings: Settings, flops: float | None) ->
     if flops is None or settings.offloaded or settings.host_experts or settings.vision == "cpu":
         return None
     image = largest_image(model, settings.max_pixels)
-    tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
     pictures = settings.images * _vision_flops(model, image.patches)
-    return (_prefill_flops(model, tokens) + pictures) / flops
+    return (_prefill_flops(model, settings, image) + pictures) / flops
 
 
-def _prefill_flops(model: Inventory, tokens: int) -> float:
-    w = widths(model)
+def _prefill_flops(model: Inventory, settings: Settings, image: ImageSize) -> float:
+    """Operations of a prompt with its images and some text."""
+    w, tokens = widths(model), min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
     attention = 2.0 * w.q * tokens**2 * model.facts.text.num_layers
-    active = _elements(model, "decoder") - _elements(model, "decoder", experts=True) * (
-        1 - model.experts_read
-    )
-    return 2.0 * active * tokens + attention
+    idle = _elements(model, "decoder", experts=True) * (1 - model.experts_read)
+    return 2.0 * (_elements(model, "decoder") - idle) * tokens + attention
 
 
 def _vision_flops(model: Inventory, patches: int) -> float:
@@ -174,36 +174,12 @@ def _vision_flops(model: Inventory, patches: int) -> float:
     return 2.0 * _elements(model, "vision") * patches + attention
 
 
-def _vision_seconds(
-    model: Inventory, settings: Settings, patches: int, peak: float, bandwidth: float, crossing_s: float
-) -> float:
-    if not patches:
-        return 0.0
-    computing = max(_vision_flops(model, patches) / peak, _bytes(model, settings, "vision") / bandwidth)
-    return max(computing, crossing_s)
-
-
-def _bytes(model: Inventory, settings: Settings, part: Part, *, experts: bool = False) -> int:
-    return sum(size * count for size, count in sizes(model, settings, part, experts=experts))
-
-
-def _head_bytes(model: Inventory, settings: Settings) -> int:
-    """The output projection: the embedding itself where it is tied."""
-    return _bytes(model, settings, "lm_head") or _bytes(model, settings, "embedding")
-
-
 def _values(model: Inventory, part: Part) -> int:
     """Weights of a part, those that are packed unpacked."""
     each = codes_of_byte(model)
-    packed = sum(
-        group.nbytes * group.count * each
-        for group in model.groups
-        if (group.part, group.kind) == (part, "packed")
-    )
-    beside = sum(
-        group.elements * group.count for group in model.groups if (group.part, group.kind) == (part, "packed")
-    )
-    return _elements(model, part) - beside + packed
+    packed = (group for group in model.groups if (group.part, group.kind) == (part, "packed"))
+    unpacked = sum((group.nbytes * each - group.elements) * group.count for group in packed)
+    return _elements(model, part) + unpacked
 
 
 def _elements(model: Inventory, part: Part, *, experts: bool = False) -> int:

@@ -149,23 +149,17 @@ def wishes_of(
     images = 0 if options.language_only or not sees else 1 if options.images is None else options.images
     # Who loads a model with so small a context means it, whatever pictures need.
     small = (options.context or 1 << 62) < images * LEAST_TOKENS + LEAST_ROOM_TOKENS
-    wished: dict[str, Any] = {
-        "context": options.context,
+    names = {each.name for each in fields(Wishes)}
+    wished = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    # Where nobody says, an option may be "auto" or None that is a wish of its own.
+    wished |= {
         "images": images,
         "min_image_tokens": ANY_TOKENS if small else None,
-        "max_pixels": options.max_pixels,
         "backend": backend or options.backend,
         "concurrency": options.concurrency or 1,
         "weights": None if options.weights == "auto" else options.weights,
-        "memory_bytes": options.memory_bytes,
-        "language_only": options.language_only,
-        "tower": options.tower,
         "kv_cache": None if options.kv_cache == "auto" else options.kv_cache,
-        "embedding": options.embedding,
-        "purpose": options.purpose,
         "float32": None if options.dtype == "auto" else options.dtype == "float32",
         "step_graphs": options.step_graphs is not False,
-        "prefix_cache": options.prefix_cache,
-        "speculation": options.speculation,
     }
     return Wishes(**{**wished, **more})

@@ -27,7 +27,7 @@ from snugvl.models.loader import Storage, load_model, open_checkpoint
 from snugvl.models.networks import LoadableNetwork
 from snugvl.planner.capabilities import prefers_fp32
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES, LATE_BYTES, loading_bytes
-from snugvl.planner.footprint.weights import tower_bytes, weight_bytes
+from snugvl.planner.footprint.weights import part_bytes, weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from snugvl.quantize import writing
@@ -83,7 +83,7 @@ class CopyJob:
         read = sum(self._entries[name].nbytes for name in self._replaced)
         self._clock = Clock({ROUND: read, COPY: rest}, tell)
         settings = Settings("native", weights, float32=wide)
-        held = weight_bytes(model, settings) - tower_bytes(model, settings)
+        held = weight_bytes(model, settings) - part_bytes(model, settings, "vision")
         held += loading_bytes(model, settings, READERS)
         held += 0 if cpu else self._place.context_bytes + KERNEL_BYTES + LATE_BYTES
         if held > self._place.usable_bytes:

@@ -32,7 +32,7 @@ from snugvl.models import own_format
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
 from snugvl.planner.engines.native.footprint import LATE_BYTES
-from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.total import Component
 from snugvl.planner.settings import Settings
 from snugvl.quantize import FileFormat, packed, passes, writing
 from snugvl.quantize.inputs import Given, Material, material_of

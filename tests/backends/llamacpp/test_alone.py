@@ -20,7 +20,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, RequestError
 from snugvl.hardware.devices import with_others
 from snugvl.hardware.machine import Machine
-from snugvl.planner.engines.llamacpp.flags import llamacpp_arguments
+from snugvl.planner.engines.llamacpp.rules import llamacpp_arguments
 from tests.backends.vllm.real.install import missing
 from tests.hardware.listings import LISTINGS
 

@@ -10,8 +10,8 @@ from typing import Final
 from PIL import Image
 
 from snugvl.backends.child.settings import Facts
+from snugvl.checkpoint.locate import training_of
 from snugvl.checkpoint.resize import smart_resize
-from snugvl.checkpoint.training import training_of
 from snugvl.core.checks import check_combination
 from snugvl.core.messages import Capabilities, GoOn, Message, Picture, Request, Tool, named_in_errors
 from snugvl.core.sampling import check_scores

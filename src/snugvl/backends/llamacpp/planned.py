@@ -19,7 +19,7 @@ from snugvl.diagnose.facts import Card
 from snugvl.hardware import host
 from snugvl.inputs.reasoning import PLAIN
 from snugvl.planner.commands import visible
-from snugvl.planner.engines.llamacpp.flags import llamacpp_arguments
+from snugvl.planner.engines.llamacpp.rules import llamacpp_arguments
 from snugvl.planner.plan import Choice, allocation_of
 
 FEW: Final = 4  # cores, of which a server's own work is a good part

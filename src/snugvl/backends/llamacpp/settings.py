@@ -9,7 +9,7 @@ from snugvl.backends.child.settings import ChildChoice
 class LlamacppChoice(ChildChoice):
     """A llama-server to launch, or with `attach` one that runs already: see `ChildChoice`.
 
-    `arguments` are those of `llamacpp_flags` (`planner/engines/llamacpp/flags.py`), with the files (`-m`,
+    `arguments` are those of `llamacpp_flags` (`planner/engines/llamacpp/rules.py`), with the files (`-m`,
     `--mmproj`) first.
 
     Raises:

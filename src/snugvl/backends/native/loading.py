@@ -24,9 +24,8 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.checkpoint.gguf_network import ours
-from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.locate import locate, training_of
 from snugvl.checkpoint.read import facts_of
-from snugvl.checkpoint.training import training_of
 from snugvl.core.folders import cache_folder
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
@@ -44,7 +43,7 @@ from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.planner.engines.native.footprint import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
-from snugvl.planner.footprint.weights import tower_bytes
+from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation
 from snugvl.planner.settings import Settings
@@ -142,7 +141,7 @@ def _loaded(
     mark("memory is planned and capped")
     if allocation.changed:
         report(allocation.changed, WEIGHTS_FROM)
-    left_out = tower_bytes(counted, settings) if settings.language_only else 0
+    left_out = part_bytes(counted, settings, "vision") if settings.language_only else 0
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
     kind = dtype_of(options.dtype, place, wide=settings.itemsize == 4)

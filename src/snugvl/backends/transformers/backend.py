@@ -22,7 +22,7 @@ from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.resolution import Resolution, resolution_of
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
-from snugvl.checkpoint.training import training_of
+from snugvl.checkpoint.locate import training_of
 from snugvl.core.checks import check_combination, check_pictures
 from snugvl.core.formats import BITSANDBYTES
 from snugvl.core.ledger import Ledger, LedgerRow

@@ -26,7 +26,7 @@ from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.hardware.machine import Machine
 from snugvl.inputs.reasoning import Thinking
-from snugvl.planner.engines.transformers.placement import placement, said_of
+from snugvl.planner.engines.transformers.rules import placement, said_of
 
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 

@@ -5,8 +5,8 @@ placement on. This is for everything else, and to refuse in words what can't wor
 
     cache       2 · heads · head_dim bytes a value, of every layer with attention; windows count in full
     workspace   6 · intermediate + 8 · hidden bytes a token of the prompt in 16 bit (transformers computes a
-                prompt at once; see `planner/footprint/decoder.py`), and an eighth of what is free for the
-                vision tower, whose need no configuration tells
+                prompt at once; see `planner/engines/transformers/footprint.py`), and an eighth of what is
+                free for the vision tower, whose need no configuration tells
 """
 
 from collections.abc import Iterable

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.families.network import Network
-from snugvl.checkpoint.families.traits import Family, Traits
+from snugvl.checkpoint.families.traits import Family, Network, Traits
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 

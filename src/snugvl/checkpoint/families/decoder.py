@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from snugvl.checkpoint.architecture import LayerKind, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.gated_delta import GatedDelta
-from snugvl.checkpoint.families.network import Expected, layer_types, linear, norm
+from snugvl.checkpoint.families.traits import Expected, layer_types, linear, norm
 from snugvl.checkpoint.section import MAX_COUNT, MAX_LAYERS, Section, require, shown
 from snugvl.errors import UnsupportedModel
 

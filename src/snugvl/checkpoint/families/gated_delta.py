@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from snugvl.checkpoint.architecture import LinearAttention
 from snugvl.checkpoint.facts import KVLayer
-from snugvl.checkpoint.families.network import Expected, layer_types, linear, norm
+from snugvl.checkpoint.families.traits import Expected, layer_types, linear, norm
 from snugvl.checkpoint.section import Section, require, shown
 from snugvl.errors import UnsupportedModel
 

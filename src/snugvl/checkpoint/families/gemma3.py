@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
-from snugvl.checkpoint.families.network import Expected, Network, norm
-from snugvl.checkpoint.families.traits import Family, Prompting, Traits
+from snugvl.checkpoint.families.traits import Expected, Family, Network, Prompting, Traits, norm
 from snugvl.checkpoint.families.vision import edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import FixedSquare
 from snugvl.checkpoint.section import Section

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from snugvl.checkpoint.families.network import Expected, Network, linear, norm, ties
 from snugvl.checkpoint.families.text import LLAMA, QWEN2, QWEN3, read_text
-from snugvl.checkpoint.families.traits import Family, Prompting, Traits
+from snugvl.checkpoint.families.traits import Expected, Family, Network, Prompting, Traits, linear, norm, ties
 from snugvl.checkpoint.families.vision import SquareTower, edge, images_of, read_square
 from snugvl.checkpoint.image_rules import TilesAndThumbnail
 from snugvl.checkpoint.section import Section

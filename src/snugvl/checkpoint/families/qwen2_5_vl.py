@@ -16,7 +16,6 @@ from snugvl.checkpoint.families.decoder import (
     sliding,
     windows_by_type,
 )
-from snugvl.checkpoint.families.network import Expected, Network, linear, model_config, norm
 from snugvl.checkpoint.families.qwen_tower import (
     GGUF_TOKENS,
     check_frame,
@@ -26,7 +25,17 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_facts,
 )
 from snugvl.checkpoint.families.rotary import read_mrope, read_vision_theta
-from snugvl.checkpoint.families.traits import Family, Prompting, Resized, Traits
+from snugvl.checkpoint.families.traits import (
+    Expected,
+    Family,
+    Network,
+    Prompting,
+    Resized,
+    Traits,
+    linear,
+    model_config,
+    norm,
+)
 from snugvl.checkpoint.families.vision import one_side
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError, UnsupportedModel

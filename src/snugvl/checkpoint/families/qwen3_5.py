@@ -10,7 +10,6 @@ from dataclasses import replace
 from snugvl.checkpoint.architecture import ModelConfig, TextConfig
 from snugvl.checkpoint.families.decoder import SIZES, Decoder, need_silu, read_decoder
 from snugvl.checkpoint.families.gated_delta import check_delta, read_delta
-from snugvl.checkpoint.families.network import Expected, Network, linear, model_config, norm, ties
 from snugvl.checkpoint.families.qwen_tower import (
     check_tower,
     check_width,
@@ -20,7 +19,17 @@ from snugvl.checkpoint.families.qwen_tower import (
     tower_tensors,
 )
 from snugvl.checkpoint.families.rotary import read_mrope
-from snugvl.checkpoint.families.traits import Family, Prompting, Traits
+from snugvl.checkpoint.families.traits import (
+    Expected,
+    Family,
+    Network,
+    Prompting,
+    Traits,
+    linear,
+    model_config,
+    norm,
+    ties,
+)
 from snugvl.checkpoint.section import MAX_LAYERS, Section
 
 DENSE, MIXTURE = "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"

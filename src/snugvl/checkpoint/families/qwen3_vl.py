@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
-from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.qwen_tower import (
     GGUF_TOKENS,
     LEVELS,
@@ -20,7 +19,15 @@ from snugvl.checkpoint.families.qwen_tower import (
 )
 from snugvl.checkpoint.families.rotary import read_mrope
 from snugvl.checkpoint.families.text import QWEN3
-from snugvl.checkpoint.families.traits import Family, GgufNetwork, Prompting, Traits
+from snugvl.checkpoint.families.traits import (
+    Family,
+    GgufNetwork,
+    Network,
+    Prompting,
+    Traits,
+    model_config,
+    ties,
+)
 from snugvl.checkpoint.section import Section
 
 DENSE = "Qwen3VLForConditionalGeneration"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from snugvl.checkpoint.architecture import TextConfig, VisionConfig, VisionTokens
 from snugvl.checkpoint.facts import VisionFacts
-from snugvl.checkpoint.families.network import Expected, linear, norm
 from snugvl.checkpoint.families.rotary import read_vision_theta
+from snugvl.checkpoint.families.traits import Expected, linear, norm
 from snugvl.checkpoint.families.vision import edge, images_of, one_side
 from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
@@ -129,9 +129,9 @@ def read_tokens(root: Section, start: int) -> VisionTokens:
     )
 
 
-def tower_tensors(tower: VisionConfig, name: str = "model.visual") -> Iterator[Expected]:
+def tower_tensors(tower: VisionConfig) -> Iterator[Expected]:
     """Every tensor of Qwen3-VL's tower; all of them carry biases."""
-    hidden = tower.hidden_size
+    name, hidden = "model.visual", tower.hidden_size
     yield Expected(f"{name}.patch_embed.proj.weight", patch_shape(tower), "vision")
     yield Expected(f"{name}.patch_embed.proj.bias", (hidden,), "vision")
     yield Expected(f"{name}.pos_embed.weight", (tower.num_position_embeddings, hidden), "vision")

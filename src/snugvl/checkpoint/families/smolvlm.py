@@ -1,8 +1,7 @@
 """SmolVLM and SmolVLM2 (Idefics 3): a Llama decoder, a SigLIP encoder on tiles, pixel shuffle between."""
 
-from snugvl.checkpoint.families.network import Expected, Network
 from snugvl.checkpoint.families.text import LLAMA, read_text
-from snugvl.checkpoint.families.traits import Family, Prompting, Traits
+from snugvl.checkpoint.families.traits import Expected, Family, Network, Prompting, Traits
 from snugvl.checkpoint.families.vision import SquareTower, edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import ScaledTiles
 from snugvl.checkpoint.section import Section

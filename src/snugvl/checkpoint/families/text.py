@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import Decoder, need_silu, read_decoder, sliding, windows_by_type
-from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.rotary import read_limit, read_rope
-from snugvl.checkpoint.families.traits import Family, GgufNetwork, Traits
+from snugvl.checkpoint.families.traits import Family, GgufNetwork, Network, Traits, model_config, ties
 from snugvl.checkpoint.section import Section
 from snugvl.errors import UnsupportedModel
 
@@ -19,7 +18,7 @@ QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Variant:
     """How one of them differs. `defaults`: what transformers' class assumes for a field left out."""
 
     family: str
@@ -42,12 +41,12 @@ _MISTRAL = _LLAMA | {"intermediate": 14336, "kv_heads": 8, "max_positions": 1310
 _PHI3 = {
     "hidden": 3072, "intermediate": 8192, "layers": 32, "heads": 32, "vocab": 32064, "max_positions": 4096,
 }  # fmt: skip
-KINDS: Mapping[str, Kind] = {
-    LLAMA: Kind("llama", _LLAMA, biased_by_config=True),
-    MISTRAL: Kind("mistral", _MISTRAL),
-    QWEN2: Kind("qwen2", _QWEN, qkv_bias=True),
-    QWEN3: Kind("qwen3", _QWEN | {"head_dim": 128}, qk_norm=True, biased_by_config=True),
-    PHI3: Kind("phi3", _PHI3, fused=True, epsilon=1e-5),
+KINDS: Mapping[str, Variant] = {
+    LLAMA: Variant("llama", _LLAMA, biased_by_config=True),
+    MISTRAL: Variant("mistral", _MISTRAL),
+    QWEN2: Variant("qwen2", _QWEN, qkv_bias=True),
+    QWEN3: Variant("qwen3", _QWEN | {"head_dim": 128}, qk_norm=True, biased_by_config=True),
+    PHI3: Variant("phi3", _PHI3, fused=True, epsilon=1e-5),
 }
 
 

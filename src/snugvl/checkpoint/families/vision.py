@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snugvl.checkpoint.facts import ImageRule, VisionFacts
-from snugvl.checkpoint.families.network import Expected, linear, norm
+from snugvl.checkpoint.families.traits import Expected, linear, norm
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require
 from snugvl.errors import CheckpointError
 

@@ -13,12 +13,11 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu, OperatingSystem
-from snugvl.planner.capabilities import Option, stored_format
+from snugvl.planner.capabilities import TORCH, Capability, Option, older, stored_format
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint import kv, weights
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.total import PROCESS_BYTES, Device
-from snugvl.planner.generations import TORCH, Capability, older
+from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
+from snugvl.planner.footprint.total import PROCESS_BYTES, Component, Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import ENGINES, Engine, KVFormat, Settings
@@ -51,6 +50,7 @@ class EngineRules(ABC):
         fp8_cache_since: the oldest GPUs with which its KV cache can be FP8, or None where any will do.
         scales_cache: its eight-bit cache has scales, so outliers of keys don't saturate.
         own_layout: it makes matrices of its own from the checkpoint's: rounds, repacks and joins them.
+        windows: of layers with sliding windows its cache keeps no more than the window.
         bitsandbytes: it rounds by means of bitsandbytes.
         has_parts: embedding, head and vision tower may be in other formats and places than the layers.
         pooled: its KV cache is a pool that is planned for itself, with states of their own beside it.
@@ -75,6 +75,7 @@ class EngineRules(ABC):
     fp8_cache_since: ClassVar[Capability | None] = None
     scales_cache: ClassVar[bool] = False
     own_layout: ClassVar[bool] = False
+    windows: ClassVar[bool] = False
     bitsandbytes: ClassVar[bool] = False
     has_parts: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
@@ -145,11 +146,12 @@ class EngineRules(ABC):
 
     def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
         """Keys and values of one sequence of `tokens` tokens on one GPU, with its states, in bytes."""
-        return kv.blocks_bytes(model, settings, tokens)
+        return kv.blocks_bytes(model, settings, tokens, windows=self.windows)
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """The KV cache."""
-        return kv.sequences_component(model, settings)
+        """The KV cache: all sequences at their full context."""
+        windows = self.windows and any(layer.window for layer, _ in model.kv_layers)
+        return kv.sequences_component(model, settings, windows=windows)
 
     def kv_name(self, settings: Settings) -> str:
         """Format of the cache as people call it: that of the activations, or FP8."""
@@ -160,8 +162,9 @@ class EngineRules(ABC):
         return weights.parts_in_one_segment(model, settings)
 
     def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
-        """Bytes that torch reserves for weights of these sizes (bytes, how many)."""
-        return weights.one_segment(resident)
+        """Bytes that torch reserves for weights of these (bytes, how many): one segment, and small ones."""
+        small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
+        return reserved_bytes(small) + together_bytes(resident)
 
     def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
         """Tokens per second of one request, where `predicts_rate`; None where the card isn't known."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from snugvl.checkpoint.facts import VisionFacts
 from snugvl.planner.inventory import Inventory
 
 # Width : height of the images that are tried; the rule's rounding makes the shape matter a little.
@@ -22,21 +21,19 @@ class ImageSize:
     patches: int
 
 
+@lru_cache(maxsize=4096)
 def largest_image(model: Inventory, max_pixels: int | None) -> ImageSize:
     """Most tokens and patches of an image within `max_pixels` (None: the model's own limit)."""
     vision = model.facts.vision
-    return ImageSize(0, 0) if vision is None else _largest(vision, max_pixels)
-
-
-@lru_cache(maxsize=4096)
-def _largest(vision: VisionFacts, max_pixels: int | None) -> ImageSize:
+    if vision is None:
+        return ImageSize(0, 0)
     rule, tokens, patches = vision.rule, 0, 0
     for wide, high in SHAPES:
         unit = HUGE // max(wide, high)
         width, height = unit * wide, unit * high
         tokens = max(tokens, rule.tokens(width, height, max_pixels))
         patches = max(patches, rule.patches(width, height, max_pixels))
-    if _scales(vision):
+    if scales(model):
         # A dynamic rule may fill its budget to the last cell, and a strip is one cell high at least: the
         # bound that no shape exceeds.
         limit = min(max_pixels or rule.max_pixels, rule.max_pixels)
@@ -47,14 +44,12 @@ def _largest(vision: VisionFacts, max_pixels: int | None) -> ImageSize:
     return ImageSize(tokens, patches)
 
 
+@lru_cache(maxsize=256)
 def scales(model: Inventory) -> bool:
     """Whether an image's tokens follow from its pixels alone; else it is a square, or cut into pieces."""
     vision = model.facts.vision
-    return vision is not None and _scales(vision)
-
-
-@lru_cache(maxsize=256)
-def _scales(vision: VisionFacts) -> bool:
+    if vision is None:
+        return False
     rule, side = vision.rule, vision.patch_size * vision.merge_size
     few, many = -(-math.isqrt(rule.min_pixels) // side), math.isqrt(rule.max_pixels) // side
     return few < many and all(rule.tokens(n * side, n * side, None) == n * n for n in (few, many))

@@ -9,7 +9,7 @@ for all sequences that may run, and one more for rows that only fill up a CUDA g
 prefix cache needs copies of states besides, checkpoints: as many as the solver finds room for.
 Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2309.06180) for the blocks.
 
-Windows are honoured by vLLM, whose blocks are a chapter of their own (`engines/vllm/pages.py`), and by
+Windows are honoured by vLLM, whose blocks are a chapter of their own (`engines/vllm/footprint.py`), and by
 transformers: its cache keeps `window - 1` tokens of such a layer (`DynamicSlidingWindowLayer`), but as a view
 of the prompt's own keys and values, which live until the first new token replaces them. So one prompt's are
 whole meanwhile.
@@ -21,7 +21,7 @@ from snugvl.core.config import RECENT
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.total import Component
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
@@ -82,11 +82,6 @@ def checkpoint_component(model: Inventory, settings: Settings) -> Component:
     return Component("recurrent state, kept", Kind.STATES, each * count, why=why)
 
 
-def kv_component(model: Inventory, settings: Settings) -> Component:
-    """The KV cache of an engine."""
-    return rules_of(settings.engine).kv_component(model, settings)
-
-
 def pool_component(model: Inventory, settings: Settings) -> Component:
     """Our own engine's pool, which all requests share."""
     tokens, each = settings.kv_tokens, block_bytes(model, settings) // BLOCK_TOKENS
@@ -105,16 +100,3 @@ def sequences_component(model: Inventory, settings: Settings, *, windows: bool =
     if windows:
         why = f"{kept}, of layers with windows no more than the window ({settings.kv_name})"
     return Component(Kind.CACHE.value, Kind.CACHE, up(nbytes, LARGE_ROUND_BYTES), why=why)
-
-
-def unwindowed_component(model: Inventory, settings: Settings) -> Component:
-    """transformers, while a prompt is computed: what layers with windows hold of it beyond their windows."""
-    whole = blocks_bytes(model, settings, settings.context)
-    beyond = whole - kv_bytes(model, settings, settings.context)
-    return Component(
-        "keys and values beyond windows",
-        Kind.OTHER,
-        beyond,
-        "prefill",
-        why="of one prompt, until its first new token",
-    )

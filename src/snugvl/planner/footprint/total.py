@@ -1,17 +1,98 @@
-"""The whole footprint of one way to run a model."""
+"""The footprint of one way to run a model: its components, and how they add up.
 
-from dataclasses import dataclass, replace
+Components of the phase "always" live from start to end. Those of a phase are gone when it is over: the
+vision tower's workspace is freed before the decoder runs, so phases do not add.
+
+    total = Σ always + max over phases of Σ phase
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines import rules_of
-from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
+Phase = Literal["always", "load", "vision", "prefill", "decode"]
+Basis = Literal["computed", "predicted", "measured", "default"]
+
+PHASES: Final[tuple[Phase, ...]] = ("load", "vision", "prefill", "decode")
 MOST_MULTIPROCESSORS = 148
 PROCESS = Kind.PROCESS.value
 PROCESS_BYTES = 320 << 20  # of a process with torch, as `/memory` measured it with pocket on Linux
 FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall back to plain matrix products
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Bytes with a name and a reason.
+
+    Attributes:
+        kind: how it is counted and shown; the name only says what it is.
+        basis: computed (exact), predicted (a formula that follows from the source), measured on this
+            machine, or a documented default.
+        why: the formula with its numbers, one line.
+    """
+
+    name: str
+    kind: Kind
+    nbytes: int
+    phase: Phase = "always"
+    basis: Basis = "computed"
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.nbytes >= 0, f"{self.name} has {self.nbytes} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """All components of one way to run a model on one GPU, in the order they are shown."""
+
+    components: tuple[Component, ...]
+    always_bytes: int = field(init=False)
+    peak_phase: Phase = field(init=False)
+    total_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        sums: dict[Phase, int] = dict.fromkeys(("always", *PHASES), 0)
+        for component in self.components:
+            sums[component.phase] += component.nbytes
+        peak = max(PHASES, key=lambda phase: sums[phase])
+        object.__setattr__(self, "always_bytes", sums["always"])
+        object.__setattr__(self, "peak_phase", peak)
+        object.__setattr__(self, "total_bytes", sums["always"] + sums[peak])
+
+    def phase_bytes(self, phase: Phase) -> int:
+        """Bytes of the components of one phase."""
+        return sum(component.nbytes for component in self.components if component.phase == phase)
+
+    def of(self, *kinds: Kind) -> int:
+        """Bytes of all components of these kinds, in any phase."""
+        return sum(part.nbytes for part in self.components if part.kind in kinds)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(part.nbytes for part in self.components if part.kind.group is Kind.WEIGHTS)
+
+    def named(self, prefix: str) -> int:
+        """Bytes of the components whose name starts with `prefix`."""
+        return sum(component.nbytes for component in self.components if component.name.startswith(prefix))
+
+    @property
+    def counted(self) -> tuple[Component, ...]:
+        """The components that make up the total: those that always live, and those of the peak phase."""
+        return tuple(
+            part for part in self.components if part.nbytes and part.phase in ("always", self.peak_phase)
+        )
+
+
+def footprint_of(components: Iterable[Component]) -> Footprint:
+    """Components that take memory, as a footprint."""
+    return Footprint(tuple(component for component in components if component.nbytes))
 
 
 @dataclass(frozen=True, slots=True)

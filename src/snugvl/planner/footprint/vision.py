@@ -31,8 +31,8 @@ from typing import Final
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.component import Component, Phase
 from snugvl.planner.footprint.images import LONGEST, ImageSize, largest_image
+from snugvl.planner.footprint.total import Component, Phase
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings, VisionFormat
 
@@ -117,9 +117,14 @@ def _widening(model: Inventory, image: ImageSize, rows: int, itemsize: int) -> i
     return max(*moments, merging - gone)
 
 
+def slice_rows(row_bytes: int, slice_bytes: int) -> int:
+    """Most rows of a widened slice of a matrix."""
+    return max(SLICE_ROWS, slice_bytes // row_bytes // SLICE_ROWS * SLICE_ROWS)
+
+
 def slice_bytes(rows: int, columns: int, itemsize: int) -> int:
     """A widened slice of a matrix of the tower: the fewest that are small enough, of equal size."""
-    most = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
+    most = slice_rows(columns * itemsize, SLICE_BYTES)
     return min(rows, up(-(-rows // -(-rows // most)), SLICE_ROWS)) * columns * itemsize
 
 
@@ -132,11 +137,6 @@ def transformers_workspace(model: Inventory, image: ImageSize) -> int:
     mlp = HALF * (4 * h + 2 * vision.intermediate_size) + 8 * head
     levels = vision.deepstack_levels * _level_bytes(model, HALF)
     return image.patches * (inputs + max(attention, mlp) + levels)
-
-
-def transformers_merge(model: Inventory, tokens: int, image_tokens: int) -> int:
-    """Peak of putting images' features into a prompt of `tokens` tokens, checked on an H200."""
-    return tokens * MERGE_BYTES * model.facts.text.hidden_size + image_tokens * features_per_token(model)
 
 
 def features_per_token(model: Inventory) -> int:
@@ -191,7 +191,9 @@ def transformers_vision_components(model: Inventory, settings: Settings) -> list
     image = largest_image(model, settings.max_pixels)
     many = ImageSize(image.tokens * settings.images, image.patches * settings.images)
     embedded = settings.context * HALF * model.facts.text.hidden_size
-    merge = transformers_merge(model, settings.context, many.tokens)
+    # Putting images' features into the prompt, checked on an H200.
+    merge = settings.context * MERGE_BYTES * model.facts.text.hidden_size
+    merge += many.tokens * features_per_token(model)
     workspace = max(transformers_workspace(model, many) + embedded, merge) * settings.itemsize // HALF
     pixels = many.patches * WIDE * _vision(model).patch_dim
     return [Component("pixel values", Kind.INPUTS, pixels, why="float32"), _workspace(image, workspace)]

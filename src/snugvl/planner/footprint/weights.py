@@ -27,14 +27,15 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
+from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.formats import BITSANDBYTES, FEW_BITS, FORMATS, Format
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.transformers.offload import layer_bytes
-from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
+from snugvl.planner.engines.transformers.footprint import layer_bytes
+from snugvl.planner.footprint.allocator import up
+from snugvl.planner.footprint.total import Component
+from snugvl.planner.inventory import PARTS, Inventory, Part, TensorGroup, group_of, widths
 from snugvl.planner.settings import Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
@@ -47,12 +48,8 @@ STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_
 HEADS: Final = ("embedding", "lm_head")
 JOINED: Final = re.compile(r"(?<=\.)(?:[qkv]_proj|gate_proj|up_proj)(?=\.)")
 
-LABELS: Final[dict[Part, str]] = {
-    "decoder": "weights: decoder",
-    "embedding": "weights: embedding",
-    "lm_head": "weights: lm_head",
-    "vision": "weights: vision tower",
-    "predictor": "weights: predictor",
+LABELS: Final[dict[Part, str]] = {part: f"weights: {part}" for part in PARTS} | {
+    "vision": "weights: vision tower"
 }
 KINDS: Final[dict[Part, Kind]] = {
     "decoder": Kind.WEIGHTS, "embedding": Kind.EMBEDDING, "lm_head": Kind.EMBEDDING, "vision": Kind.VISION,
@@ -63,11 +60,6 @@ KINDS: Final[dict[Part, Kind]] = {
 def int8_parts(rows: int, columns: int) -> tuple[int, ...]:
     """Codes and scales of a matrix that is rounded to int8; nothing where its columns don't divide."""
     return () if columns % GROUP else (rows * columns, rows * columns // GROUP * SCALE_BYTES)
-
-
-def tower_parts(rows: int, columns: int) -> tuple[int, ...]:
-    """The same of a matrix of the tower: a scale for a whole row where its columns don't divide."""
-    return int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
 
 
 def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = None) -> tuple[int, ...]:
@@ -81,20 +73,20 @@ def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = No
     return () if columns % group else (*planes, scales, scales)
 
 
-def ready_made_parts(
-    group: Group, settings: Settings, *, ordered: bool = False, own: bool = False
-) -> tuple[int, ...]:
-    """What is beside ready-made integers: their scales, and what wasn't meant to be packed.
+def ready_made_parts(group: TensorGroup, settings: Settings, facts: ModelFacts) -> tuple[int, ...]:
+    """Bytes of the tensors that one of `group` becomes, of a checkpoint with ready-made integers.
 
-    `own`: in our own format.
+    Beside these there are their scales, and what wasn't meant to be packed.
     """
+    if group.kind not in ("scale", "scale8", "matrix") or group.part not in ("decoder", "predictor"):
+        return loaded_parts(group, settings)
     if not rules_of(settings.engine).own_layout:
         return (group.nbytes,)
     if group.kind == "matrix":
         return (settings.itemsize * group.elements,)
-    if own:
+    if facts.own:
         return (group.nbytes,)
-    if ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
+    if facts.ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
         return (group.nbytes,)
     if group.kind == "scale8":
         return (group.nbytes,) if group.nbytes == SCALE_BYTES * group.elements else ()
@@ -116,13 +108,6 @@ def ready_made_group(model: Inventory) -> int:
 def codes_of_byte(model: Inventory) -> int:
     """Codes in a byte of a ready-made checkpoint's packed tensors."""
     return 8 // FORMATS[model.facts.quantization or "fp8"].planes[0]
-
-
-def fp8_parts(rows: int, columns: int) -> tuple[int, ...]:
-    """Values and scales of a stored FP8 matrix that our engine keeps."""
-    if columns % GROUP or rows % GROUP:
-        return ()
-    return rows * columns, rows * columns // GROUP**2 * BLOCK_SCALE_BYTES
 
 
 def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int, ...]:
@@ -150,7 +135,8 @@ def matrix_parts(
     """Bytes of the tensors that a matrix of a decoder layer is kept in, by our engine."""
     wide = (settings.itemsize * rows * columns,)
     if settings.weights == "fp8":
-        return (fp8_parts(rows, columns) or wide) if stored_fp8 else wide
+        blocks = 0 if columns % GROUP or rows % GROUP else rows * columns // GROUP**2
+        return (rows * columns, blocks * BLOCK_SCALE_BYTES) if stored_fp8 and blocks else wide
     if settings.weights == "int8":
         return int8_parts(rows, columns) or wide
     if settings.weights not in FEW_BITS:
@@ -158,7 +144,7 @@ def matrix_parts(
     return few_bits_parts(rows, columns, FORMATS[settings.weights], group) or wide
 
 
-def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
+def loaded_parts(group: TensorGroup, settings: Settings) -> tuple[int, ...]:
     """Bytes of the tensors that one of `group` becomes in memory."""
     wide = (settings.itemsize * group.elements,)
     if group.kind in ("packed", "blocks"):
@@ -172,8 +158,9 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
     if group.kind == "plain":
         int8 = group.part in HEADS and settings.head == "int8"
         return (int8_parts(rows, columns) or wide) if int8 else wide
-    if group.kind == "tower":
-        return tower_parts(rows, columns) if settings.vision_weights == "int8" else wide
+    if group.kind == "tower":  # with a scale for a whole row where its columns don't divide
+        int8_tower = int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
+        return int8_tower if settings.vision_weights == "int8" else wide
     if rules.bitsandbytes and group.kind == "matrix" and not group.expert:
         return bitsandbytes_parts(rows, columns, settings) or wide
     if not native:
@@ -189,16 +176,8 @@ def sizes(
     for group in model.groups:
         if group.part != part or (experts and not group.expert):
             continue
-        beside = (
-            packed and group.kind in ("scale", "scale8", "matrix") and group.part in ("decoder", "predictor")
-        )
-        ordered, own = model.facts.ordered, model.facts.own
-        parts = (
-            ready_made_parts(group, settings, ordered=ordered, own=own)
-            if beside
-            else loaded_parts(group, settings)
-        )
-        yield from ((nbytes, group.count) for nbytes in parts)
+        ready = ready_made_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
+        yield from ((nbytes, group.count) for nbytes in ready)
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
@@ -232,21 +211,18 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder":
-            parts = ready_made_parts if group.kind == "matrix" else loaded_parts
-            made[JOINED.sub(_matrix, tensor.name)] += sum(parts(group, settings))
+            made[JOINED.sub(_matrix, tensor.name)] += sum(ready_made_parts(group, settings, model.facts))
     yield from ((nbytes, 1) for nbytes in made.values())
 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """The same of ready-made integers of several widths, which differ from layer to layer, too."""
     made: dict[tuple[str, int], int] = defaultdict(int)
-    own = model.facts.own
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder" and tensor.loaded:
-            packed = group.kind in ("scale", "scale8", "matrix")
-            parts = ready_made_parts(group, settings, own=own) if packed else loaded_parts(group, settings)
-            for number, nbytes in enumerate(parts):  # scales, zero points
+            # Codes, scales, zero points.
+            for number, nbytes in enumerate(ready_made_parts(group, settings, model.facts)):
                 made[JOINED.sub(_matrix, tensor.name), number] += nbytes
     yield from ((nbytes, 1) for nbytes in made.values())
 
@@ -318,26 +294,15 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
     return tuple(parts)
 
 
-def one_segment(resident: list[tuple[int, int]]) -> int:
-    """Bytes that torch reserves for all of these (bytes, how many): one segment, and small ones."""
-    small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
-    return reserved_bytes(small) + together_bytes(resident)
-
-
 def without_tower(settings: Settings) -> bool:
     """Whether the vision tower is left out: by wish, or by an engine where no images are allowed."""
     dropped = settings.images == 0 and rules_of(settings.engine).drops_unused_tower
     return settings.language_only or dropped
 
 
-def tower_bytes(model: Inventory, settings: Settings) -> int:
-    """The vision tower in memory, where it is there."""
-    return sum(size * count for size, count in sizes(model, settings, "vision"))
-
-
-def embedding_bytes(model: Inventory, settings: Settings) -> int:
-    """The embedding in memory, wherever that is."""
-    return sum(size * count for size, count in sizes(model, settings, "embedding"))
+def part_bytes(model: Inventory, settings: Settings, part: Part, *, experts: bool = False) -> int:
+    """Bytes of one part, or of its experts alone, wherever in memory it is."""
+    return sum(size * count for size, count in sizes(model, settings, part, experts=experts))
 
 
 def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int]]:
@@ -372,7 +337,7 @@ def _pieces(model: Inventory, settings: Settings) -> tuple[dict[str, int], list[
 
 def weight_bytes(model: Inventory, settings: Settings) -> int:
     """All weights in memory, without the allocator's rounding."""
-    return sum(size * count for part in PARTS for size, count in sizes(model, settings, part))
+    return sum(part_bytes(model, settings, part) for part in PARTS)
 
 
 def part_why(model: Inventory, part: Part, settings: Settings, share: int) -> str:

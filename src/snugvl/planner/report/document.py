@@ -1,16 +1,25 @@
-"""A plan as JSON, schema version 1 (documented in docs/plan.md). Sizes are bytes, speeds per second."""
+"""A plan as JSON, schema version 1 (documented in docs/plan.md). Sizes are bytes, speeds per second.
 
+`snugvl plan --save FILE` keeps it, so that people and programs read it, too. What `snugvl serve --plan FILE`
+runs of it are the model, what was asked for, and every setting of the choice; a footprint is computed again.
+"""
+
+import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
 
+from snugvl.core.options import LoadOptions
 from snugvl.core.reason import Reason
+from snugvl.errors import InputError, RequestError
 from snugvl.hardware.machine import Machine
+from snugvl.hardware.recording import read_value
 from snugvl.planner.commands import load_options, next_command, plain_command
-from snugvl.planner.engines.transformers.placement import placement
-from snugvl.planner.footprint.component import Component
+from snugvl.planner.engines.transformers.rules import placement
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.sections import Measured, headline
+from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import why_engine
 
 SCHEMA_VERSION = 1
@@ -68,17 +77,71 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
         "spare_bytes": choice.spare_bytes,
         "peak_phase": choice.footprint.peak_phase,
         "placement": dict(placement(choice)),
-        "components": [_component(part, choice, measured) for part in choice.footprint.components],
+        "components": [
+            {
+                "name": part.name,
+                "bytes": part.nbytes,
+                "measured_bytes": measured(choice, part.name) if measured else None,
+                "phase": part.phase,
+                "basis": part.basis,
+                "why": part.why,
+            }
+            for part in choice.footprint.components
+        ],
         "roofline": {name: getattr(choice.speed, name) for name in ROOFLINE},
     }
 
 
-def _component(part: Component, choice: Choice, measured: Measured | None) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "bytes": part.nbytes,
-        "measured_bytes": measured(choice, part.name) if measured else None,
-        "phase": part.phase,
-        "basis": part.basis,
-        "why": part.why,
-    }
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """What a file says is to run."""
+
+    model: str
+    settings: Settings
+    asked: dict[str, Any]
+
+    def over(self, load: LoadOptions) -> LoadOptions:
+        """The options of the plan, with those that were said now; the file names the model.
+
+        Raises:
+            InputError: another model was named.
+        """
+        if load.model not in ("", self.model):
+            raise InputError(f"the plan is of {self.model}, not of {load.model}; leave the model out")
+        return LoadOptions(**{**self.asked, **load.said(), "model": self.model})
+
+
+def read(path: Path) -> SavedPlan:
+    """A plan that was saved.
+
+    Raises:
+        InputError: there is no such file, or it holds no plan with a choice; names what is wrong.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        choice = values["choice"]
+        model, given = choice["model"], choice["settings"]
+        asked = LoadOptions(**values["load"]).said()
+    except OSError as error:
+        raise InputError(f"--plan {path} can't be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, RequestError):
+        raise InputError(
+            f"--plan {path} holds no plan with a choice; make one: snugvl plan MODEL --save {path}"
+        ) from None
+    return SavedPlan(str(model), _settings(path, given), asked)
+
+
+def _settings(path: Path, given: Any) -> Settings:
+    """Every setting of the right type; one that a later version added has its default."""
+    hints = get_type_hints(Settings)
+    if not isinstance(given, dict) or (unknown := sorted(given.keys() - hints.keys())):
+        what = f"settings {', '.join(unknown)}" if isinstance(given, dict) else "no settings"
+        raise InputError(f"--plan {path} has {what}, which this version doesn't know; save it again")
+    for name, value in given.items():
+        try:
+            right = not isinstance(read_value(hints[name], value, name), int) or value >= 0
+        except ValueError:
+            right = False
+        if not right:
+            raise InputError(f"--plan {path}: setting {name} can't be {value!r}; save it again")
+    return Settings(**{"engine": "native", **given})

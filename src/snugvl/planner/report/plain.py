@@ -1,11 +1,16 @@
-"""A report as plain text, for pipes and logs."""
+"""A report as text: plain for pipes and logs, in colour on a terminal. Rich is imported when it is needed."""
+
+from typing import TextIO
 
 from snugvl.core import memory_kinds
-from snugvl.core.memory_kinds import Kind
+from snugvl.core.memory_kinds import Kind, marked
 from snugvl.core.sizes import format_size
-from snugvl.planner.report.sections import LOWER, Report, Row
+from snugvl.core.wrapping import columns, styled, wrapped_command
+from snugvl.planner.report.sections import LOWER, MemoryRow, Report
 
 BAR_WIDTH = 64
+TERMINAL_BAR_WIDTH = 76
+FACTS = 11  # columns before what is said of each setting
 MOST_REASONS = 3
 MORE = "snugvl plan … --verbose says the rest: every component, every engine, every reason."
 
@@ -51,9 +56,11 @@ def brief(report: Report, width: int | None = None) -> list[str]:
     """The bar, and what its parts are; the bar within `width` columns."""
     legend = [f"{kind.letter} {what}" for kind, what in parts(report)]
     half = (len(legend) + 1) // 2
+    total = format_size(report.total_bytes)
+    cells = BAR_WIDTH if width is None else max(1, min(BAR_WIDTH, width - len(f"  [] {total}")))
     return [
         report.memory,
-        f"  [{bar(report.rows, _bar_width(report, width))}] {format_size(report.total_bytes)}",
+        f"  [{bar(report.rows, cells)}] {total}",
         *(f"  {', '.join(part)}" for part in (legend[:half], legend[half:]) if part),
     ]
 
@@ -66,15 +73,10 @@ def parts(report: Report) -> list[tuple[Kind, str]]:
     return [(kind, f"{kind.group_words} {format_size(nbytes)}") for kind, nbytes in sums.items() if nbytes]
 
 
-def _bar_width(report: Report, width: int | None) -> int:
-    around = len(f"  [] {format_size(report.total_bytes)}")
-    return BAR_WIDTH if width is None else max(1, min(BAR_WIDTH, width - around))
-
-
 def memory(report: Report) -> list[str]:
     """The table and the bar."""
     width = max(len(row.label) for row in report.rows)
-    seen = any(row.measured_bytes is not None for row in report.rows)
+    seen = _measured(report)
     lines = [report.memory]
     if seen:
         lines.append(f"  {'':<{width}}  {'planned':>9}  {'measured':>9}")
@@ -86,13 +88,66 @@ def memory(report: Report) -> list[str]:
     return [*lines, f"  [{bar(report.rows)}] {format_size(report.total_bytes)}"]
 
 
-def bar(rows: tuple[Row, ...], width: int = BAR_WIDTH) -> str:
+def bar(rows: tuple[MemoryRow, ...], width: int = BAR_WIDTH) -> str:
     """One character per share of the card; every part that is at least half a character shows."""
     return "".join(text for text, _ in pieces(rows, width, colour=False))
 
 
-def pieces(rows: tuple[Row, ...], width: int, *, colour: bool) -> list[tuple[str, str]]:
+def pieces(rows: tuple[MemoryRow, ...], width: int, *, colour: bool) -> list[tuple[str, str]]:
     """Pieces of the bar and their colours, those of one kind together, as the legend has them."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
     ordered = sorted(rows, key=lambda row: kinds.index(row.kind))
     return memory_kinds.bar(((row.kind, row.nbytes) for row in ordered), width, colour=colour)
+
+
+def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
+    """Write a report to a terminal: everything, or in short."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+
+    def put(text: Text, hang: int = 2) -> None:
+        console.print(styled(text, columns(file), hang), soft_wrap=True)
+
+    put(Text(report.headline, "bold green" if report.fits else "bold red"))
+    for label, value in report.facts:
+        put(Text.assemble((f"  {label:<9}", "cyan"), value), FACTS)
+    if report.rows:
+        console.print()
+        put(Text(report.memory))
+        shown = pieces(report.rows, min(TERMINAL_BAR_WIDTH, console.width - 14), colour=True)
+        console.print(Text.assemble("  ", *shown, f" {format_size(report.total_bytes)}"))
+        if not verbose:
+            legend = [marked(kind, what, "dim") for kind, what in parts(report)]
+            put(Text.assemble("  ", Text(", ", "dim").join(legend)))
+    if report.rows and verbose:
+        table = Table(box=None, pad_edge=False, show_header=_measured(report), padding=(0, 2, 0, 0))
+        table.add_column("", no_wrap=True)
+        table.add_column("planned", justify="right")
+        if _measured(report):
+            table.add_column("measured", justify="right")
+        table.add_column("", style="dim")
+        for row in report.rows:
+            found = format_size(row.measured_bytes) if row.measured_bytes is not None else ""
+            cells_of = [format_size(row.nbytes), *([found] if _measured(report) else []), row.note]
+            table.add_row(Text.assemble("  ", marked(row.kind, row.label)), *cells_of)
+        console.print(table)
+    commands = {report.plain_command, *report.commands}
+    for title, entries in sections(report, verbose=verbose):
+        console.print()
+        console.print(Text(title, "bold"))
+        for entry in entries:
+            command = entry.lstrip()
+            if command in commands:
+                indent = 2 + len(entry) - len(command)
+                console.print(Text(wrapped_command(command, columns(file), indent)), soft_wrap=True)
+            else:
+                put(Text(f"  {entry}"), 4)
+    if not verbose:
+        put(Text(f"\n{MORE}", "dim"))
+
+
+def _measured(report: Report) -> bool:
+    return any(row.measured_bytes is not None for row in report.rows)

@@ -11,12 +11,12 @@ from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.parts import parts_of
+from snugvl.planner.engines.native.rules import parts_of
 from snugvl.planner.footprint.images import pixels_for, scales
-from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
+from snugvl.planner.footprint.weights import crossing_bytes, part_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import by_reason, way_out, why_engine, why_not_engines
+from snugvl.planner.shortfall import by_reason, way_out, why_engine
 from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
 from snugvl.planner.wishes import Wishes
 
@@ -29,7 +29,7 @@ NAMED: Final = 3  # of many models that are refused alike
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemoryRow:
     """One part of the memory bar. `measured_bytes`: what an earlier run really took."""
 
     label: str
@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextStep:
     """Commands, in a shell's words, and a remark in people's, which is no part of them."""
 
     remark: str
@@ -57,8 +57,8 @@ class Report:
     total_bytes: int
     used_bytes: int
     usable_bytes: int
-    rows: tuple[Row, ...]
-    steps: tuple[Step, ...]
+    rows: tuple[MemoryRow, ...]
+    steps: tuple[NextStep, ...]
     also: tuple[str, ...]
     why_not: tuple[str, ...]
     notes: tuple[str, ...]
@@ -99,7 +99,11 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pu
         notes=tuple(_notes(plan, machine)),
         plain_command=plain_command(plan.choice) if plan.choice else None,
         figures=tuple(costs.figures(plan.choice.option)) if plan.choice else (),
-        engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
+        engines=(
+            (why_engine(plan), *(f"not {verdict.engine}: {verdict.text}" for verdict in plan.verdicts))
+            if plan.choice
+            else ()
+        ),
     )
 
 
@@ -120,8 +124,7 @@ def headline(plan: Plan, machine: Machine) -> str:
         short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
         return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
     name, engine = plan.choice.option.model.name, rules_of(plan.choice.option.engine).title
-    rate = plan.choice.speed.decode_tokens_per_s
-    slow = f", at about {rate:,.1f} tokens/s" if rate is not None else ""
+    slow = _paced(plan.choice, ", at about", digits=1)
     only = f", only with layers in main memory{slow}" if plan.choice.option.offload else ""
     if only and plan.instead is not None:
         other = plan.instead
@@ -158,7 +161,7 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     if crossing := crossing_bytes(model, settings):
         facts.append(("tower", f"{format_size(crossing)} of it stay in main memory; {_crossing(choice)}"))
     if settings.embedding == "cpu":
-        held = f"{format_size(embedding_bytes(model, settings))}, {settings.head}"
+        held = f"{format_size(part_bytes(model, settings, 'embedding'))}, {settings.head}"
         facts.append(
             ("host", f"the embedding stays in main memory ({held}); the GPU reads a row for each token")
         )
@@ -200,23 +203,24 @@ def _weights(choice: Choice) -> str:
     return weights
 
 
-def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
+def memory_rows(choice: Choice, measured: Measured | None = None) -> list[MemoryRow]:
     """Parts of the card's memory, from what others hold to what stays free; they sum up to its total."""
     budget, rows = choice.budget, []
     if budget.held_bytes:
-        rows.append(Row(Kind.HELD.among, Kind.HELD, budget.held_bytes, _tenants(choice)))
+        rows.append(MemoryRow(Kind.HELD.among, Kind.HELD, budget.held_bytes, _tenants(choice)))
     for part in choice.footprint.counted:
         found = measured(choice, part.name) if measured else None
         phase = "" if part.phase == "always" else f"only during {part.phase}"
         note = "; ".join(text for text in (part.why, phase) if text)
-        rows.append(Row(part.name, part.kind.group, part.nbytes, note, found))
+        rows.append(MemoryRow(part.name, part.kind.group, part.nbytes, note, found))
     if choice.spare_bytes > 0:
         note = rules_of(choice.option.engine).spare_note
-        rows.append(Row(Kind.SPARE.among, Kind.SPARE, choice.spare_bytes, note))
+        rows.append(MemoryRow(Kind.SPARE.among, Kind.SPARE, choice.spare_bytes, note))
     if budget.forbidden_bytes:
-        rows.append(Row(Kind.LIMIT.value, Kind.LIMIT, budget.forbidden_bytes))
+        rows.append(MemoryRow(Kind.LIMIT.value, Kind.LIMIT, budget.forbidden_bytes))
     margin = budget.margin_bytes - budget.forbidden_bytes
-    rows.append(Row(Kind.MARGIN.value, Kind.MARGIN, margin, _margin_note(choice)))
+    note = f"{margin * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
+    rows.append(MemoryRow(Kind.MARGIN.value, Kind.MARGIN, margin, note))
     return rows
 
 
@@ -226,12 +230,6 @@ def _tenants(choice: Choice) -> str:
         return ""
     largest = sorted(gpu.tenants, key=lambda tenant: -tenant.held_bytes)[:3]
     return ", ".join(tenant.name for tenant in largest)
-
-
-def _margin_note(choice: Choice) -> str:
-    budget = choice.budget
-    margin = budget.margin_bytes - budget.forbidden_bytes
-    return f"{margin * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
 
 
 def _also(choice: Choice, plan: Plan) -> str:
@@ -245,15 +243,12 @@ def _also(choice: Choice, plan: Plan) -> str:
     )
 
 
-def _in_main_memory(settings: Settings) -> bool:
-    """Whether a part of the model stays in main memory, beside a GPU."""
-    return settings.embedding == "cpu" or settings.vision == "streamed" or settings.offloaded > 0
-
-
 def _notes(plan: Plan, machine: Machine) -> list[str]:
     # What was assumed of system memory matters where a part of the model is in it.
-    beside = machine.gpus and not (plan.choice and _in_main_memory(plan.choice.settings))
-    notes = [note for note in machine.notes if not (beside and note.startswith("System memory"))]
+    held = plan.choice.settings if plan.choice else None
+    there = held and (held.embedding == "cpu" or held.vision == "streamed" or held.offloaded > 0)
+    idle = machine.gpus and not there
+    notes = [note for note in machine.notes if not (idle and note.startswith("System memory"))]
     if plan.changed:
         notes.append(f"{plan.changed[0].upper()}{plan.changed[1:]}.")
     if machine.spills:
@@ -271,11 +266,11 @@ def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     if gguf is not None and gguf.unlike:
         notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
-        freed = format_size(tower_bytes(choice.option.model, choice.settings))
+        freed = format_size(part_bytes(choice.option.model, choice.settings, "vision"))
         notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
     if choice.settings.language_only:
         whole = replace(choice.settings, language_only=False)
-        freed = format_size(tower_bytes(choice.option.model, whole))
+        freed = format_size(part_bytes(choice.option.model, whole, "vision"))
         notes.append(
             f"Language only: without the vision tower {freed} of weights and the room for images are free; "
             "pictures are refused."
@@ -382,8 +377,9 @@ def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
     tried = parts_of(model, choice.budget.device, wishes.tower, "cpu")
     if isinstance(tried, str) or replace(choice.option.parts, embedding="cpu") not in tried:
         return []
+    freed = format_size(part_bytes(model, settings, "embedding"))
     return [
-        f"--embedding cpu would free {format_size(embedding_bytes(model, settings))} more: the GPU then "
+        f"--embedding cpu would free {freed} more: the GPU then "
         "reads the embedding from page-locked main memory. Of that this system gives "
         f"{format_size(choice.budget.device.pinned_bytes or 0)} at most, and at times less, so it is not "
         "done unasked."
@@ -399,7 +395,7 @@ def _would_stream(rival: Choice) -> str:
     )
 
 
-def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
+def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     """Commands of a plan, the best first, with remarks. `pull`: the model's files aren't here yet."""
     choice = plan.choice
     if choice is None:
@@ -409,15 +405,14 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
         elif plan.closest is None and plan.instead is not None:
             yield _to_be_found(plan.instead)
         elif plan.closest is not None:
-            yield Step(f"Way out: {way_out(plan, plan.budget)}.")
+            yield NextStep(f"Way out: {way_out(plan)}.")
         return
     if choice.option.offload and plan.instead is not None:
         other = plan.instead
-        whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole{_rate(other)}"
+        whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole"
+        whole += _paced(other, " and runs at up to")
         yield from _run(other, plan.others, machine, whole)
-        rate = choice.speed.decode_tokens_per_s
-        slow = f", at about {rate:,.1f} tokens/s" if rate else ""
-        title = f"{choice.option.model.name}, as asked{slow}"
+        title = f"{choice.option.model.name}, as asked{_paced(choice, ', at about', digits=1)}"
         again = other.option.model.name == choice.option.model.name  # in another format: it is here by then
         yield from _run(choice, plan.wishes, machine, title, pull=pull and not again)
         return
@@ -426,35 +421,34 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[Step]:
     yield from _run(choice, plan.wishes, machine, pull=pull)
     if plan.beside is not None:
         beside = plan.beside
-        rate = beside.speed.decode_tokens_per_s
-        fast = f", at up to {rate:,.0f} tokens/s" if rate else ""
+        fast = _paced(beside, ", at up to")
         where = f"Without llama.cpp {beside.option.model.name} runs on the processor{fast}"
         yield from _run(beside, plan.wishes, machine, where)
 
 
-def _to_be_found(choice: Choice) -> Step:
+def _to_be_found(choice: Choice) -> NextStep:
     """Step towards a GGUF of which no name is known."""
-    rate = choice.speed.decode_tokens_per_s
-    fast = f", at about {rate:,.0f} tokens/s" if rate else ""
-    return Step(
+    fast = _paced(choice, ", at about")
+    return NextStep(
         f"On the GPU {choice.option.model.name} runs, by llama.cpp{fast}: look on the Hub for one that has "
         "its mmproj beside it, and plan it by its name, OWNER/NAME:Q4_K_M."
     )
 
 
-def _rate(choice: Choice) -> str:
-    speed = choice.speed.decode_tokens_per_s
-    return f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
+def _paced(choice: Choice, how: str, *, digits: int = 0) -> str:
+    """How fast it decodes, behind the words `how`; nothing where that isn't known."""
+    rate = choice.speed.decode_tokens_per_s
+    return f"{how} {rate:,.{digits}f} tokens/s" if rate else ""
 
 
 def _run(
     choice: Choice, wishes: Wishes, machine: Machine, title: str = "", *, pull: bool = True
-) -> Iterator[Step]:
+) -> Iterator[NextStep]:
     """To fetch a model, where it isn't here, and to run it."""
     facts = choice.option.model.facts
     command = next_command(choice, wishes)
     if not pull or facts.source in ("folder", "file"):
-        yield Step(f"{title}:" if title else "", (command,))
+        yield NextStep(f"{title}:" if title else "", (command,))
         return
     room = f"{format_size(machine.disk_free_bytes)} free on this disk"
     if machine.source != "probed":
@@ -463,7 +457,7 @@ def _run(
         room = f"only {room}: make room, or set HF_HOME to another disk"
     size = f"{format_size(facts.download_bytes)} to download; {room}"
     title = f"{title} ({size}):" if title else f"{size}:"
-    yield Step(title, (f"snugvl pull {shlex.quote(facts.name)}", command))
+    yield NextStep(title, (f"snugvl pull {shlex.quote(facts.name)}", command))
 
 
 def why_not(plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ import re
 from html import escape
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.report.sections import Report, Row
+from snugvl.planner.report.sections import MemoryRow, Report
 
 WIDTH, PAD, BAR_TOP, BAR_HEIGHT, LINE = 960, 32, 128, 44, 26
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
@@ -75,7 +75,7 @@ def _bar(report: Report) -> list[str]:
     return parts
 
 
-def _legend(rows: tuple[Row, ...], top: int) -> list[str]:
+def _legend(rows: tuple[MemoryRow, ...], top: int) -> list[str]:
     parts = []
     for number, row in enumerate(rows):
         y = top + LINE * number
@@ -89,7 +89,7 @@ def _legend(rows: tuple[Row, ...], top: int) -> list[str]:
     return parts
 
 
-def _short(row: Row) -> str:
+def _short(row: MemoryRow) -> str:
     measured = f"measured {format_size(row.measured_bytes)}; " if row.measured_bytes is not None else ""
     text = measured + row.note
     return text if len(text) <= 78 else text[:77] + "…"

@@ -27,10 +27,10 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.llamacpp.ggml import compute_bytes
 from snugvl.planner.engines.llamacpp.graphs import FLOAT, decoder_graph, tower_graph
 from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.footprint.total import Component
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import Placement, Settings
+from snugvl.planner.settings import Settings
 
 CELLS: Final = 256  # a cache is made of whole ones
 CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of main memory
@@ -220,19 +220,3 @@ def host_bytes(model: Inventory, settings: Settings) -> int:
     buffer = decoder_bytes(model, settings, gpu=False)  # inputs alone where no layer is there
     kept = CHECKPOINTS * settings.concurrency * checkpoint_bytes(model, settings)
     return weights + cache + tower + buffer + kept + HOST_PROCESS_BYTES
-
-
-def offloads(model: Inventory, base: Settings) -> list[list[Settings]]:
-    """Ways with less and less on the GPU, the least costly kind first: experts, layers, the tower too.
-
-    Of a mixture a token reads few experts, so a processor is quick at them. A tower without a GPU takes
-    minutes for a picture.
-    """
-    layers = model.facts.text.num_layers
-    experts = layers if model.mixed else 0
-    towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
-    kinds = [[replace(base, host_experts=number) for number in range(experts + 1)]]
-    for tower in towers:
-        of_tower = replace(base, host_experts=experts, vision=tower)
-        kinds.append([replace(of_tower, offloaded=number) for number in range(1, layers + 1)])
-    return kinds

@@ -46,9 +46,9 @@ class Graph:
         self.nodes.append(Node(nbytes, parents, inplace, output=output))
         return self.nodes[-1]
 
-    def view(self, of: Node) -> Node:
-        """A part or another shape of a node: no bytes of its own."""
-        self.nodes.append(Node(of.nbytes, (of,), view=of.view or of))
+    def view(self, of: Node, nbytes: int | None = None) -> Node:
+        """Another shape of a node, or a part of it of so many bytes: none of its own."""
+        self.nodes.append(Node(of.nbytes if nbytes is None else nbytes, (of,), view=of.view or of))
         return self.nodes[-1]
 
     def over(self, parent: Node, *others: Node) -> Node:

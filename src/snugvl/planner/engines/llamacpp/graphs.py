@@ -7,6 +7,7 @@ with pictures. Measured on a CPU (`benchmarks/llamacpp_buffers.py`): exact for m
 queries are wider than the hidden state and pictures enter several layers.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from snugvl.checkpoint.facts import KVLayer, VisionFacts
@@ -45,7 +46,7 @@ def decoder_graph(model: Inventory, settings: Settings, cells: int, *, gpu: bool
         rows, other = graph.add(wide, ids), graph.add(wide, mixed_ids)
     if gguf.deepstack:
         padded, other = graph.add(inputs, rows), graph.add(inputs, other)
-        x = _part(graph, padded, wide)
+        x = graph.view(padded, wide)
     else:
         x = rows
     copy = graph.add(inputs, mixed)
@@ -62,37 +63,27 @@ def decoder_graph(model: Inventory, settings: Settings, cells: int, *, gpu: bool
         summed = graph.over(attended, x)
         x = graph.over(_feed_forward(model, graph, summed, tokens), summed)
         if levels is not None and number < gguf.deepstack:
-            x = graph.over(x, _part(graph, levels, wide))
+            x = graph.over(x, graph.view(levels, wide))
     graph.add(FLOAT * text.vocab_size * slots, _normed(graph, x), output=True)
     return graph
-
-
-def _part(graph: Graph, of: Node, nbytes: int) -> Node:
-    part = graph.view(of)
-    part.nbytes = nbytes
-    return part
 
 
 def _normed(graph: Graph, x: Node) -> Node:
     return graph.over(graph.over(x))
 
 
+@dataclass(frozen=True, slots=True)
 class _Step:
     """One layer's attention over one chunk."""
 
-    def __init__(
-        self,
-        model: Inventory,
-        graph: Graph,
-        layer: KVLayer,
-        tokens: int,
-        slots: int,
-        positions: Node,
-        indices: Node,
-        mask: Node,
-    ) -> None:
-        self.model, self.graph, self.layer, self.tokens, self.slots = model, graph, layer, tokens, slots
-        self.positions, self.indices, self.mask = positions, indices, mask
+    model: Inventory
+    graph: Graph
+    layer: KVLayer
+    tokens: int
+    slots: int
+    positions: Node
+    indices: Node
+    mask: Node
 
     def attention(self, x: Node) -> Node:
         """Queries, values, keys; both into the cache; flash attention; the output's product."""
@@ -124,10 +115,10 @@ class _Step:
         states = graph.add(kept)
         mixed = graph.over(graph.add(FLOAT * channels * tokens, joined))
         side = FLOAT * (channels - values) // 2 * tokens
-        q, k = (graph.over(graph.add(side, _part(graph, mixed, side))) for _ in range(2))
-        v = _part(graph, mixed, FLOAT * values * tokens)
+        q, k = (graph.over(graph.add(side, graph.view(mixed, side))) for _ in range(2))
+        v = graph.view(mixed, FLOAT * values * tokens)
         ruled = graph.add(FLOAT * values * tokens + kept, q, k, v, states)
-        output = graph.add(FLOAT * values * tokens, _part(graph, ruled, FLOAT * values * tokens))
+        output = graph.add(FLOAT * values * tokens, graph.view(ruled, FLOAT * values * tokens))
         gate = graph.over(graph.add(FLOAT * values * tokens, normed))
         gated = graph.over(graph.over(output), gate)
         return graph.add(FLOAT * self.model.facts.text.hidden_size * tokens, gated)
@@ -164,7 +155,7 @@ def _feed_forward(model: Inventory, graph: Graph, summed: Node, tokens: int) -> 
     gate, up = graph.add(inner, seen, ranked), graph.add(inner, seen, ranked)
     down = graph.add(wide * text.experts_used, graph.add(inner, gate, up), ranked)
     weighed = graph.over(down, weights)
-    parts = [_part(graph, weighed, wide) for _ in range(text.experts_used)]
+    parts = [graph.view(weighed, wide) for _ in range(text.experts_used)]
     total = graph.add(wide, *parts[:2])
     for part in parts[2:]:
         total = graph.over(total, part)
@@ -208,8 +199,8 @@ def tower_graph(vision: VisionFacts, out: int, patches: int) -> Graph:
 def _block(graph: Graph, vision: VisionFacts, x: Node, hidden: int, patches: int, positions: Node) -> Node:
     normed = graph.over(graph.over(graph.over(x)))
     joined = graph.over(graph.add(3 * hidden, normed))
-    q, k = (graph.add(hidden, _part(graph, joined, hidden), positions) for _ in range(2))
-    k, v = graph.add(hidden // 2, graph.view(k)), graph.add(hidden // 2, _part(graph, joined, hidden))
+    q, k = (graph.add(hidden, graph.view(joined, hidden), positions) for _ in range(2))
+    k, v = graph.add(hidden // 2, graph.view(k)), graph.add(hidden // 2, graph.view(joined, hidden))
     attended = graph.view(graph.add(hidden, graph.view(q), k, v))
     x = graph.over(graph.over(graph.add(hidden, attended)), x)
     inner = graph.add(FLOAT * vision.intermediate_size * patches, graph.over(graph.over(graph.over(x))))

@@ -1,4 +1,18 @@
-"""llama.cpp, to the planner."""
+"""llama.cpp, to the planner.
+
+**Flags** of `llama-server`, every one computed (names and meaning as in llama.cpp of October 2026). Nothing
+is left to its own fitting (`-fit off`): that knows free memory, but no later picture. The prompts that it
+would keep in main memory (`--cache-ram`, 8 GiB) aren't planned; a slot keeps its own all the same.
+
+**Speed** is a prediction, held against what people publish (`test_llamacpp_speed.py`):
+
+    seconds a token = bytes on the GPU / (its bandwidth · share) + layers · 65 µs + bytes elsewhere / 30 GB/s
+
+Of a mixture only the experts of a token are read. Share and microseconds were fitted to published rows of
+Q4_K_M and Q8_0 on six cards from an RTX 2080 to an RTX 5090, all within a factor of 1.3; cards before Turing
+reach less than half of their bandwidth. Other makers' have a share of their own, from published rows of an
+RX 7900 XTX, an M1 Max and an M4. Main memory is assumed: two channels of DDR5, half of it used.
+"""
 
 import shlex
 from collections.abc import Iterator
@@ -10,23 +24,39 @@ from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import Gpu, OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
-from snugvl.planner.engines.llamacpp.flags import llamacpp_arguments
 from snugvl.planner.engines.llamacpp.footprint import (
+    CHECKPOINTS,
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
     HOST_PROCESS_BYTES,
+    TOWER,
+    cache_bytes,
+    cells,
+    checkpoint_bytes,
     host_bytes,
     llamacpp_components,
-    offloads,
+    placed,
 )
-from snugvl.planner.engines.llamacpp.speed import llamacpp_rate
 from snugvl.planner.engines.rules import EngineRules
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.images import scales
+from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
-from snugvl.planner.settings import Settings
+from snugvl.planner.settings import Placement, Settings
 from snugvl.planner.wishes import Wishes
 
 CHUNKS: Final = (512, 256, 128)  # of `-ub`, fastest first
+BATCH: Final = 2048  # tokens handed over at once; a step computes `-ub` of them
+# Builds of before October 2026 try the tower at their start with a picture of so many tokens, whatever
+# `--image-max-tokens` says, and keep the memory.
+TRIED_TOKENS: Final = 46 * 46
+SHARE: Final = 0.91
+SHARE_BEFORE_TURING: Final = 0.4
+SHARE_OF_OTHERS: Final = 0.72  # of AMD, Intel and Apple, between 0.63 (M1 Max) and 0.9 (M4)
+TURING: Final = (7, 0)
+LAYER_S: Final = 65e-6
+HOST_RATE: Final = 30e9  # bytes per second that a processor reads of main memory
 
 
 class LlamacppRules(EngineRules):
@@ -64,8 +94,20 @@ class LlamacppRules(EngineRules):
             yield replace(base, chunk=chunk)
 
     def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
-        """Experts, layers, the tower."""
-        return offloads(model, next(self.variants(model, base, cpu=False)))
+        """Experts, layers, the tower too.
+
+        Of a mixture a token reads few experts, so a processor is quick at them. A tower without a GPU takes
+        minutes for a picture.
+        """
+        base = next(self.variants(model, base, cpu=False))
+        layers = model.facts.text.num_layers
+        experts = layers if model.mixed else 0
+        towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
+        kinds = [[replace(base, host_experts=number) for number in range(experts + 1)]]
+        for tower in towers:
+            of_tower = replace(base, host_experts=experts, vision=tower)
+            kinds.append([replace(of_tower, offloaded=number) for number in range(1, layers + 1)])
+        return kinds
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
         """Main memory that llama-server takes beside a GPU, in bytes."""
@@ -89,8 +131,16 @@ class LlamacppRules(EngineRules):
         return "q8_0" if settings.kv == "fp8" else "f16"
 
     def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
-        """By shares of the bandwidth that people publish."""
-        return llamacpp_rate(model, settings, gpu)
+        """Tokens per second of one request, half of its context filled; None where the card isn't known."""
+        host = _read(model, settings, gpu=False) / HOST_RATE
+        if not settings.on_gpu:
+            return 1 / host
+        if gpu is None or gpu.bandwidth is None:
+            return None
+        old = gpu.compute_capability is not None and gpu.compute_capability < TURING
+        share = SHARE_OF_OTHERS if gpu.api != "cuda" else SHARE_BEFORE_TURING if old else SHARE
+        layers = model.facts.text.num_layers * LAYER_S
+        return 1 / (_read(model, settings, gpu=True) / (gpu.bandwidth * share) + layers + host)
 
     def why(self, choice: Choice) -> str | None:
         """It reads GGUFs."""
@@ -115,6 +165,60 @@ class LlamacppRules(EngineRules):
     def command(self, choice: Choice) -> str | None:
         """`llama-server` with every flag."""
         return shlex.join(llamacpp_arguments(choice))
+
+
+def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
+    """Bytes that are read for a token in one of the memories."""
+    weights = placed(model, settings, gpu=gpu)
+    facts = model.facts
+    total: float = sum(nbytes for part, nbytes in weights.items() if part not in (EMBEDDING, TOWER, EXPERTS))
+    total += weights[EXPERTS] * model.experts_read
+    if not settings.on_gpu and facts.tied and not weights[HEAD]:
+        total += weights[EMBEDDING]
+    cache, states = cache_bytes(model, settings, gpu=gpu)
+    return total + (cache / 2 + states) / settings.concurrency
+
+
+def llamacpp_flags(choice: Choice) -> list[str]:
+    """Those behind the model."""
+    settings, model = choice.settings, choice.option.model
+    words = ["-c", str(cells(settings) * settings.concurrency), "-np", str(settings.concurrency)]
+    words += ["-b", str(max(BATCH, settings.chunk)), "-ub", str(settings.chunk), "-fa", "on"]
+    words += ["-fit", "off", "--cache-ram", "0"]
+    if settings.on_gpu:
+        words += ["-ngl", str(model.facts.text.num_layers + 1 - settings.offloaded)]
+        words += ["-dev", choice.gpus[0].listed] if choice.gpus and choice.gpus[0].listed else []
+    else:
+        words += ["-dev", "none"]
+    if settings.host_experts:
+        words += ["--n-cpu-moe", str(settings.host_experts)]
+    if checkpoint_bytes(model, settings):
+        words += ["--ctx-checkpoints", str(CHECKPOINTS)]
+    if settings.kv == "fp8":
+        words += ["-ctk", "q8_0", "-ctv", "q8_0"]
+    vision = model.facts.vision
+    if vision is None:
+        return words
+    if not settings.images or settings.language_only:
+        return [*words, "--no-mmproj"]
+    if settings.vision == "cpu":
+        words.append("--no-mmproj-offload")
+    if scales(model) and settings.max_pixels is not None:
+        side = vision.patch_size * vision.merge_size
+        tokens = settings.max_pixels // side**2
+        words += ["--image-max-tokens", str(tokens)]
+        words += ["--no-warmup"] if tokens < TRIED_TOKENS else []
+    return words
+
+
+def llamacpp_arguments(choice: Choice) -> list[str]:
+    """The words of the command: a file, or a repository and quantisation as `-hf` takes them."""
+    facts = choice.option.model.facts
+    source = ["-hf", facts.name.removeprefix("hf:")]
+    if facts.gguf is not None and facts.gguf.file:
+        sees = facts.gguf.projector and choice.settings.images and not choice.settings.language_only
+        source = ["-m", facts.gguf.file, *(["--mmproj", facts.gguf.projector] if sees else [])]
+    return ["llama-server", *source, *llamacpp_flags(choice)]
 
 
 RULES = LlamacppRules()

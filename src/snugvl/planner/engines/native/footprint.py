@@ -18,6 +18,8 @@ Decoding runs in CUDA graphs, one for each batch size, in one memory pool: the l
 rest is shared. Attention splits a context in 16 parts, each with a float32 output. Products of a few rows are
 split over their columns: a float32 tile for each part.
 
+On a CPU, in plain torch, a token of a prompt takes s (4i + 2h + 2d), the MLP being the peak.
+
 Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/planner/test_native.py`).
 """
 
@@ -27,19 +29,22 @@ from typing import Final
 from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Precision
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
+from snugvl.planner.engines.transformers.footprint import logits
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
-from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.vision import SLICE_ROWS, encoder_bytes_per_token, slice_rows
 from snugvl.planner.footprint.weights import GROUP, ready_made_group
 from snugvl.planner.inventory import Inventory, Widths, widths
 from snugvl.planner.settings import Settings
 
 SLICE_BYTES: Final = 32 << 20  # of widened weights
-SLICE_ROWS: Final = 32  # its rows are a multiple of
 TOKEN_BYTES: Final = 48  # id, three positions, slot, row of a placeholder
 ATTENTION_SPLITS: Final = 16
 SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
 WIDENED_ROWS: Final = 32  # of a product with codes in two planes, which widens them for more
 SAMPLING_BYTES: Final = 56
+WIDE_ROWS: Final = 4096  # of `layers/linear.py`
+WIDE_BYTES: Final = 16  # a code of few bits as int32, as float32, less its zero point, times its scale
 GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 # What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context,
 # which each start measures (`backends/place.py`): 16 to 18 MiB on an H200, at most 8 of them at once. An
@@ -99,8 +104,7 @@ def _at_once(w: Widths, itemsize: int) -> int:
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
     """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/widen.py`)."""
-    most = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
-    return -(-rows // most)
+    return -(-rows // slice_rows(columns * itemsize, SLICE_BYTES))
 
 
 def slice_bytes(model: Inventory, settings: Settings) -> int:
@@ -134,17 +138,9 @@ def prefill_bytes(model: Inventory, settings: Settings) -> int:
 
 
 def _image_bytes(model: Inventory, settings: Settings) -> int:
-    """Of each token of a chunk: the rows of encoder outputs that it takes in."""
-    vision = model.facts.vision
-    if vision is None or not settings.images:
-        return 0
-    return (1 + vision.deepstack_levels) * widths(model).h * settings.itemsize
-
-
-def sampling_bytes(model: Inventory, settings: Settings) -> int:
-    """Logits of every sequence and what choosing from them takes."""
-    rows = settings.sequences
-    return logits_bytes(model, settings, rows) + rows * model.facts.text.vocab_size * SAMPLING_BYTES
+    """Rows of encoder outputs that each token of a chunk takes in, in bytes."""
+    sees = model.facts.vision is not None and settings.images
+    return encoder_bytes_per_token(model, settings.itemsize) if sees else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +247,13 @@ def native_components(
     model: Inventory, settings: Settings, kv_bytes: int, cublas_bytes: int, multiprocessors: int
 ) -> list[Component]:
     """Decoder, sampler, graphs and loading on a GPU."""
-    prefill = prefill_bytes(model, settings)
+    rows, prefill = settings.sequences, prefill_bytes(model, settings)
     graphs = graph_bytes(model, settings, multiprocessors)
     library = library_bytes(model, settings, cublas_bytes)
-    sampling = sampling_bytes(model, settings)
+    sampling = logits_bytes(model, settings, rows) + rows * model.facts.text.vocab_size * SAMPLING_BYTES
     few = split_workspace(model, settings, SMALL_ROWS, multiprocessors)
     # The cache and the graphs come when the weights are there: their place is free while loading.
     loading = max(0, loading_bytes(model, settings, READERS[-1]) - kv_bytes - graphs)
-    rows = settings.sequences
     small = SMALL_TENSORS_BYTES + (hybrid.SMALL_BYTES if hybrid.has_states(model) else 0)
     return [
         Component(
@@ -297,4 +292,38 @@ def native_components(
             f"{settings.chunk:,} tokens a step",
         ),
         Component("sampling workspace", Kind.WORKSPACE, sampling, "decode", "predicted", f"{rows} sequences"),
+    ]
+
+
+def native_prefill(model: Inventory, tokens: int, itemsize: int = 2) -> int:
+    """Workspace of `tokens` new tokens that see only themselves (fused attention)."""
+    w = widths(model)
+    return tokens * itemsize * (4 * w.i + 2 * w.h + 2 * w.d)
+
+
+def widened(model: Inventory, settings: Settings) -> int:
+    """What reading low-bit weights without kernels takes: some thousand rows of a matrix at a time."""
+    if settings.weights not in LOW_BIT:
+        return 0
+    w = widths(model)
+    return WIDE_ROWS * max(w.h, w.q, w.i) * (WIDE_BYTES + settings.itemsize)
+
+
+def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:
+    """Workspaces of our engine on a CPU, where torch's attention takes masks and grouped heads: no scores are
+    stored."""
+    itemsize = settings.itemsize
+    chunk = min(settings.chunk, settings.kv_tokens)
+    wide = widened(model, settings)
+    attention = hybrid.attention_bytes(model, itemsize, chunk, kernels=False)
+    layer = max(native_prefill(model, chunk, itemsize), attention)
+    prefill, why = layer + wide + chunk * _image_bytes(model, settings), f"{chunk:,} tokens of a chunk"
+    rows, cached = settings.sequences, f"{settings.kv_tokens:,} tokens"
+    # Keys and values of one layer are gathered for a step.
+    decode = settings.kv_tokens * 2 * widths(model).k * itemsize + wide
+    return [
+        Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
+        Component("logits", Kind.WORKSPACE, logits(model, rows), "prefill"),
+        Component("decode workspace", Kind.WORKSPACE, decode, "decode", "predicted", cached),
+        Component("logits", Kind.WORKSPACE, logits(model, rows), "decode"),
     ]

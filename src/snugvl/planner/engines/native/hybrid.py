@@ -9,11 +9,24 @@ all value heads (or of all queries), n value heads.
              float32 at a time
 
 Traced on our network (`tests/planner/test_hybrid.py`).
+
+Recurrent states make sequences dear, and the next turn as well: it starts from one that was kept. A state of
+Qwen3.5-4B takes the memory of 1,500 tokens of keys and values, whatever a sequence's length. Our engine has
+one for each sequence that may run, and keeps others where prompts start (`engine/checkpoints.py`):
+
+    up to comfort    as many as are left room for, before larger steps
+    beyond it        a few must fit: a longer context is worth less than turns that start where the last ended
+    then             two a sequence, before a larger pool
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from snugvl.planner.footprint.kv import state_bytes
 from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Settings
+from snugvl.planner.wishes import Wishes
 
 SQUARES: Final = 2 * 64  # values of each value head of a token (`layers/kernels/delta_rule.py`)
 PIECE: Final = 256  # of `models/linear_attention.py`
@@ -22,6 +35,11 @@ HEAD_BYTES: Final = 16  # of each value head of a token: beta, decay and what th
 # Tensors of up to 1 MiB, which torch's allocator keeps apart: of up to 64 tokens nearly all of the above.
 # Traced: at most 12.1 MiB (`tests/planner/test_hybrid.py`); `engine/memory.py` leaves as much unclaimed.
 SMALL_BYTES: Final = 16 << 20
+# (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
+NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
+CHECKPOINTS: Final = 4  # for the end of a picture, of the turns before and after it, and of an answer
+EACH: Final = 2  # a sequence
+TOKENS: Final = 1024  # of the pool for each: without its blocks it is of no use
 
 
 def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bool) -> int:
@@ -43,14 +61,6 @@ def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bo
     return most
 
 
-def layer_kernels(model: Inventory) -> int:
-    """Of a step with prompts beside products: two norms, rotation and cache, attention, two residuals.
-
-    A linear layer has six in place of two of them.
-    """
-    return 10 if has_states(model) else 6
-
-
 def has_states(model: Inventory) -> bool:
     """Whether some layers are linear."""
     return any(layer.state_bytes for layer, _ in model.kv_layers)
@@ -61,3 +71,24 @@ def products(model: Inventory) -> list[tuple[int, int]]:
     h = model.facts.text.hidden_size
     shapes = [(layer.projected, layer.values) for layer, _ in model.kv_layers if layer.projected]
     return [shape for projected, values in shapes for shape in ((projected, h), (h, values))]
+
+
+def keeping(
+    model: Inventory, wishes: Wishes, settings: Settings, most: int, spare_bytes: int | None = None
+) -> Settings:
+    """Settings with checkpoints, up to `most` in all and into so many bytes; never with fewer than before."""
+    each = state_bytes(model, settings)
+    if not each or not wishes.prefix_cache:
+        return settings
+    now, most = settings.state_checkpoints, min(most, settings.kv_tokens // TOKENS)
+    more = most - now if spare_bytes is None else min(most - now, spare_bytes // each)
+    return replace(settings, state_checkpoints=now + max(more, 0))
+
+
+def steps(model: Inventory, base: Settings) -> Sequence[tuple[int, int]]:
+    """Chunks and sequences of our engine, fastest first: with states, sequences become fewer first."""
+    if not state_bytes(model, base):
+        return NATIVE_STEPS
+    chunks, sequences = (sorted(set(each), reverse=True) for each in zip(*NATIVE_STEPS, strict=True))
+    counts = sorted({*sequences, base.sequences}, reverse=True)
+    return [(chunk, count) for chunk in chunks for count in counts]

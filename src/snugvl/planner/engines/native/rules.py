@@ -1,28 +1,45 @@
-"""Our own engine, to the planner."""
+"""Our own engine, to the planner; and what it may try for a model on a device, best first.
+
+Formats of the decoder's matrices, and on a GPU with each of them embedding, head and vision tower: in which
+formats, and where
+
+    all in bf16 on the GPU > embedding in main memory > both heads in int8 > tower in int8 > tower streamed
+
+An embedding in main memory costs neither quality nor time worth naming: the GPU reads a row of it for each
+token, some kilobytes. So it comes before any coarser format. But that memory has to be page-locked, of which
+WSL2 gives little and at times nothing: there it comes for who asks. An embedding that is the head as well is
+read whole for every token, and stays on the GPU.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby, product
+from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_network import ours
+from snugvl.core.formats import FEW_BITS, FORMATS, INTEGERS, Precision
 from snugvl.core.memory_kinds import Kind
+from snugvl.core.options import EmbeddingName, TowerName
 from snugvl.core.reason import Reason
-from snugvl.planner.capabilities import Option
-from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS, steps
-from snugvl.planner.engines.native.footprint import native_components
-from snugvl.planner.engines.native.options import native_options
+from snugvl.core.sizes import format_size
+from snugvl.planner.capabilities import WHOLE, Option, Parts, no_kernels, prefers_fp32, stored_format, too_old
+from snugvl.planner.engines.native.footprint import native_components, native_cpu_components
+from snugvl.planner.engines.native.hybrid import NATIVE_STEPS, steps
 from snugvl.planner.engines.native.step_graphs import step_graph_components
 from snugvl.planner.engines.rules import EngineRules
 from snugvl.planner.footprint import kv
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.decoder import native_cpu_components
-from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.footprint.vision import native_vision_components
-from snugvl.planner.footprint.weights import weight_components
+from snugvl.planner.footprint.weights import keeps_fp8, part_bytes, weight_components
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Choice
-from snugvl.planner.settings import DEFAULT_SEQUENCES, Settings
+from snugvl.planner.settings import DEFAULT_SEQUENCES, Placement, Settings
 from snugvl.planner.wishes import Wishes
+
+RESIDENT: Final = (WHOLE, Parts("int8"), Parts("int8", "int8"))
+# Of the formats of a streamed tower the leaner crosses sooner. Without a wish the head gives way first.
+STREAMED: Final = tuple(replace(each, vision="streamed") for each in RESIDENT)
 
 
 class NativeRules(EngineRules):
@@ -39,9 +56,54 @@ class NativeRules(EngineRules):
     in_process = True
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
-        """The model itself, or a GGUF as our engine holds it."""
-        known = model if model.facts.gguf is None else inventory(ours(model.facts))
-        return native_options(known, device, wishes)
+        """Formats, best first; on a GPU each with all its parts. A GGUF is taken as our engine holds it.
+
+        Options that stream the vision tower come last, unless that is wished.
+        """
+        if model.facts.gguf is not None:
+            model = inventory(ours(model.facts))
+        stored, capability = stored_format(model), device.compute_capability
+        if model.facts.gguf is not None and model.facts.gguf.why_not:
+            return Reason("native", model.facts.gguf.why_not)
+        if not model.facts.native:
+            what = f"run the {model.facts.family} family yet"
+            if stored in INTEGERS:
+                what = f"run this {model.facts.family} in the {stored} form that it is stored in"
+            return Reason("native", f"our engine does not {what}")
+        if model.has("packed", "embedding", "lm_head", "vision"):
+            return Reason("native", "our engine reads ready-made integers of the decoder's layers alone")
+        if why := too_old(model.facts, capability, cpu=device.cpu):
+            return Reason("native", why)
+        tower = "resident" if wishes.language_only else wishes.tower
+        every = parts_of(model, device, tower, wishes.embedding)
+        if isinstance(every, str):
+            return Reason("native", every)
+        if device.cpu:
+            return _on_cpu(model, device, wishes)
+        every = tuple(dict.fromkeys(_as_stored(parts, model) for parts in every))
+        formats: list[Precision] = ["fp8", "bf16", "int8", *_few_bits(wishes)]
+        if stored in FEW_BITS or model.facts.own or model.has("blocks", "decoder"):
+            formats = [stored]
+        elif keeps_fp8(model) and wishes.weights != "bf16":
+            formats.remove("bf16")  # the same quality in twice the memory
+        elif not keeps_fp8(model):
+            formats.remove("fp8")
+        if wishes.weights in formats and (why := no_kernels(wishes.weights, capability)):
+            return Reason("native", f"our engine has no {wishes.weights} weights here: {why}")
+        formats = [each for each in formats if not no_kernels(each, capability)]
+        wide = bool(wishes.float32)
+        return [
+            Option(
+                model,
+                "native",
+                "fp32" if wide and weights == "bf16" else weights,
+                stored if weights == "bf16" else weights,
+                parts,
+                float32=wide,
+            )
+            for _, alike in groupby(every, lambda parts: parts.vision)
+            for weights, parts in product(formats, list(alike))
+        ]
 
     def context_limit(self, facts: ModelFacts) -> int:
         """Tokens of the longest context: our rotary embeddings may reach less far."""
@@ -85,6 +147,124 @@ class NativeRules(EngineRules):
     def why(self, choice: Choice) -> str | None:
         """It is the first choice."""
         return f"our own engine runs the {choice.option.model.facts.family} family, and is preferred"
+
+
+def _few_bits(wishes: Wishes) -> list[Precision]:
+    """Those whose cost is known, and what is asked for."""
+    return [each for each in FEW_BITS if FORMATS[each].offered or each == wishes.weights]
+
+
+def _as_stored(parts: Parts, model: Inventory) -> Parts:
+    """The same without rounding what is quantised in the file."""
+    head = "bf16" if model.has("blocks", "embedding", "lm_head") else parts.head
+    tower = parts.vision_weights if model.has("tower", "vision") else "bf16"
+    return replace(parts, head=head, vision_weights=tower)
+
+
+def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
+    """Formats of our engine in main memory: as they are, then what makes room and costs time."""
+    stored = stored_format(model)
+    wide = prefers_fp32(model, device) if wishes.float32 is None else wishes.float32
+    kinds = (True, False) if wide and wishes.float32 is None else (wide,)
+    formats: list[Precision] = ["fp32"] if wide else ["bf16"]
+    if wide and wishes.float32 is None:
+        formats.append("bf16")
+    formats += [*(("fp8",) if keeps_fp8(model) else ()), "int8", *_few_bits(wishes)]
+    if stored in FEW_BITS or model.facts.own or model.has("blocks", "decoder"):
+        formats = [stored]
+    return [
+        Option(
+            model,
+            "native",
+            weights,
+            stored if weights in ("fp32", "bf16") else weights,
+            float32=weights == "fp32" or (plenty and weights != "bf16"),
+        )
+        for weights in formats
+        for plenty in kinds[: 1 if weights in ("fp32", "bf16") else None]
+    ]
+
+
+def parts_of(
+    model: Inventory, device: Device, tower: TowerName = "auto", embedding: EmbeddingName = "auto"
+) -> tuple[Parts, ...] | str:
+    """What may be tried on a device, best first, or why what is wished can't be."""
+    if why := _impossible(model, device, tower, embedding):
+        return why
+    found = [
+        parts for formats in _towers(model, tower) for parts in _embeddings(formats, model, device, embedding)
+    ]
+    return tuple(found) or _too_much(model, device, tower, embedding)
+
+
+def _impossible(model: Inventory, device: Device, tower: TowerName, embedding: EmbeddingName) -> str | None:
+    if tower == "streamed" and (device.cpu or model.facts.vision is None):
+        why = "there is no GPU to stream it to" if device.cpu else "the model has none"
+        return f"the vision tower can't be streamed: {why}"
+    if embedding == "cpu" and (device.cpu or model.facts.tied):
+        why = (
+            "there is no GPU to read it"
+            if device.cpu
+            else "it is lm_head as well, read whole for every token"
+        )
+        return f"the embedding can't be apart in main memory: {why}"
+    return None
+
+
+def _towers(model: Inventory, wish: TowerName) -> list[tuple[Parts, ...]]:
+    """Formats by where the tower is, best first."""
+    if model.facts.vision is None:
+        return [RESIDENT[:2]]
+    if wish == "streamed":
+        return [STREAMED]
+    return [RESIDENT] if wish == "resident" else [RESIDENT, STREAMED[1:]]
+
+
+def _embeddings(
+    formats: tuple[Parts, ...], model: Inventory, device: Device, wish: EmbeddingName
+) -> list[Parts]:
+    """The same with the embedding where it may be; what main memory has no room for is left out."""
+    on_gpu = [parts for parts in formats if _has_room(parts, model, device)]
+    beside = [replace(parts, embedding="cpu") for parts in formats]
+    beside = [parts for parts in beside if _has_room(parts, model, device)]
+    if wish == "cpu":
+        return beside
+    scarce = device.cpu or device.pinned_bytes is not None
+    if wish == "gpu" or scarce or model.facts.tied or not beside:
+        return on_gpu
+    return [*(parts for parts in on_gpu if parts.head == "bf16"), *beside]
+
+
+def main_memory_bytes(parts: Parts, model: Inventory) -> int:
+    """What stays in main memory, at most."""
+    settings = Settings("native", head=parts.head, vision_weights=parts.vision_weights)
+    tower = part_bytes(model, settings, "vision") if parts.vision == "streamed" else 0
+    return tower + (part_bytes(model, settings, "embedding") if parts.embedding == "cpu" else 0)
+
+
+def _has_room(parts: Parts, model: Inventory, device: Device) -> bool:
+    room = _room(device)
+    return room is None or main_memory_bytes(parts, model) <= room
+
+
+def _room(device: Device) -> int | None:
+    known = [room for room in (device.host_bytes, device.pinned_bytes) if room is not None]
+    return min(known, default=None)
+
+
+def _too_much(model: Inventory, device: Device, tower: TowerName, embedding: EmbeddingName) -> str:
+    """Why what is wished can't be in main memory."""
+    place: Placement = "streamed" if tower == "streamed" else "gpu"
+    other: Placement = "cpu" if embedding == "cpu" else "gpu"
+    least = main_memory_bytes(Parts("int8", "int8", place, other), model)
+    wished = [
+        *(["the vision tower can't be streamed"] if place == "streamed" else []),
+        *(["the embedding can't be in main memory"] if other == "cpu" else []),
+    ]
+    room = format_size(_room(device) or 0)
+    return (
+        f"{', and '.join(wished)}: it takes {format_size(least)} of main memory, of which {room} may be used"
+    )
 
 
 RULES = NativeRules()

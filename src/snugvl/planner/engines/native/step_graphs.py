@@ -13,7 +13,7 @@ Beside it the driver keeps every recording's kernels and their arguments, and, o
 cuBLAS has what it works in: the same as for the graphs of decode steps, where those need it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from snugvl.core.formats import LOW_BIT
@@ -28,8 +28,8 @@ from snugvl.planner.engines.native.footprint import (
     split_workspace,
 )
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import ImageSize
+from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
@@ -50,88 +50,41 @@ LIBRARY: Final = "cuBLAS workspace of graphs of prompts"
 DRIVER: Final = "driver's part of graphs of prompts"
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What such graphs take.
-
-    Attributes:
-        pool_bytes: of torch's memory, in one piece.
-        library_bytes: of it, what cuBLAS works in.
-        each_bytes: the driver's, of the largest recording.
-    """
-
-    pool_bytes: int = 0
-    library_bytes: int = 0
-    each_bytes: int = 0
-
-    @property
-    def driver_bytes(self) -> int:
-        """The driver's, of as many as there may be."""
-        return MOST * self.each_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.pool_bytes + self.library_bytes + self.driver_bytes
-
-
-NOTHING: Final = Recorded()
-
-
 def step_graph_components(
     model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int
 ) -> list[Component]:
-    """The same as components; none where the settings have no such graphs."""
-    if not settings.step_graphs:
+    """Memory of such graphs, of steps of at most `chunk` tokens and `sequences`; none where there are none.
+
+    Steps are not recorded with a tower that streams.
+    """
+    if not settings.step_graphs or settings.vision != "gpu":
         return []
-    found = recorded(model, settings, cublas_bytes, multiprocessors)
-    pool = found.pool_bytes + found.library_bytes
+    pool = pool_bytes(model, settings, multiprocessors)
+    library = cublas_bytes - library_bytes(model, settings, cublas_bytes)
+    vision = model.facts.vision
+    tower_kernels = 0 if vision is None else vision.depth * TOWER_LAYER_KERNELS
+    driver = MOST * NODE_BYTES * max(_step_kernels(model, settings), tower_kernels)
+    why = f"up to {MOST} recordings, on an H200"
     return [
-        Component(
-            "CUDA graphs of prompts and pictures",
-            Kind.GRAPHS,
-            pool,
-            basis="predicted",
-            why="one pool for all of them",
-        ),
-        Component(
-            DRIVER,
-            Kind.OTHER,
-            found.driver_bytes,
-            basis="measured",
-            why=f"up to {MOST} recordings, on an H200",
-        ),
+        Component(POOL, Kind.GRAPHS, pool + library, basis="predicted", why="one pool for all of them"),
+        Component(DRIVER, Kind.OTHER, driver, basis="measured", why=why),
     ]
 
 
-def recorded(model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int) -> Recorded:
-    """For `settings` as they run: `chunk` and `sequences` are the most of a step.
-
-    Nothing where such steps are not recorded: with a tower that streams.
-    """
-    if settings.vision != "gpu":
-        return NOTHING
-    library = cublas_bytes - library_bytes(model, settings, cublas_bytes)
-    pool = _pool_bytes(model, settings, multiprocessors)
-    return Recorded(pool, library, NODE_BYTES * max(_step_kernels(model, settings), _tower_kernels(model)))
-
-
 def _step_kernels(model: Inventory, settings: Settings) -> int:
-    """Of a long step."""
+    """Kernels of a long step."""
     w, products = widths(model), 5  # gate and up make two: the product, and the product of both halves
     if settings.weights in LOW_BIT:
         qkv, output, down = (w.q + 2 * w.k, w.h), (w.h, w.q), (w.h, w.i)
         products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
         products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
-    return model.facts.text.num_layers * (hybrid.layer_kernels(model) + products)
+    # Two norms, rotation and cache, attention, two residuals; a linear layer has six in place of two of them.
+    others = 10 if hybrid.has_states(model) else 6
+    return model.facts.text.num_layers * (others + products)
 
 
-def _tower_kernels(model: Inventory) -> int:
-    vision = model.facts.vision
-    return 0 if vision is None else vision.depth * TOWER_LAYER_KERNELS
-
-
-def _pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
+def pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
+    """Bytes of torch's memory that the graphs take, in one piece."""
     steps = replace(settings, chunk=up(settings.chunk, TOKENS), images=0)
     work = max(prefill_bytes(model, steps), split_workspace(model, settings, SMALL_ROWS, multiprocessors))
     if _pictures(model, settings):

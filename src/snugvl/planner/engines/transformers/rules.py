@@ -1,24 +1,31 @@
-"""Hugging Face transformers, to the planner."""
+"""Hugging Face transformers, to the planner; and which of its modules goes where.
+
+The device map that accelerate gets is computed by the plan. Names are those of transformers' classes
+(`model.language_model.layers.3`, `model.layers.3`, `model.visual`, `lm_head`), as `checkpoint/families` has
+them. Every parameter is below one of them; a tied lm_head goes where the embedding is, and so does the module
+of the rotary embedding, which has buffers alone.
+"""
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
-from snugvl.core.formats import BITSANDBYTES, INTEGERS, READY_MADE
+from snugvl.checkpoint.facts import TensorFact
+from snugvl.core.formats import BITSANDBYTES, INTEGERS, READY_MADE, WeightsName
+from snugvl.core.options import LoadOptions
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import MIB, format_size
 from snugvl.planner.capabilities import Option, prefers_fp32, stored_format
 from snugvl.planner.engines.rules import EngineRules
-from snugvl.planner.engines.transformers.offload import (
+from snugvl.planner.engines.transformers.footprint import (
+    LAYER,
     host_bytes,
     layer_bytes,
     offload_components,
+    transformers_components,
     vision_bytes,
 )
-from snugvl.planner.footprint import kv
 from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.decoder import transformers_components
-from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.footprint.vision import transformers_vision_components
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
@@ -40,6 +47,7 @@ class TransformersRules(EngineRules):
     runs_remote_code = True
     rank = 0
     kv_formats = ("bf16",)
+    windows = True
     bitsandbytes = True
     one_at_a_time = True
     offloads = True
@@ -96,19 +104,11 @@ class TransformersRules(EngineRules):
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
         """Weights, cache, pictures, and the workspace of whole prompts."""
-        parts = [*weight_components(model, settings), self.kv_component(model, settings)]
+        cache = self.kv_component(model, settings)
+        parts = [*weight_components(model, settings), cache]
         parts += transformers_vision_components(model, settings)
         parts += offload_components(model, settings)
-        return parts + transformers_components(model, settings, fused=device.fused_attention)
-
-    def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
-        """Keys and values of one sequence, of layers with windows no more than the window."""
-        return kv.blocks_bytes(model, settings, tokens, windows=True)
-
-    def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """All sequences at their full context."""
-        windows = any(layer.window for layer, _ in model.kv_layers)
-        return kv.sequences_component(model, settings, windows=windows)
+        return parts + transformers_components(model, settings, cache.nbytes, fused=device.fused_attention)
 
     def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
         """One segment for all weights, taken before they are loaded."""
@@ -127,6 +127,49 @@ class TransformersRules(EngineRules):
             f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory "
             f"({format_size(held)}) and cross PCI Express when they are computed"
         )
+
+
+HOST = "cpu"
+HEAD = "lm_head"
+ROTARY = "rotary_emb"
+
+
+def said_of(choice: Choice, options: LoadOptions) -> LoadOptions:
+    """Options of a process that loads with transformers and doesn't plan by itself: the plan's own values."""
+    settings = choice.settings
+    weights = cast(WeightsName, settings.weights if choice.option.made else "auto")
+    said = replace(options, context=settings.context, max_pixels=settings.max_pixels, weights=weights)
+    if choice.budget.device.cpu and options.dtype == "auto":
+        said = replace(said, dtype="float32" if settings.float32 else "bfloat16")
+    return said
+
+
+def placement(choice: Choice) -> tuple[tuple[str, str], ...]:
+    """(module, device) for every module of the plan; empty where all is on one device."""
+    settings = choice.settings
+    if not settings.offloaded and settings.vision != "cpu":
+        return ()
+    gpu = f"cuda:{choice.gpus[0].index if choice.gpus else 0}"
+    kept = choice.option.model.facts.text.num_layers - settings.offloaded
+    places: dict[str, str] = {}
+    for tensor in choice.option.model.facts.tensors:
+        if not tensor.loaded or tensor.name.startswith(f"{HEAD}."):
+            continue
+        layer = LAYER.match(tensor.name)
+        if tensor.role in ("vision", "connector"):
+            places[_tower(tensor)] = HOST if settings.vision == "cpu" else gpu
+        elif layer:
+            places[layer["module"]] = gpu if int(layer["number"]) < kept else HOST
+            places[f"{layer['module'].rpartition('.layers.')[0]}.{ROTARY}"] = gpu
+        else:
+            places[tensor.name.rpartition(".")[0]] = gpu
+    places[HEAD] = gpu
+    return tuple(places.items())
+
+
+def _tower(tensor: TensorFact) -> str:
+    """`model.visual`, `model.vision_tower`, `model.multi_modal_projector`, …"""
+    return ".".join(tensor.name.split(".")[:2])
 
 
 RULES = TransformersRules()

@@ -20,19 +20,44 @@ with 8,192 batched tokens and 256 sequences, where decoder and sampler take 0.50
 
 All of it but vLLM's own communicator and linear attention beyond the profile is inside
 `gpu_memory_utilization` · total, which must be free when vLLM starts.
+
+**The pool of KV blocks**: how large a block is, and how many a sequence takes. Read in vLLM 0.32,
+`v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py` and `platforms/interface.py`, and checked against
+published logs (`benchmarks/published_vllm.py`). Layers of a kind (full attention, a window, recurrent states)
+are dealt into groups of equally many layers, and every group takes blocks of one pool:
+
+    layers of a group   the rarest kind's layers; the commonest's where those are fewer than 1.5 times as many
+    block               layers of a group · page of a layer
+    page                tokens of a block · 2 · kv_heads · head_dim · bytes
+    tokens of a block   16; with states the next multiple of 16 whose page holds a layer's states, which are
+                        padded to it: 528 for Qwen3.5-4B and -9B, 544 for -2B
+
+A sequence of `context` tokens takes, of every group:
+
+    full attention      ⌈context / tokens of a block⌉
+    window              ⌈min(window - 1 + tokens in flight, context) / tokens of a block⌉ + 1
+    states              2 with prefix caching (vLLM's default: the running state and the last one that can be
+                        shared), 1 without
+
+Tokens in flight are those of two steps, as scheduling overlaps with the step that runs. The log's "GPU KV
+cache size" is context · blocks / blocks of a sequence; before 0.21 or so it was blocks / groups · tokens of a
+block.
 """
 
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 from snugvl.core.memory_kinds import Kind
-from snugvl.planner.engines.vllm.tensors import deepstack_buffers, rotary_caches
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill
+from snugvl.planner.engines.transformers.footprint import LOGIT_BYTES, transformers_prefill
+from snugvl.planner.engines.vllm.tensors import deepstack_buffers, loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.footprint.images import ImageSize, largest_image
+from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
-from snugvl.planner.inventory import Inventory, widths
-from snugvl.planner.settings import Settings
+from snugvl.planner.footprint.weights import KINDS, LABELS, part_why
+from snugvl.planner.inventory import PARTS, Inventory, Part, widths
+from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 # What is left of the smallest free memory in which vLLM 0.22.1 served Qwen3-VL-2B-FP8 and -4B-FP8 on an H200
 # (4.22 GiB peak; between 6.5 and 6.625 GiB) when all else here is taken away. Published for an H100: 133 MiB.
@@ -52,6 +77,9 @@ STATE_BYTES: Final = 4  # of a value of a recurrent state between steps
 LINEAR_CHUNK: Final = 64  # tokens that linear attention takes at a time
 UNPROFILED: Final = "linear attention beyond the profile"
 FP8_CAPABILITY: Final = (8, 9)  # GPUs that multiply FP8
+ASYNC_STEPS: Final = 2
+STATES_WITH_PREFIX_CACHE: Final = 2
+SIMILAR: Final = 1.5  # kinds with fewer than so many times the rarest's layers are filled up, not split
 
 
 def encoder_cache(model: Inventory, settings: Settings) -> int:
@@ -65,7 +93,7 @@ def encoder_cache(model: Inventory, settings: Settings) -> int:
 def profiled(model: Inventory, settings: Settings) -> ImageSize:
     """The images that vLLM encodes together when it profiles: as many as its encoder budget holds."""
     image = largest_image(model, settings.max_pixels)
-    many = max(1, min(settings.chunk // max(image.tokens, 1), settings.images * sequences(settings)))
+    many = max(1, min(settings.chunk // max(image.tokens, 1), settings.images * max_sequences(settings)))
     return ImageSize(image.tokens * many, image.patches * many)
 
 
@@ -75,7 +103,7 @@ def decoder_profile(model: Inventory, settings: Settings) -> int:
     w = widths(model)
     whole = transformers_prefill(model, settings.chunk, 0)
     sharded = whole - settings.chunk * 6 * w.i + settings.chunk * 6 * -(-w.i // share)
-    sampling = sequences(settings) * model.facts.text.vocab_size * 2 * LOGIT_BYTES
+    sampling = max_sequences(settings) * model.facts.text.vocab_size * 2 * LOGIT_BYTES
     return max(sharded + experts_workspace(model, settings), sampling)
 
 
@@ -104,7 +132,7 @@ def expert_width(model: Inventory) -> int:
     return min((side for shape in shapes for side in shape[-2:] if side != hidden), default=0)
 
 
-def sequences(settings: Settings) -> int:
+def max_sequences(settings: Settings) -> int:
     """`--max-num-seqs` of one copy: those that are sure of their room, and those that may be pre-empted."""
     return max(settings.sequences, settings.concurrency_of_copy)
 
@@ -113,7 +141,7 @@ def graphs(settings: Settings) -> int:
     """CUDA graphs of a few batch sizes. Published: 0.03 to 0.63 GiB; vLLM measures it at start."""
     if settings.eager:
         return 0
-    return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * sequences(settings)
+    return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * max_sequences(settings)
 
 
 def linear_workspace(model: Inventory, settings: Settings) -> int:
@@ -189,20 +217,12 @@ def vllm_components(
     ]
     sharing = settings.tensor_parallel * settings.pipeline_parallel
     if sharing > 1:
-        parts.append(
-            Component(
-                NCCL, Kind.OTHER, NCCL_BYTES, basis="default", why=f"{sharing} GPUs; measured for two H200s"
-            )
-        )
-        parts.append(
-            Component(
-                NCCL_TORCH,
-                Kind.OTHER,
-                NCCL_TORCH_BYTES,
-                basis="default",
-                why="made by the first gathering of logits",
-            )
-        )
+        why = f"{sharing} GPUs; measured for two H200s"
+        later = "made by the first gathering of logits"
+        parts += [
+            Component(NCCL, Kind.OTHER, NCCL_BYTES, basis="default", why=why),
+            Component(NCCL_TORCH, Kind.OTHER, NCCL_TORCH_BYTES, basis="default", why=later),
+        ]
     if model.facts.vision is not None and settings.images:
         image = profiled(model, settings)
         why = f"{image.patches:,} patches ({image.tokens:,} image tokens), profiled at start"
@@ -225,3 +245,107 @@ def vllm_components(
         )
     )
     return parts
+
+
+def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
+    """What vLLM makes of the tensors on one GPU. The rounding is that of the rotary caches, too.
+
+    "Model loading took" has the rounding in it; what is left over in segments is free for small activations,
+    but no segment with a tensor in it goes back to the driver.
+    """
+    nbytes: dict[Part, int] = defaultdict(int)
+    for tensor in tensors_of(model, settings):
+        nbytes[tensor.part] += tensor.nbytes
+    share = settings.tensor_parallel * settings.pipeline_parallel
+    parts = [
+        Component(LABELS[part], KINDS[part], nbytes[part], why=part_why(model, part, settings, share))
+        for part in PARTS
+        if nbytes[part]
+    ]
+    allocator = loading_bytes(model, replace(settings, chunk=0))
+    rounding = allocator.allocated - sum(nbytes.values()) - sum(rotary_caches(model))
+    left_over = allocator.reserved - allocator.allocated
+    return (
+        *parts,
+        Component(
+            "allocator rounding",
+            Kind.ROUNDING,
+            rounding,
+            basis="predicted",
+            why="multiples of 512 bytes and 2 MiB",
+        ),
+        Component(
+            "left over in segments", Kind.OTHER, left_over, basis="predicted", why="segments of 2 and 20 MiB"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PageGroup:
+    """Layers that take blocks together. `window`: tokens they look back, or None; `states`: recurrent."""
+
+    window: int | None
+    states: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The pool of one GPU.
+
+    Attributes:
+        block_tokens: tokens of a block of attention.
+        block_bytes: bytes of a block, for all layers of a group.
+        groups: each takes blocks of its own for a sequence.
+    """
+
+    block_tokens: int
+    block_bytes: int
+    groups: tuple[PageGroup, ...]
+
+    def blocks(self, context: int, batched_tokens: int, states: int = STATES_WITH_PREFIX_CACHE) -> int:
+        """Blocks that vLLM keeps ready for one sequence of `context` tokens.
+
+        `batched_tokens`: `max_num_batched_tokens`; `states`: blocks of a group with states.
+        """
+        return sum(self._blocks(group, context, batched_tokens, states) for group in self.groups)
+
+    def _blocks(self, group: PageGroup, context: int, batched_tokens: int, states: int) -> int:
+        if group.states:
+            return states
+        if group.window is None:
+            return -(-context // self.block_tokens)
+        seen = min(group.window - 1 + ASYNC_STEPS * batched_tokens, context)
+        return -(-seen // self.block_tokens) + 1
+
+    def logged_tokens(self, pool_bytes: int, context: int, blocks: int) -> int:
+        """The log's "GPU KV cache size" of a pool. `blocks`: of one sequence of `context` tokens."""
+        return pool_bytes // self.block_bytes * context // blocks
+
+
+def pages(model: Inventory, settings: Settings) -> Pages:
+    """The pool's layout for `settings`."""
+    return _pages(
+        model,
+        settings.kv_itemsize,
+        settings.itemsize,
+        settings.tensor_parallel,
+        settings.pipeline_parallel,
+    )
+
+
+@lru_cache(maxsize=256)
+def _pages(model: Inventory, kv_itemsize: int, itemsize: int, gpus: int, stages: int) -> Pages:
+    kinds: dict[PageGroup, int] = {}
+    token = state = 0
+    for layer, count in model.kv_layers:
+        group = PageGroup(layer.window, states=layer.recurrent)
+        kinds[group] = kinds.get(group, 0) + -(-count // stages)
+        token = max(token, layer.token_values(gpus) * kv_itemsize)
+        state = max(state, -(-layer.state(itemsize) // gpus))
+    rarest, commonest = min(kinds.values()), max(kinds.values())
+    layers = commonest if commonest < SIMILAR * rarest else rarest
+    groups = tuple(group for group, count in kinds.items() for _ in range(-(-count // layers)))
+    if not token:  # states alone
+        return Pages(BLOCK_TOKENS, layers * state, groups)
+    block_tokens = BLOCK_TOKENS * max(1, -(-state // (BLOCK_TOKENS * token)))
+    return Pages(block_tokens, layers * block_tokens * token, groups)

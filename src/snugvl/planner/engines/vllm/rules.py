@@ -1,5 +1,16 @@
-"""vLLM, to the planner."""
+"""vLLM, to the planner, and `vllm serve …` with every flag computed (names and meaning as in vLLM 0.33).
 
+Utilisation counts of the card's TOTAL memory as CUDA tells it, must be free when vLLM starts, and does not
+include the CUDA context and, with several GPUs, the buffers of vLLM's NCCL communicator, which exist before
+vLLM looks, nor what it never looks at (`unprofiled`):
+
+    --gpu-memory-utilization = ⌊(usable - context - NCCL - unprofiled) / CUDA's total⌋ to four digits
+
+What the model doesn't take of it becomes KV cache, so more requests than planned may run at once.
+"""
+
+import json
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,13 +22,17 @@ from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.commands import visible
 from snugvl.planner.engines.rules import EngineRules, Spread
-from snugvl.planner.engines.vllm.flags import VLLM_STEPS, vllm_arguments
-from snugvl.planner.engines.vllm.footprint import vllm_components
-from snugvl.planner.engines.vllm.pages import pages, sequence_bytes
-from snugvl.planner.engines.vllm.weights import vllm_weight_components
+from snugvl.planner.engines.vllm.footprint import (
+    NCCL,
+    UNPROFILED,
+    max_sequences,
+    pages,
+    vllm_components,
+    vllm_weight_components,
+)
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.images import scales
+from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
@@ -25,6 +40,9 @@ from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import Wishes
 
 PARALLEL: Final = (2, 4, 8)  # GPUs that share a layer
+# (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
+VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
+DIGITS: Final = 10_000
 
 
 class VllmRules(EngineRules):
@@ -99,7 +117,8 @@ class VllmRules(EngineRules):
 
     def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
         """Keys and values of one sequence in vLLM's blocks, with its states."""
-        return sequence_bytes(model, settings, tokens)
+        pool = pages(model, settings)
+        return pool.blocks(tokens, settings.chunk) * pool.block_bytes
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
         """Room for `concurrency` whole contexts; vLLM keeps one block for itself.
@@ -107,7 +126,7 @@ class VllmRules(EngineRules):
         More sequences may run (`--max-num-seqs`): they share this room, and wait or are pre-empted.
         """
         pool = pages(model, settings)
-        nbytes = sequence_bytes(model, settings, settings.context) * settings.concurrency + pool.block_bytes
+        nbytes = self.kv_bytes(model, settings, settings.context) * settings.concurrency + pool.block_bytes
         blocks = pool.blocks(settings.context, settings.chunk)
         sequences = f"{settings.concurrency} × " if settings.concurrency > 1 else ""
         why = (
@@ -119,7 +138,47 @@ class VllmRules(EngineRules):
     def command(self, choice: Choice) -> str | None:
         """`vllm serve` with every flag, behind the variables that show it the choice's GPUs alone."""
         variables = "".join(f"{name}={value} " for name, value in visible(choice))
-        return variables + shlex.join(vllm_arguments(choice))
+        return variables + shlex.join(["vllm", "serve", choice.option.model.name, *vllm_flags(choice)])
+
+
+def utilisation(choice: Choice) -> float:
+    """`--gpu-memory-utilization` from free memory."""
+    budget = choice.budget
+    beside = choice.footprint.named(NCCL) + choice.footprint.named(UNPROFILED)
+    room = budget.usable_bytes - budget.device.context_bytes - beside
+    cuda_total = budget.gpu.cuda_total_bytes if budget.gpu is not None else None
+    return math.floor(room * DIGITS / (cuda_total or budget.total_bytes)) / DIGITS
+
+
+def compact(values: dict[str, int]) -> str:
+    """JSON without spaces."""
+    return json.dumps(values, separators=(",", ":"))
+
+
+def vllm_flags(choice: Choice) -> list[str]:
+    """Words of the command behind the model: every flag that the plan computes."""
+    settings, model = choice.settings, choice.option.model
+    words = ["--max-model-len", str(settings.context)]
+    at_once = max_sequences(settings)
+    words += ["--max-num-seqs", str(at_once)]
+    words += ["--max-num-batched-tokens", str(max(settings.chunk, at_once))]
+    words += ["--gpu-memory-utilization", f"{utilisation(choice):.4f}"]
+    if settings.kv == "fp8":
+        words += ["--kv-cache-dtype", "fp8"]
+    if model.facts.vision is not None:
+        limits = {"image": settings.images, "video": 0} if settings.images else {"image": 0, "video": 0}
+        words += ["--limit-mm-per-prompt", compact(limits)]
+        if settings.images and settings.max_pixels is not None and scales(model):
+            words += ["--mm-processor-kwargs", compact({"max_pixels": settings.max_pixels})]
+    if settings.eager:
+        words.append("--enforce-eager")
+    if settings.tensor_parallel > 1:
+        words += ["--tensor-parallel-size", str(settings.tensor_parallel)]
+    if settings.pipeline_parallel > 1:
+        words += ["--pipeline-parallel-size", str(settings.pipeline_parallel)]
+    if settings.data_parallel > 1:
+        words += ["--data-parallel-size", str(settings.data_parallel)]
+    return words
 
 
 RULES = VllmRules()
