@@ -1,5 +1,6 @@
 """Lint, format and types are part of the suite, so one command checks everything."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -26,3 +27,16 @@ def test_files_stay_small() -> None:
     for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "training").rglob("*.py")):
         lines = len(path.read_text(encoding="utf-8").splitlines())
         assert lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {lines} lines; split it"
+
+
+def test_docstrings_stand_alone() -> None:
+    """The first words say what there is, not "the same" as in a neighbour that a reader hasn't seen."""
+    leaning = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+        and text.startswith(("Of ", "The same", "Those "))
+    ]
+    assert leaning == []

@@ -150,7 +150,7 @@ def _data() -> dict[str, Any]:
 
 
 def _ordered(found: list[Entry]) -> list[Entry]:
-    """Those with scores, best first. One without the benchmark that ranks stands right above the best that it
+    """Entries with scores, best first. One without the ranking benchmark stands right above the best that it
     beats on all that both have; of equals the file's first is first."""
     scores = {entry.name: {each.benchmark: each.value for each in entry.scores} for entry in found}
     order = [entry for entry in found if RANKED_BY in scores[entry.name]]

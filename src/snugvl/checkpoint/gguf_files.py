@@ -42,7 +42,7 @@ class GgufFiles:
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all of them."""
         return sum(path.stat().st_size for path in (*self.parts, *filter(None, [self.projector])))
 
 
@@ -110,7 +110,7 @@ def _width(path: Path, key: str) -> Any:
 
 
 def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
-    """Of the newest snapshot that has it; llama.cpp and others put theirs there, too."""
+    """Files of the newest snapshot that has them; llama.cpp and others put theirs there, too."""
     folder = hub_cache() / f"models--{repo.replace('/', '--')}" / "snapshots"
     for snapshot in sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
         names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(f"*{SUFFIX}")]

@@ -145,7 +145,7 @@ def config_of(
 def parsed(
     values: Mapping[str, Any], images: Mapping[str, Any] | None, tensors: Sequence[Stored], where: str
 ) -> ModelConfig:
-    """The same, checked as any `config.json` is; and that each tensor has a place.
+    """The configuration, checked as any `config.json` is; and that each tensor has a place.
 
     Raises:
         CheckpointError, UnsupportedModel: as `config_of`.

@@ -154,7 +154,7 @@ class Hub:
         raise UnsupportedModel(f"{listing.repo} has no {SINGLE}; only safetensors weights are read")
 
     def _tensors(self, listing: Listing, weights: list[str]) -> list[Stored]:
-        """Of all weight files, several asked for at a time; the first that is wrong ends it."""
+        """Tensors of all weight files, several asked for at a time; the first that is wrong ends it."""
         pool, parsing, seen = ThreadPoolExecutor(min(CONNECTIONS, len(weights))), Lock(), [0]
 
         def read_one(name: str) -> list[Stored]:

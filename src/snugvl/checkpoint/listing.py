@@ -228,7 +228,7 @@ def gguf_parts(listing: Listing) -> tuple[list[RemoteFile], RemoteFile | None]:
 
 
 def of_quant(listing: Listing, quant: str | None) -> Listing:
-    """The same repository, of which one quantisation is meant; every file of it can be fetched.
+    """A repository with one quantisation of its files; every file of it can be fetched.
 
     Raises:
         CheckpointNotFound, CheckpointError: as `gguf_parts`; a file whose name is a path.

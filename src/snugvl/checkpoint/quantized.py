@@ -333,7 +333,7 @@ def _whole(name: str) -> str:
 
 
 def bits_of(tensor: Stored, part: str, packing: Packing | None, wanted: int) -> int:
-    """Of an element of a packed tensor, whose matrix has `wanted` elements; else 0."""
+    """Bits of an element of a packed tensor, whose matrix has `wanted` elements; else 0."""
     if part != "packed" or packing is None:
         return 0
     if packing.own:

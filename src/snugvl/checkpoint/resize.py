@@ -37,7 +37,7 @@ def smart_resize_video(
     min_pixels: int,
     max_pixels: int,
 ) -> tuple[int, int]:
-    """The same for each frame of a video; the limits count the pixels of all frames together.
+    """Height and width of each frame of a video; the limits count the pixels of all frames together.
 
     Raises:
         ImageError: one side is more than 200 times the other, or fewer frames than `temporal_factor`.

@@ -141,7 +141,7 @@ class Store:
 
 
 def sha256_in(file: BinaryIO) -> str:
-    """Of all that is in `file`."""
+    """SHA-256 of all that is in `file`, in hexadecimal digits."""
     digest = hashlib.sha256()
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):

@@ -22,7 +22,7 @@ NOTICEABLE: Final = (100, 2000, 10000)
 
 
 def cost(option: Option, settings: Settings) -> int:
-    """Of the formats together, in `UNIT`s; weights are no better than those they are made of."""
+    """Cost of the formats together, in `UNIT`s; weights are no better than those they are made of."""
     stored = option.model.facts.quantization or "bf16"
     parts = {
         HEAD_COST: settings.head != "bf16",

@@ -169,7 +169,7 @@ class Fitter:
         return None
 
     def _first_that_fits(self, kinds: Iterable[Sequence[Settings]]) -> Settings | None:
-        """Of ways of several kinds; of a kind, each takes less of the GPU than the one before."""
+        """First way that fits, of several kinds; within a kind, each takes less of the GPU than the last."""
         found = (ways[bisect_left(ways, True, key=self.fits)] for ways in kinds if self.fits(ways[-1]))
         return next(found, None)
 
@@ -263,7 +263,7 @@ class Fitter:
         return self.rules.spreads(self.option.model, self.wishes, len(self.budgets))
 
     def footprint(self, settings: Settings) -> Footprint:
-        """Of this option's model."""
+        """Footprint of this option's model."""
         if settings not in self._footprints:
             self._footprints[settings] = footprint(self.option.model, settings, self.budget(settings).device)
         return self._footprints[settings]
@@ -324,7 +324,7 @@ class Fitter:
         return settings
 
     def spare_bytes(self, settings: Settings) -> int:
-        """Of the budget; negative where it doesn't fit."""
+        """Bytes of the budget that are left; negative where it doesn't fit."""
         return self.budget(settings).usable_bytes - self.footprint(settings).total_bytes
 
     def longest_context_at(self, base: Settings) -> int | None:

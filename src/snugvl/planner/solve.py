@@ -208,7 +208,7 @@ def _of_one(fitters: list[Fitter]) -> list[Fitter]:
 
 
 def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
-    """The same plan with layers in main memory, or with why that is no way out either."""
+    """A plan with layers in main memory, or with why that is no way out either."""
     for fitter in fitters:
         rules = rules_of(fitter.option.engine)
         if not rules.offloads:

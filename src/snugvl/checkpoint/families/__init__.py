@@ -82,7 +82,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(values: Mapping[str, Any], where: str) -> ModelConfig:
-    """The same from an object that is read already; `where` names it in errors."""
+    """A model's configuration from an object that is read already; `where` names it in errors."""
     root = Section(values, where)
     name = _architecture(root)
     family = _BY_ARCHITECTURE.get(name)

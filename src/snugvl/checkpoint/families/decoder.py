@@ -63,7 +63,7 @@ class Decoder:
         return KVLayer(self.kv_heads, self.head_dim, window, projected=projected, values=queries)
 
     def facts(self) -> TextFacts:
-        """The same as the planner's nouns."""
+        """The decoder in the planner's nouns."""
         kv = tuple(
             self.delta.kept() if self.delta and self.delta.linear[index] else self.kept(window)
             for index, window in enumerate(self.windows)
@@ -74,7 +74,7 @@ class Decoder:
         )  # fmt: skip
 
     def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
-        """The same as the engine's. `epsilon`: of the norms; `limit`: tokens, where rotary settings say."""
+        """The decoder as the engine has it. `epsilon`: of norms; `limit`: tokens, where rotary settings say."""
         limit = limit or self.max_positions
         # A window that no context outgrows is none.
         windows = [None if each is None or each >= limit else each for each in self.windows]
@@ -199,5 +199,5 @@ def windows_by_type(section: Section, window: int, default: Sequence[str]) -> tu
 
 
 def sliding(slides: Sequence[bool]) -> list[str]:
-    """The same of layers as `layer_types` calls them."""
+    """Kinds of layers as `layer_types` calls them."""
     return ["sliding_attention" if each else "full_attention" for each in slides]

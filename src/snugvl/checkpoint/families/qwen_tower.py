@@ -84,7 +84,7 @@ def check_width(section: Section, tower: VisionConfig, hidden: int) -> None:
 
 
 def tower_facts(tower: VisionConfig, images: Section | None, where: str) -> VisionFacts:
-    """The same as the planner's nouns, with the limits of Qwen's image processors.
+    """A tower in the planner's nouns, with the limits of Qwen's image processors.
 
     Those are min_pixels and max_pixels in older files, size in newer ones.
 
@@ -154,7 +154,7 @@ def tower_tensors(tower: VisionConfig) -> Iterator[Expected]:
 
 
 def patch_shape(tower: VisionConfig) -> tuple[int, ...]:
-    """Of the convolution that makes a patch one vector."""
+    """Shape of the convolution that makes a patch one vector."""
     side = tower.patch_size
     return tower.hidden_size, tower.in_channels, tower.temporal_patch_size, side, side
 

@@ -59,11 +59,11 @@ class SquareTower:
 
     @property
     def patch_shape(self) -> tuple[int, ...]:
-        """Of the convolution that makes a patch one vector."""
+        """Shape of the convolution that makes a patch one vector."""
         return self.hidden, self.channels, self.patch, self.patch
 
     def facts(self, rule: ImageRule, merge: int) -> VisionFacts:
-        """The same as the planner's nouns. `merge`: patches per side of a token."""
+        """The tower in the planner's nouns. `merge`: patches per side of a token."""
         return VisionFacts(
             depth=self.depth,
             hidden_size=self.hidden,

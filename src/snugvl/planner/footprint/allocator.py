@@ -92,7 +92,7 @@ class CachingAllocator:
 
 
 def _segment_bytes(size: int) -> int:
-    """Of a new segment for a rounded request."""
+    """Bytes of a new segment for a rounded request."""
     if size <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     return MEDIUM_SEGMENT_BYTES if size < MEDIUM_BYTES else up(size, LARGE_ROUND_BYTES)

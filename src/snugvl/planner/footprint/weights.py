@@ -181,7 +181,7 @@ def sizes(
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """The same of our decoder as it is allocated: queries, keys, values are one matrix, gate and up too."""
+    """(bytes, how many) of our decoder's tensors as allocated: q, k and v are one matrix, gate and up, too."""
     if model.has("blocks", "decoder"):
         yield from _joined_blocks(model, settings)
         return
@@ -206,7 +206,7 @@ def _matrix(found: re.Match[str]) -> str:
 
 
 def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """The same of a GGUF's, whose tensors differ from layer to layer."""
+    """(bytes, how many) of the tensors of a GGUF's decoder, whose tensors differ from layer to layer."""
     made: dict[str, int] = defaultdict(int)
     for tensor in model.facts.tensors:
         group = group_of(tensor)
@@ -216,7 +216,7 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """The same of ready-made integers of several widths, which differ from layer to layer, too."""
+    """(bytes, how many) of ready-made integers, whose widths differ from layer to layer."""
     made: dict[tuple[str, int], int] = defaultdict(int)
     for tensor in model.facts.tensors:
         group = group_of(tensor)

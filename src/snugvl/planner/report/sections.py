@@ -368,7 +368,7 @@ def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:
 
 
 def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
-    """Of an embedding that keeps the head in int8 where main memory would take it, for who asks."""
+    """Note on an embedding that keeps the head in int8 where main memory would take it, if one asks."""
     settings, model = choice.settings, choice.option.model
     honours = rules_of(settings.engine).honours
     if "embedding" not in honours or settings.head == "bf16" or model.facts.tied:

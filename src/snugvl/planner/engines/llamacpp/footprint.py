@@ -93,7 +93,7 @@ def cells(settings: Settings) -> int:
 
 
 def _cache_bytes(layer: KVLayer, settings: Settings) -> int:
-    """Of one layer, all slots together."""
+    """Bytes of one layer's cache, all slots together."""
     kept = cells(settings)
     if layer.window is not None:
         kept = min(kept, up(layer.window + settings.chunk, CELLS))
@@ -112,7 +112,7 @@ def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int
 
 
 def checkpoint_bytes(model: Inventory, settings: Settings) -> int:
-    """Of one slot: states, and cells of layers with windows; what can't be cut back to an earlier token."""
+    """Bytes of one slot's checkpoint: states and windowed cells can't be cut back to an earlier token."""
     one = replace(settings, concurrency=1)
     layers = model.facts.text.kv_layers
     windows = sum(_cache_bytes(layer, one) for layer in layers if layer.window is not None)
@@ -130,7 +130,7 @@ def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
 
 
 def _copied(model: Inventory, settings: Settings) -> int:
-    """Of weights that a GPU computes with and doesn't keep: the largest tensor, one copy at a time."""
+    """Bytes of weights that a GPU computes with and doesn't keep: the largest tensor, one copy at a time."""
     products = (
         tensor
         for tensor in model.facts.tensors

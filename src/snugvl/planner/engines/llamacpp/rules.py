@@ -180,7 +180,7 @@ def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
 
 
 def llamacpp_flags(choice: Choice) -> list[str]:
-    """Those behind the model."""
+    """Flags of llama-server behind the model's."""
     settings, model = choice.settings, choice.option.model
     words = ["-c", str(cells(settings) * settings.concurrency), "-np", str(settings.concurrency)]
     words += ["-b", str(max(BATCH, settings.chunk)), "-ub", str(settings.chunk), "-fa", "on"]

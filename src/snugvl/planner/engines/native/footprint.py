@@ -103,7 +103,7 @@ def _at_once(w: Widths, itemsize: int) -> int:
 
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
-    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/widen.py`)."""
+    """Slices of a low-bit matrix that is widened before its product (`layers/kernels/products/widen.py`)."""
     return -(-rows // slice_rows(columns * itemsize, SLICE_BYTES))
 
 

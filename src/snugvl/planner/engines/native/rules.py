@@ -150,12 +150,12 @@ class NativeRules(EngineRules):
 
 
 def _few_bits(wishes: Wishes) -> list[Precision]:
-    """Those whose cost is known, and what is asked for."""
+    """Formats of few bits whose cost is known, and the one that is asked for."""
     return [each for each in FEW_BITS if FORMATS[each].offered or each == wishes.weights]
 
 
 def _as_stored(parts: Parts, model: Inventory) -> Parts:
-    """The same without rounding what is quantised in the file."""
+    """Parts without rounding what is quantised in the file."""
     head = "bf16" if model.has("blocks", "embedding", "lm_head") else parts.head
     tower = parts.vision_weights if model.has("tower", "vision") else "bf16"
     return replace(parts, head=head, vision_weights=tower)
@@ -223,7 +223,7 @@ def _towers(model: Inventory, wish: TowerName) -> list[tuple[Parts, ...]]:
 def _embeddings(
     formats: tuple[Parts, ...], model: Inventory, device: Device, wish: EmbeddingName
 ) -> list[Parts]:
-    """The same with the embedding where it may be; what main memory has no room for is left out."""
+    """Formats with the embedding where it may be; what main memory has no room for is left out."""
     on_gpu = [parts for parts in formats if _has_room(parts, model, device)]
     beside = [replace(parts, embedding="cpu") for parts in formats]
     beside = [parts for parts in beside if _has_room(parts, model, device)]

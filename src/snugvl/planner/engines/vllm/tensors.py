@@ -107,7 +107,7 @@ def loaded_tensors(
 
 
 def tensors_of(model: Inventory, settings: Settings) -> tuple[Loaded, ...]:
-    """The same for `settings`. Where no image is allowed vLLM leaves the tower out."""
+    """Tensors that vLLM loads with `settings`. Where no image is allowed it leaves the tower out."""
     tower = bool(settings.images) and not settings.language_only
     return loaded_tensors(
         model,
