@@ -21,11 +21,10 @@ from snugvl.core.options import (
     TowerName,
     flag,
     in_python,
-    special,
 )
 from snugvl.errors import RequestError, SnugvlError, UnsupportedModel
 from snugvl.model import Model
-from snugvl.planner.engines import rules_of
+from snugvl.planner.engines import beyond, owners
 
 
 def load(
@@ -63,8 +62,8 @@ def load(
             and on a GPU an FP8 one, as it is; of others it takes bf16, int8, int6, int5 or int4, the first
             that fits, with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
         kv_cache: format of keys and values: that of the activations (bf16), or fp8, half as large, of our own
-            engine alone. Auto takes fp8 on a GPU, where it makes room for larger images or a longer context,
-            for models that normalise their keys.
+            engine and llama.cpp. Auto takes fp8 on a GPU, where it makes room for larger images or a longer
+            context, for models that normalise their keys.
         context: tokens of one conversation, image tokens included; by default as many as fit, up to 8,192.
         max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most), and
             the frames of a video until all together have as many tokens; by default what half of the
@@ -139,13 +138,12 @@ def refuse_ours(options: LoadOptions, engine: Engine) -> None:
     Raises:
         RequestError: names the option and the way out.
     """
-    for name, value in special(options.said()).items():
-        if name not in rules_of(engine).honours:
-            raise RequestError(
-                f"{name} {value!r} is for our own engine alone; leave it out, or use backend='native' "
-                f"({flag(name, value)}, --backend native)",
-                field=name,
-            )
+    for name, value in beyond(engine, options.said()).items():
+        raise RequestError(
+            f"{name} {value!r} is for {owners([name])} alone; leave it out, or use backend='native' "
+            f"({flag(name, value)}, --backend native)",
+            field=name,
+        )
 
 
 def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llamacpp"]:

@@ -280,14 +280,14 @@ def test_what_is_not_installed_is_passed_over(
         (["--backend", "llamacpp", "--dtype", "float16"], "--dtype is not for llama.cpp"),
         (["--backend", "llamacpp", "--attach", "http://h:1", "--context", "9"], "for a llama.cpp that runs"),
         (["--language-only", "--tower", "streamed"], "no vision tower to stream"),
-        (["--backend", "vllm", "--tower", "streamed"], "--tower streamed is our own engine's alone"),
-        (["--backend", "vllm", "--step-graphs"], "--step-graphs is our own engine's alone"),
-        (["--backend", "vllm", "--no-step-graphs"], "--no-step-graphs is our own engine's alone"),
+        (["--backend", "vllm", "--tower", "streamed"], "--tower streamed is for our own engine alone"),
+        (["--backend", "vllm", "--step-graphs"], "--step-graphs is for our own engine alone"),
+        (["--backend", "vllm", "--no-step-graphs"], "--no-step-graphs is for our own engine alone"),
         (["--attach", "http://h:1", "--step-graphs"], "--step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--no-step-graphs"], "--no-step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
-        (["--backend", "vllm", "--speculation", "mtp"], "--speculation mtp is our own engine's alone"),
-        (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is our own engine's alone"),
+        (["--backend", "vllm", "--speculation", "mtp"], "--speculation mtp is for our own engine alone"),
+        (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is for our own engine alone"),
         (["--attach", "http://h:1", "--embedding", "cpu"], "--embedding can't be chosen for a vLLM"),
     ],
 )  # fmt: skip
@@ -464,7 +464,7 @@ def test_the_format_of_the_cache_reaches_the_engine(
     assert planned is not None
     assert planned.settings.kv == "fp8"
     assert serve("pocket", "--backend", "transformers", "--kv-cache", "fp8") != 0
-    assert "--kv-cache fp8 is our own engine's alone" in capsys.readouterr().err
+    assert "--kv-cache fp8 is for native and vllm and llamacpp alone" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,9 @@ from dataclasses import fields
 import pytest
 
 from benchmarks import house
-from snugvl.core.options import ROWS, LoadOptions, special, word
-from snugvl.planner.engines import rules_of
+from snugvl.core.options import ROWS, SPECIAL, LoadOptions, special, word
+from snugvl.planner.engines import beyond, engines_with, owners, rules_of
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine
-from snugvl.planner.wishes import Wishes
-
-WISHED = {"memory": "memory_bytes"}  # options whose wish has another name
 
 
 def test_nobody_outside_of_an_engines_folder_asks_for_its_name() -> None:
@@ -25,7 +22,7 @@ def test_an_engines_rules_are_its_own(engine: Engine) -> None:
     rules = rules_of(engine)
     assert rules.engine == engine
     assert rules_of(engine) is rules
-    assert rules.honours <= {name for name, row in ROWS.items() if row.special}
+    assert rules.honours <= SPECIAL
 
 
 def test_ranks_differ_and_the_preferred_engine_has_the_highest() -> None:
@@ -36,19 +33,17 @@ def test_ranks_differ_and_the_preferred_engine_has_the_highest() -> None:
 
 def test_every_special_option_is_honoured_by_our_own_engine() -> None:
     """Else no engine could be named to who asks for it."""
-    assert {name for name, row in ROWS.items() if row.special} == rules_of(PREFERRED).honours
+    assert rules_of(PREFERRED).honours == SPECIAL
+    assert all(engines_with([name])[0] == PREFERRED for name in SPECIAL)
+    assert owners(["tower"]) == "our own engine"
+    assert owners(["kv_cache"]) == "native and vllm and llamacpp"
 
 
 def test_only_what_differs_between_engines_is_special() -> None:
     given = {"kv_cache": "fp8", "tower": "resident", "speculation": "mtp", "weights": "int4", "context": 5}
     assert special(given) == {"kv_cache": "fp8", "speculation": "mtp"}
-
-
-def test_what_plan_is_asked_for_is_a_wish() -> None:
-    """A row that `snugvl plan` has and the planner doesn't know would be read and forgotten."""
-    wishes = {each.name for each in fields(Wishes)}
-    asked = {WISHED.get(name, name) for name, row in ROWS.items() if "plan" in row.commands}
-    assert asked <= wishes
+    assert special({"step_graphs": False}) == {"step_graphs": False}
+    assert beyond("vllm", given) == {"speculation": "mtp"}
 
 
 def test_every_option_is_a_row_with_a_word_of_its_own() -> None:

@@ -13,13 +13,14 @@ from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import app
 from snugvl.cli.machine_options import MACHINE
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import GIB
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Machine
 from snugvl.planner.plan import Plan
 from snugvl.planner.recommend import catalogue_candidates, planned
 from snugvl.planner.report.document import document
-from snugvl.planner.report.plain import by_kind, plain
+from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import Report, report
 from snugvl.planner.solve import Candidate
 from snugvl.planner.wishes import Wishes
@@ -201,10 +202,10 @@ def test_a_larger_model_of_lower_rank_is_said_to_fit() -> None:
 
 def test_a_limit_and_a_margin_are_two_things() -> None:
     plan, found, text = read("Qwen/Qwen3.5-4B", "rtx-5060", {"memory_bytes": 4 * GIB})
-    rows = {row.kind: row.nbytes for row in found.rows if row.kind in ("limit", "margin")}
+    rows = {row.kind: row.nbytes for row in found.rows if row.kind in (Kind.LIMIT, Kind.MARGIN)}
     free, *_ = read("Qwen/Qwen3.5-4B", "rtx-5060")
-    assert rows["margin"] == free.budget.margin_bytes
-    assert rows["margin"] + rows["limit"] == plan.budget.margin_bytes
+    assert rows[Kind.MARGIN] == free.budget.margin_bytes
+    assert rows[Kind.MARGIN] + rows[Kind.LIMIT] == plan.budget.margin_bytes
     assert "x not used, by --memory" in text
     assert sum(row.nbytes for row in found.rows) == found.total_bytes
 
@@ -214,7 +215,7 @@ def test_each_letter_of_the_bar_stands_in_one_place(gpu: str) -> None:
     _, found, text = read(None, gpu)
     (bar,) = re.findall(r"\n  \[(.*)\] ", text)
     assert len(re.sub(r"(.)\1*", r"\1", bar)) == len(set(bar))
-    assert {row.kind for row in by_kind(found.rows)} == {row.kind for row in found.rows}
+    assert set(bar) <= {row.kind.letter for row in found.rows}
 
 
 def test_waits_are_given_as_they_are_known_and_equal_speeds_explained() -> None:

@@ -15,7 +15,7 @@ from snugvl.cli import options
 from snugvl.cli.signals import ended_like_ctrl_c
 from snugvl.cli.stderr import printable, say
 from snugvl.cli.stdout import write
-from snugvl.core.options import LoadOptions, flag
+from snugvl.core.options import LoadOptions, typed
 from snugvl.errors import EngineError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def bench(
     from snugvl.bench.measure import Measurement, Settings
     from snugvl.bench.workload import Workload
 
-    chosen = [word for name, value in load.said().items() for word in (flag(name, value), str(value))]
+    chosen = [word for name, value in load.said().items() for word in typed(name, value)]
     start = [*chosen, *(serve_options or ())]
     if server is not None and start:
         raise typer.BadParameter(

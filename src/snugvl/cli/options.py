@@ -94,7 +94,7 @@ def _spelled(name: str, row: Row) -> Any:
     """A field of `LoadOptions` as typer takes it."""
     kind = str | None if name == "memory" else HINTS[name]
     yes = flag(name, True)
-    both = row.special == (True, False) or DEFAULTS[name] is True
+    both = DEFAULTS[name] is True or kind == bool | None
     return Annotated[
         kind,
         typer.Option(

@@ -12,8 +12,8 @@ import typer
 
 from snugvl.cli import values
 from snugvl.cli.values import downloaded_models
-from snugvl.core.options import flag, special
-from snugvl.planner.engines import rules_of
+from snugvl.core.options import flag, typed
+from snugvl.planner.engines import beyond, engines_with, owners, rules_of
 
 if TYPE_CHECKING:
     from snugvl.core.options import Engine, LoadOptions
@@ -234,11 +234,11 @@ def check_engine(load: LoadOptions, child: ChildOptions, engine: Engine, why: st
             f"leave {_it(said)} out"
         )
     rules = rules_of(engine)
-    if ours := [name for name in special(asked) if name not in rules.honours]:
-        said = [_worded(name, asked[name]) for name in ours]
+    if ours := beyond(engine, asked):
+        said = [" ".join(typed(name, value)) for name, value in ours.items()]
         raise typer.BadParameter(
-            f"{' and '.join(said)} {_is(said)} our own engine's alone ({why}); say --backend native, or "
-            f"leave {_it(said)} out"
+            f"{' and '.join(said)} {_is(said)} for {owners(ours)} alone ({why}); say --backend "
+            f"{engines_with(ours)[0]}, or leave {_it(said)} out"
         )
     name = SERVERS.get(engine, "")
     if name and (said := [flag(each, asked[each]) for each in NOT_SERVERS if each in asked]):
@@ -251,10 +251,6 @@ def check_engine(load: LoadOptions, child: ChildOptions, engine: Engine, why: st
             f"--trust-remote-code is not for {what}, which runs no checkpoint's code ({why}); "
             "say --backend transformers or vllm, or leave it out"
         )
-
-
-def _worded(name: str, value: object) -> str:
-    return f"{flag(name, value)} {value}" if isinstance(value, str) else flag(name, value)
 
 
 def _is(names: list[str]) -> str:

@@ -41,7 +41,8 @@ class Row:
         name: on the command line, where that isn't the field's.
         metavar: what stands for a value in the help.
         least: smallest number.
-        special: values that not every engine can do (`EngineRules.honours`).
+        special: values that not every engine can do (`EngineRules.honours`); "all": every one that is said.
+        only: what an engine does that can, as a clause, in which {value} stands for what was said.
     """
 
     help: str
@@ -49,7 +50,11 @@ class Row:
     name: str = ""
     metavar: str | None = None
     least: int | None = None
-    special: tuple[Any, ...] = ()
+    special: tuple[Any, ...] | Literal["all"] = ()
+    only: str = ""
+
+
+NO_ROW: Final = Row("", frozenset())  # of fields that no command sets
 
 
 def _row(commands: str, text: str, **more: Any) -> dict[str, Row]:
@@ -66,7 +71,7 @@ class LoadOptions:
         device: auto, cpu, cuda or cuda:N.
         dtype: of activations, of the KV cache unless that is FP8, and of weights that stay as wide.
         weights: format of the decoder's weights in memory.
-        kv_cache: format of keys and values; fp8 is half as large (our own engine and vLLM).
+        kv_cache: format of keys and values; fp8 is half as large (every engine but transformers).
         context: tokens of one conversation: prompt, images and answer.
         max_pixels: larger images are scaled down to this many pixels.
         memory: most that may be taken, in bytes or as a size such as "7200MiB".
@@ -87,7 +92,7 @@ class LoadOptions:
         max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
 
     Raises:
-        RequestError: a value that is none of those, or a size that is none.
+        RequestError: a value that is none of those, a number that is too small, or a size that is none.
     """
 
     model: str = "pocket"
@@ -185,6 +190,7 @@ class LoadOptions:
             "Where the vision tower's weights are: resident on the GPU, or streamed to it from main memory "
             "for every picture; auto: streamed where nothing else fits.",
             special=("streamed",),
+            only="streams the vision tower",
         ),
     )
     embedding: EmbeddingName = field(
@@ -194,6 +200,7 @@ class LoadOptions:
             "Where the embedding's weights are: gpu, or cpu (main memory, of which the GPU reads a row a "
             "token); auto: cpu where that makes room, but not under WSL2.",
             special=("cpu",),
+            only="reads the embedding from main memory",
         ),
     )
     thinking: ThinkingName = field(
@@ -209,7 +216,7 @@ class LoadOptions:
         metadata=_row(
             "serve",
             "Make CUDA graphs for prompts and small pictures, too, where GPU memory is plenty (on).",
-            special=(True, False),
+            special="all",
         ),
     )
     speculation: SpeculationName = field(
@@ -219,6 +226,7 @@ class LoadOptions:
             "Guess several tokens and check them in one step, which changes no answer. ngram: from what was "
             "said before; mtp: by Qwen3.5's own predictor; auto: one of them, where it is faster.",
             special=("ngram", "mtp"),
+            only="guesses tokens (--speculation {value})",
         ),
     )
     trust_remote_code: bool = field(
@@ -238,6 +246,12 @@ class LoadOptions:
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
+        for each in fields(self):
+            value, row = getattr(self, each.name), each.metadata.get("row", NO_ROW)
+            if row.least is not None and value is not None and value < row.least:
+                raise RequestError(
+                    f"{each.name} must be at least {row.least}, not {value:,}", field=each.name
+                )
         if DEVICE.fullmatch(str(self.device)) is None:
             raise RequestError(
                 f"device {self.device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device"
@@ -252,7 +266,7 @@ class LoadOptions:
 
     def said(self) -> dict[str, Any]:
         """What differs from the defaults, but for the model."""
-        mine = (each for each in fields(LoadOptions) if each.name != "model")
+        mine = (each for each in fields(self) if "row" in each.metadata)
         return {each.name: value for each in mine if (value := getattr(self, each.name)) != each.default}
 
 
@@ -262,10 +276,14 @@ ROWS: Final[dict[str, Row]] = {
 }
 
 
-def special(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options whose values not every engine can do, of those given by name and value."""
-    known = ((name, ROWS[name]) for name in values if name in ROWS)
-    return {name: values[name] for name, row in known if values[name] in row.special}
+SPECIAL: Final = frozenset(name for name, row in ROWS.items() if row.special)
+"""Options that have values that not every engine can do."""
+
+
+def special(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Options whose values not every engine can do, of those that were said, by name and value."""
+    known = ((name, value, ROWS.get(name, NO_ROW).special) for name, value in said.items())
+    return {name: value for name, value, values in known if values == "all" or value in values}
 
 
 def word(name: str) -> str:
@@ -277,6 +295,11 @@ def word(name: str) -> str:
 def flag(name: str, value: Any) -> str:
     """An option as the command line has it: `--kv-cache`, `--no-prefix-cache`."""
     return f"--no-{word(name)}" if value is False else f"--{word(name)}"
+
+
+def typed(name: str, value: Any) -> list[str]:
+    """An option with its value, in words of a shell: `["--kv-cache", "fp8"]`, `["--no-prefix-cache"]`."""
+    return [flag(name, value)] if isinstance(value, bool) else [flag(name, value), str(value)]
 
 
 # A command of the shell, which stays as it is; or an option, and its value where one is said.

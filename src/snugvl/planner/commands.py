@@ -3,7 +3,7 @@
 import shlex
 from typing import Any, Final
 
-from snugvl.core.options import LoadOptions, flag
+from snugvl.core.options import ROWS, LoadOptions, typed
 from snugvl.core.sizes import exact_size
 from snugvl.planner.engines import rules_of
 from snugvl.planner.plan import Choice
@@ -11,7 +11,7 @@ from snugvl.planner.settings import PREFERRED
 from snugvl.planner.wishes import Wishes
 
 # Options that the server's command has and a task's hasn't.
-SERVERS: Final = frozenset(("purpose", "images", "concurrency", "language_only", "speculation"))
+SERVERS: Final = frozenset(name for name, row in ROWS.items() if "load" not in row.commands)
 SERVED = "caption"  # the task of wishes that name none
 TARGETS = {
     "scene": ["IMAGE"],
@@ -62,9 +62,7 @@ def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
 
 
 def _words(said: dict[str, Any]) -> list[str]:
-    return [
-        word for name, value in said.items() for word in (flag(name, value), str(value)) if word != "True"
-    ]
+    return [word for name, value in said.items() for word in typed(name, value)]
 
 
 def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
@@ -95,4 +93,5 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
         tower=wishes.tower,
         embedding=wishes.embedding,
         speculation=wishes.speculation,
+        **dict(wishes.also),
     )

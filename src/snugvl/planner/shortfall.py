@@ -8,19 +8,20 @@ from typing import Final
 from snugvl.checkpoint.catalogue import find
 from snugvl.core.formats import QUALITY
 from snugvl.core.memory_kinds import Kind
+from snugvl.core.options import ROWS, typed
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import Budget, changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
-from snugvl.planner.engines import rules_of
+from snugvl.planner.engines import beyond, owners, rules_of
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine, Settings
-from snugvl.planner.wishes import GUESSING, LEAST_ROOM_TOKENS, Wishes
+from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
@@ -73,19 +74,14 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     """Which wishes exclude an option, each as a clause or None, in the order in which they are checked."""
     # Who wishes bf16 on a CPU wishes weights that aren't quantised.
     narrowed = "bf16" if option.weights == "fp32" else option.weights
-    facts, honours = option.model.facts, rules_of(option.engine).honours
+    facts, said = option.model.facts, wishes.said()
     coarser = QUALITY[option.stored_quality] < wishes.floor
     blind = facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect")
     unlike = wishes.weights not in (None, option.weights, narrowed)
     checks = {
         f"{wishes.weights} weights can't be had of it: {_stored_as(option)}": unlike,
         f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
-        "only our own engine streams the vision tower": wishes.tower == "streamed" and "tower" not in honours,
-        "only our own engine reads the embedding from main memory": wishes.embedding == "cpu"
-        and "embedding" not in honours,
-        f"only our own engine guesses tokens (--speculation {wishes.speculation})": wishes.speculation
-        in GUESSING
-        and "speculation" not in honours,
+        **{_only(name, value): name != "kv_cache" for name, value in beyond(option.engine, said).items()},
         "the checkpoint has no multi-token predictor for --speculation mtp; use ngram": wishes.speculation
         == "mtp"
         and not facts.predicts,
@@ -94,6 +90,12 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
         and not grounds(option.model),
     }
     return [why if so else None for why, so in checks.items()]
+
+
+def _only(name: str, value: object) -> str:
+    """Engines that alone can do an option, as a clause."""
+    does = ROWS[name].only.format(value=value) or f"can do {' '.join(typed(name, value))}"
+    return f"only {owners([name])} {does}"
 
 
 def no_cache(fitter: Fitter) -> str | None:

@@ -1,20 +1,20 @@
 """What the user asked for: constraints of the solver."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 from snugvl.core.formats import QUALITY, Floor, Precision
 from snugvl.core.options import (
+    ROWS,
     EmbeddingName,
     LoadOptions,
     PurposeName,
     SpeculationName,
     TowerName,
-    flag,
-    special,
+    typed,
 )
 from snugvl.errors import RequestError
-from snugvl.planner.engines import rules_of
+from snugvl.planner.engines import beyond, engines_with
 from snugvl.planner.settings import Engine, KVFormat
 
 PlanTask = Literal["caption", "ask", "scene", "detect"]
@@ -23,7 +23,7 @@ GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anc
 LEAST_TOKENS: Final = 256
 ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template
 LEAST_ROOM_TOKENS: Final = 256
-GUESSING: Final = ("ngram", "mtp")  # kinds of speculation that our own engine alone has
+OPTION: Final = {"memory_bytes": "memory"}  # of wishes that have another name than their option
 ANY_TOKENS: Final = 1  # as `min_image_tokens`: pictures may even be too large for the context
 
 
@@ -49,6 +49,8 @@ class Wishes:
         prefix_cache: prompts start from what earlier ones left, which takes memory with recurrent states.
         speculation: "mtp": with the checkpoint's multi-token predictor; "auto": with it, if it has one, where
             plenty of GPU memory is left. Other kinds take none.
+        also: options of `snugvl plan` that change no byte, by name and value: engines that can't do them are
+            passed over, and the plan's command says them.
     """
 
     context: int | None = None
@@ -70,6 +72,7 @@ class Wishes:
     step_graphs: bool = True
     prefix_cache: bool = True
     speculation: SpeculationName = "off"
+    also: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -115,18 +118,25 @@ class Wishes:
             )
         if self.backend == "auto":
             return
-        honours = rules_of(self.backend).honours
-        values = ((each, getattr(self, each.name)) for each in fields(self))
-        said = {each.name: value for each, value in values if value != each.default}
-        for name, value in special(said).items():
-            if name in honours:
-                continue
+        for name, value in beyond(self.backend, self.said()).items():
             raise RequestError(
-                f"{flag(name, value)} {value} is not for --backend {self.backend}; say --backend "
-                f"native, or leave one "
-                "of them out",
+                f"{' '.join(typed(name, value))} is not for --backend {self.backend}; say --backend "
+                f"{engines_with([name])[0]}, or leave one of them out",
                 field=name,
             )
+
+    def said(self) -> dict[str, Any]:
+        """Wishes that differ from the defaults, and the options beside them, by name."""
+        values = ((each, getattr(self, each.name)) for each in fields(self) if each.name != "also")
+        return {each.name: value for each, value in values if value != each.default} | dict(self.also)
+
+    def without(self, name: str) -> "Wishes":
+        """All wishes but one, which is left to the solver."""
+        if name in dict(self.also):
+            return replace(self, also=tuple(each for each in self.also if each[0] != name))
+        default = next(each.default for each in fields(self) if each.name == name)
+        left_out: dict[str, Any] = {name: default}
+        return replace(self, **left_out)
 
     @property
     def good_for(self) -> PurposeName:
@@ -178,4 +188,7 @@ def wishes_of(
         "prefix_cache": options.prefix_cache,
         "speculation": options.speculation,
     }
-    return Wishes(**{**wished, **more})
+    known = {OPTION.get(name, name) for name in wished}
+    beside = {name: value for name, value in options.said().items() if name not in known}
+    also = tuple((name, value) for name, value in beside.items() if "plan" in ROWS[name].commands)
+    return Wishes(**{**wished, "also": also, **more})

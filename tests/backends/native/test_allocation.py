@@ -241,6 +241,17 @@ def test_guessing_tokens_takes_no_memory(facts: ModelFacts) -> None:
     assert engine_config(plan, LoadOptions()).speculation == "off"
 
 
+def test_the_engine_is_configured_by_options_of_its_fields_names() -> None:
+    """But for what the plan decides: that may be "auto" where somebody said nothing."""
+    plan = made(FP8, gpu(48 * GIB))
+    said: dict[str, Any] = {"prefix_cache": False, "speculation": "ngram", "max_waiting": 7}
+    config = engine_config(plan, LoadOptions(**said, context=1, kv_cache="auto"))
+    assert {name: getattr(config, name) for name in said} == said
+    assert (config.max_model_len, config.kv_cache) == (plan.settings.context, plan.settings.kv)
+    plain = engine_config(plan, LoadOptions())
+    assert (plain.prefix_cache, plain.speculation, plain.max_waiting) == (True, "off", 256)
+
+
 def test_a_predictor_is_planned_for_who_asks_and_where_memory_is_plenty() -> None:
     facts = FACTS["Qwen/Qwen3.5-4B"]
     for gpu_bytes, plenty in ((48 * GIB, True), (9 * GIB, False)):

@@ -91,18 +91,20 @@ def _difference(before: Allocation, now: Allocation) -> str:
 
 
 def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:
-    """The settings as our engine takes them."""
+    """The settings as our engine takes them, with the options that it has under the same name."""
     settings = allocation.settings
-    sizes = EngineConfig(
-        num_blocks=settings.kv_blocks,
-        max_model_len=settings.context,
-        max_num_seqs=settings.sequences,
-        max_batched_tokens=settings.chunk,
-        kv_cache=settings.kv,
-        prefix_cache=options.prefix_cache,
-        state_checkpoints=settings.state_checkpoints,
-        encoder_cache_bytes=settings.encoder_cache_bytes,
-        step_graph_bytes=allocation.footprint.named(POOL),
-        speculation=options.speculation,
+    values = ((each.name, getattr(options, each.name, None)) for each in fields(EngineConfig))
+    said = {name: value for name, value in values if value is not None}
+    return EngineConfig(
+        **said
+        | {
+            "num_blocks": settings.kv_blocks,
+            "max_model_len": settings.context,
+            "max_num_seqs": settings.sequences,
+            "max_batched_tokens": settings.chunk,
+            "kv_cache": settings.kv,
+            "state_checkpoints": settings.state_checkpoints,
+            "encoder_cache_bytes": settings.encoder_cache_bytes,
+            "step_graph_bytes": allocation.footprint.named(POOL),
+        }
     )
-    return sizes if options.max_waiting is None else replace(sizes, max_waiting=options.max_waiting)

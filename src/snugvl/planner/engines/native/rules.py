@@ -6,6 +6,7 @@ from dataclasses import replace
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_network import ours
 from snugvl.core.memory_kinds import Kind
+from snugvl.core.options import SPECIAL
 from snugvl.core.reason import Reason
 from snugvl.planner.capabilities import Option
 from snugvl.planner.engines.native.checkpoints import NATIVE_STEPS, steps
@@ -32,7 +33,7 @@ class NativeRules(EngineRules):
     title = "snugvl's own engine"
     kind = "snugvl's own (native)"
     rank = 3
-    honours = frozenset(("tower", "embedding", "speculation", "kv_cache", "step_graphs"))
+    honours = SPECIAL
     own_layout = True
     has_parts = True
     pooled = True
