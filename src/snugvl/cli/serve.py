@@ -141,6 +141,7 @@ class Serving:
         from snugvl.cli.serve_engine import attached, engine_for
         from snugvl.cli.serve_plan import check_installed, plan_for
         from snugvl.cli.serve_show import show_attached, show_banner, show_plan
+        from snugvl.planner.saved import read
 
         load, child = self.load, self.child
         if child.attach is not None:
@@ -149,7 +150,10 @@ class Serving:
             if not self.quiet:
                 show_attached(child.attach, load.model or None, settings)
             return service, settings, load.model
-        planned = plan_for(load, child, seen, self.plan)
+        kept = None if self.plan is None else read(self.plan)
+        if kept is not None:  # what was planned for is what the engine is told, too
+            load = kept.over(load)
+        planned = plan_for(load, child, seen, kept)
         serve_options.check_engine(load, child, planned.engine, planned.why)
         settings = replace(settings, names=settings.names or (_public_name(planned.name),))
         check_installed(load, child)

@@ -16,11 +16,11 @@ LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamac
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from pathlib import Path
 
     from snugvl.core.options import LoadOptions
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
+    from snugvl.planner.saved import SavedPlan
     from snugvl.planner.settings import Engine
     from snugvl.planner.solve import Candidate
     from snugvl.planner.wishes import Wishes
@@ -74,27 +74,27 @@ def look() -> Future[Machine]:
 
 
 def plan_for(
-    load: LoadOptions, child: ChildOptions, seen: Future[Machine] | None = None, saved: Path | None = None
+    load: LoadOptions,
+    child: ChildOptions,
+    seen: Future[Machine] | None = None,
+    kept: SavedPlan | None = None,
 ) -> Planned | Unplanned:
     """The plan of the model that was named, or of the best one that is on this machine already.
 
-    `seen`: of `look`, where it was begun before; `saved`: a plan that was written, whose settings run.
+    `seen`: of `look`, where it was begun before; `kept`: a saved plan, whose settings run, and whose
+    options `load` has.
 
     Raises:
         CheckpointNotFound: it is not on this machine; says how to get it.
         UnsupportedModel: of a kind that can't be planned, and transformers wasn't asked for.
         DoesNotFit: it needs more memory than there is, with the numbers.
-        RequestError: a wish that no plan can meet; a device that is not there; a file that is no plan.
+        RequestError: a wish that no plan can meet; a device that is not there.
     """
     from snugvl.planner.commands import plain_command
     from snugvl.planner.recommend import with_instead
-    from snugvl.planner.saved import read
     from snugvl.planner.solve import held_to, require, solve
     from snugvl.planner.wishes import wishes_of
 
-    kept = None if saved is None else read(saved)
-    if kept is not None:
-        load = kept.over(load)
     machine = on_device(load.device, (seen or look()).result())
     named = load.model or None
     try:
