@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from snugvl.backends.process.launch import Launched
     from snugvl.core.service import EngineService
     from snugvl.hardware.machine import Machine
+    from snugvl.planner.saved import SavedPlan
     from snugvl.server.settings import ServerSettings
 
 Plan = Annotated[
@@ -133,6 +134,15 @@ class Serving:
                 finally:
                     loading.close()
 
+    def asked(self) -> tuple[LoadOptions, SavedPlan | None]:
+        """The options, with those of a saved plan, and that plan."""
+        if self.plan is None:
+            return self.load, None
+        from snugvl.planner.saved import read
+
+        kept = read(self.plan)
+        return kept.over(self.load), kept
+
     def _service(
         self, settings: ServerSettings, launched: Launched | None, seen: Future[Machine] | None
     ) -> tuple[EngineService, ServerSettings, str]:
@@ -141,7 +151,6 @@ class Serving:
         from snugvl.cli.serve_engine import attached, engine_for
         from snugvl.cli.serve_plan import check_installed, plan_for
         from snugvl.cli.serve_show import show_attached, show_banner, show_plan
-        from snugvl.planner.saved import read
 
         load, child = self.load, self.child
         if child.attach is not None:
@@ -150,9 +159,7 @@ class Serving:
             if not self.quiet:
                 show_attached(child.attach, load.model or None, settings)
             return service, settings, load.model
-        kept = None if self.plan is None else read(self.plan)
-        if kept is not None:  # what was planned for is what the engine is told, too
-            load = kept.over(load)
+        load, kept = self.asked()
         planned = plan_for(load, child, seen, kept)
         serve_options.check_engine(load, child, planned.engine, planned.why)
         settings = replace(settings, names=settings.names or (_public_name(planned.name),))
