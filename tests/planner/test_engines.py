@@ -1,11 +1,17 @@
 """An engine is a folder, an option is a row: what the planner knows of them is said there alone."""
 
+import json
 from dataclasses import fields
 
 import pytest
 
 from benchmarks import house
+from snugvl.cli.app import run
+from snugvl.cli.serve_options import ChildOptions
+from snugvl.cli.serve_plan import _missing
 from snugvl.core.options import ROWS, SPECIAL, LoadOptions, special, word
+from snugvl.errors import RequestError
+from snugvl.loading import load
 from snugvl.planner.engines import beyond, engines_with, owners, rules_of
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine
 
@@ -37,6 +43,23 @@ def test_every_special_option_is_honoured_by_our_own_engine() -> None:
     assert all(engines_with([name])[0] == PREFERRED for name in SPECIAL)
     assert owners(["tower"]) == "our own engine"
     assert owners(["kv_cache"]) == "native and vllm and llamacpp"
+
+
+def test_an_engine_that_only_plans_has_its_own_command_printed_and_is_never_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but its folder says so."""
+    monkeypatch.setattr(type(rules_of("transformers")), "starts", False)
+    monkeypatch.setattr(type(rules_of("transformers")), "in_process", False)
+    monkeypatch.setattr(type(rules_of("transformers")), "command", lambda *_: "theirs --model x")
+    assert run(["plan", "pocket", "--backend", "transformers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "theirs --model x"
+    assert run(["serve", "pocket", "--backend", "transformers", "--port", "0"]) == RequestError.exit_code
+    assert "not started by snugvl. This machine's plan for it: theirs --model x" in capsys.readouterr().err
+    with pytest.raises(RequestError, match="backend 'transformers' is planned for, and not started"):
+        load("pocket", backend="transformers")
+    missing = _missing(LoadOptions("pocket"), ChildOptions())
+    assert missing["transformers"] == "snugvl doesn't start it"
 
 
 def test_only_what_differs_between_engines_is_special() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from snugvl.cli.serve_options import ChildOptions
 from snugvl.errors import CheckpointError, EngineError, RequestError, UnsupportedModel
 from snugvl.planner.engines import rules_of
+from snugvl.planner.settings import ENGINES
 
 VLLM = f"{rules_of('vllm').installed_by}, or name it with --vllm-command"
 LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamacpp-command"
@@ -17,6 +18,7 @@ LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamac
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from snugvl.backends.process.wire import HostedEngine
     from snugvl.core.options import LoadOptions
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
@@ -56,7 +58,7 @@ class Unplanned:
     """A model whose memory nobody can tell beforehand. `why`: the engine with the reason."""
 
     name: str
-    engine: Engine
+    engine: HostedEngine
     why: str
     reason: str | None = None
 
@@ -117,6 +119,12 @@ def plan_for(
             f"llama.cpp runs this GGUF, and it is not installed: {LLAMACPP}. This machine's plan for it: "
             f"{plain_command(choice)}"
         )
+    if not rules_of(choice.option.engine).starts:
+        raise RequestError(
+            f"{rules_of(choice.option.engine).title} is planned for, and not started by snugvl. This "
+            f"machine's plan for it: {plain_command(choice) or 'snugvl plan'}",
+            field="backend",
+        )
     name = choice.option.model.name
     reason = _reason(name) if named is None else None
     return Planned(name, choice, plan, machine, tuple(candidates), wishes, reason)
@@ -129,6 +137,7 @@ def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
         missing["bitsandbytes"] = "it is not installed: pip install bitsandbytes"
     if load.backend != "auto":
         return missing
+    missing |= {each: "snugvl doesn't start it" for each in ENGINES if not rules_of(each).starts}
     if not (child.vllm_line or _finds_vllm()):
         missing["vllm"] = f"it is not installed: {VLLM}"
     if _lacking():

@@ -21,8 +21,9 @@ TARGETS = {
 
 
 def next_command(choice: Choice, wishes: Wishes) -> str:
-    """One line for a POSIX shell."""
-    return shlex.join(our_arguments(choice, wishes))
+    """One line for a POSIX shell: ours, or the engine's own where we don't start it."""
+    theirs = None if rules_of(choice.option.engine).starts else plain_command(choice)
+    return theirs or shlex.join(our_arguments(choice, wishes))
 
 
 def plain_command(choice: Choice) -> str | None:
