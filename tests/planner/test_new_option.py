@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from snugvl.core.options import ROWS, SPECIAL, LoadOptions, Row
+from snugvl.core.options import ROWS, SPECIAL, LoadOptions, OptionRow
 from snugvl.errors import RequestError
 from snugvl.planner import commands, saved
 from snugvl.planner.commands import load_options, next_command
@@ -17,7 +17,9 @@ from snugvl.planner.wishes import Wishes, wishes_of
 from tests.planner.machines import GIB, machine
 from tests.planner.models import qwen3_vl
 
-NAP = Row("Sleep so long between two steps.", frozenset(("load", "serve", "plan")), least=0, special="all")
+NAP = OptionRow(
+    "Sleep so long between two steps.", frozenset(("load", "serve", "plan")), least=0, special="all"
+)
 MACHINE = machine(24 * GIB)
 
 

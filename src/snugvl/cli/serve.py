@@ -117,7 +117,7 @@ class Serving:
         with launch(self.load, self.child, begun) as launched:  # it imports torch while we import and plan
             seen = None if self.child.attach is not None else look()
             from snugvl.cli.running import announced
-            from snugvl.cli.serve_show import Loading, base_url
+            from snugvl.cli.serve_show import LoadingProgress, base_url
             from snugvl.server.connection import address_of
             from snugvl.server.run import run
 
@@ -126,7 +126,7 @@ class Serving:
                 settings = replace(self.settings, port=address_of(listener)[1])
                 service, settings, name = self._service(settings, launched, seen)
                 _log("warning" if self.quiet and self.log_level == "info" else self.log_level)
-                loading = Loading(service, quiet=self.quiet, started=self.started)
+                loading = LoadingProgress(service, quiet=self.quiet, started=self.started)
                 url = base_url(settings.host, settings.port)
                 try:
                     with announced(url, name, settings.names):

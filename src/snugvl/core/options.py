@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """One option: what people read of it, where it stands, and what it means for engines and plans.
 
     Attributes:
@@ -54,12 +54,12 @@ class Row:
     only: str = ""
 
 
-NO_ROW: Final = Row("", frozenset())  # of fields that no command sets
+NO_ROW: Final = OptionRow("", frozenset())  # of fields that no command sets
 
 
-def _row(commands: str, text: str, **more: Any) -> dict[str, Row]:
+def _row(commands: str, text: str, **more: Any) -> dict[str, OptionRow]:
     """A row as the metadata of its field; `commands` are words."""
-    return {"row": Row(text, frozenset(commands.split()), **more)}
+    return {"row": OptionRow(text, frozenset(commands.split()), **more)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class LoadOptions:
 
 
 CHOICES = {each.name: get_args(each.type) for each in fields(LoadOptions) if get_origin(each.type) is Literal}
-ROWS: Final[dict[str, Row]] = {
+ROWS: Final[dict[str, OptionRow]] = {
     each.name: each.metadata["row"] for each in fields(LoadOptions) if "row" in each.metadata
 }
 

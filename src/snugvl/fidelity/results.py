@@ -38,7 +38,7 @@ class Boxes:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuestionOutcome:
     """One question to one variant: a score with both answers, or an error.
 
     Attributes:
@@ -108,7 +108,7 @@ class Figures:
         return {"model": model, "variant": self.variant, "summary": values}
 
 
-def figures(variant: str, outcomes: Sequence[Outcome]) -> Figures:
+def figures(variant: str, outcomes: Sequence[QuestionOutcome]) -> Figures:
     """All outcomes of a variant as one row."""
     scored = [each for each in outcomes if each.score is not None]
     scores = [each.score for each in scored if each.score is not None]
@@ -148,14 +148,14 @@ def outcome(
     answer: tuple[int, ...],
     truth: Verified,
     score: Score,
-) -> Outcome:
+) -> QuestionOutcome:
     """Both answers side by side. `sides`: the reference and the variant."""
     reference, variant = sides
     boxes = None
     if question.task == "detect" and truth.done:
         found = _detections(variant, answer, size, question)
         boxes = compared(_detections(reference, truth.tokens, size, question), found)
-    return Outcome(
+    return QuestionOutcome(
         picture,
         question,
         name,

@@ -13,7 +13,7 @@ import snugvl
 from snugvl.backends.native import loading
 from snugvl.backends.native.allocation import allocate, as_planned, engine_config
 from snugvl.backends.native.planned import planned_rows
-from snugvl.backends.place import Place, place_on
+from snugvl.backends.place import TargetDevice, place_on
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import LoadOptions, PurposeName
@@ -47,13 +47,15 @@ PURPOSES = get_args(PurposeName)
 FP8 = FACTS[NAMES[1]]
 
 
-def gpu(free_bytes: int, **changes: Any) -> Place:
+def gpu(free_bytes: int, **changes: Any) -> TargetDevice:
     return replace(
-        Place(torch.device("cuda"), "a GPU", free_bytes, (12, 0), context_bytes=450 * MIB), **changes
+        TargetDevice(torch.device("cuda"), "a GPU", free_bytes, (12, 0), context_bytes=450 * MIB), **changes
     )
 
 
-def made(facts: ModelFacts, place: Place, planned: Allocation | None = None, **said: Any) -> Allocation:
+def made(
+    facts: ModelFacts, place: TargetDevice, planned: Allocation | None = None, **said: Any
+) -> Allocation:
     return allocate(facts, LoadOptions(facts.name, **said), place, planned)
 
 
@@ -84,7 +86,7 @@ def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
     place = (
         gpu(plan.budget.free_bytes, system=system)
         if not none
-        else Place(torch.device("cpu"), "main memory", here.ram_free_bytes)
+        else TargetDevice(torch.device("cpu"), "main memory", here.ram_free_bytes)
     )
     if place.usable_bytes >= planned.footprint.total_bytes:
         assert allocate(facts, options, place, planned) is planned
