@@ -23,7 +23,7 @@ from snugvl.fidelity.answers import Answered
 from snugvl.fidelity.memory import PassPlan
 from snugvl.fidelity.participant import Participant
 from snugvl.fidelity.progress import Clock, Tell
-from snugvl.fidelity.results import QuestionOutcome, Score, outcome
+from snugvl.fidelity.results import AnswerScore, QuestionOutcome, outcome
 from snugvl.fidelity.stages import Item, MemoryRow, Rival, Stages, Tokens, stored_bytes
 from snugvl.fidelity.verify import Verified, furthest, verified
 from snugvl.fidelity.work import Work
@@ -31,7 +31,7 @@ from snugvl.fidelity.work import Work
 Given = dict[int, Answered]
 """A variant's answers, by question."""
 
-Scores = dict[int, tuple[Score, Tokens]]
+Scores = dict[int, tuple[AnswerScore, Tokens]]
 """Of each, its score, and which tokens the reference takes where it stands."""
 
 
@@ -167,7 +167,7 @@ class Comparison:
             stages.work.add(stage, record)
             found[n] = record
         return {
-            n: (Score(tuple(each["kl"]), tuple(each["same"])), tuple(each["best"]))
+            n: (AnswerScore(tuple(each["kl"]), tuple(each["same"])), tuple(each["best"]))
             for n, each in found.items()
         }
 

@@ -14,7 +14,7 @@ from snugvl.tasks.results import Box, Detections, Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class AnswerScore:
     """Of one answer: per token its KL in nats, and whether the likeliest token is the reference's."""
 
     kl: tuple[float, ...]
@@ -51,7 +51,7 @@ class QuestionOutcome:
     question: Question
     variant: str
     error: Exception | None = None
-    score: Score | None = None
+    score: AnswerScore | None = None
     answer: str = ""
     reference: str = ""
     complete: bool = False
@@ -147,7 +147,7 @@ def outcome(
     sides: tuple[Participant, Participant],
     answer: tuple[int, ...],
     truth: Verified,
-    score: Score,
+    score: AnswerScore,
 ) -> QuestionOutcome:
     """Both answers side by side. `sides`: the reference and the variant."""
     reference, variant = sides

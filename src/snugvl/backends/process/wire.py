@@ -4,8 +4,8 @@
            ◄── lists of Loading, Ready, Failed, MessageReply, (id, Delta), End, Pong, Snapshot ──
 
 The engine's events go out as one list a step. Pixels go beside the socket where they can (`arena.py`); every
-Submit and Tokenize has a MessageReply, after which the engine has read them. Both ends are this package in one
-version, started by one another over a socket pair that nobody else can open; that is why pickle will do.
+Submit and Tokenize has a MessageReply, after which the engine has read them. Both ends are this package in
+the same version, started by one another over a socket pair that nobody else can open: so pickle will do.
 Pixels that have no room there follow their message over the socket, in the order in which it names them.
 """
 

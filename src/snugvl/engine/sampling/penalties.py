@@ -17,7 +17,7 @@ _HIGHEST = 1e30  # of a score in float32; divided by the lowest temperature it i
 
 
 class Speaker(Protocol):
-    """Of a choice, what penalties look at: `sampler.Choice`."""
+    """Of a choice, what penalties look at: `sampler.SamplerInput`."""
 
     @property
     def params(self) -> SamplingParams: ...
