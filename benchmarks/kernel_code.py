@@ -36,7 +36,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
 from snugvl.layers.kernels.compiler import ahead_of_time
-from snugvl.layers.kernels.compiler.ahead_of_time import Launch, compiled, dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import KernelLaunch, compiled, dry_run
 from snugvl.layers.kernels.compiler.launch import LaunchedKernel
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
@@ -54,7 +54,7 @@ PICTURE = (1, 16, 16)
 class Work:
     """One launch, and in words what a card is given: kernel, grid, arguments, constants."""
 
-    launch: Launch
+    launch: KernelLaunch
     words: str
 
 
@@ -66,7 +66,7 @@ def works(step: Callable[[], object], hardware: Hardware) -> list[Work]:
     def noted(self: LaunchedKernel, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*values: object, **constants: object) -> None:
             kept = tuple(map(ahead_of_time._kept, values))
-            made = Launch(self, kept, dict(constants))
+            made = KernelLaunch(self, kept, dict(constants))
             told = [_argument(value) for value in kept]
             found.append(Work(made, f"{made.name} {grid} {told} {sorted(constants.items(), key=str)}"))
             plain(self, grid)(*values, **constants)
@@ -131,7 +131,7 @@ class Codes:
         self.figures: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
         self._digests: dict[object, str] = {}
 
-    def digest(self, launch: Launch) -> str:
+    def digest(self, launch: KernelLaunch) -> str:
         """Digest of the PTX of a launch's variant."""
         key = id(launch.kernel), launch.kernel.variant(launch.values, launch.constants)
         if key not in self._digests:

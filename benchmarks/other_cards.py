@@ -36,7 +36,7 @@ from snugvl.checkpoint.catalogue import entries
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
 from snugvl.engine.precompile import network_from, outline_of, rehearse
-from snugvl.layers.kernels.compiler.ahead_of_time import Launch, compile_all, compiled, dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import KernelLaunch, compile_all, compiled, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.models.allocation import without_memory
 from snugvl.models.loader import Storage, choose_formats
@@ -121,7 +121,7 @@ def kernels_of(case: Case, only: tuple[str, ...]) -> list[Kernel]:
     ]
 
 
-def taken(launch: Launch) -> Kernel:
+def taken(launch: KernelLaunch) -> Kernel:
     """What a kernel that has been compiled takes, by its binary."""
     binary = compiled(launch)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -283,7 +283,8 @@ def served(serving: Any, machine: Machine) -> tuple[Settings, str, int | None]:
         mock.patch.object(serve_plan, "_finds_llamacpp", return_value=True),
     ):
         try:
-            found = serve_plan.plan_for(serving.load, serving.child, seen, serving.plan)
+            load, kept = serving.asked()
+            found = serve_plan.plan_for(load, serving.child, seen, kept)
         except SnugvlError as error:
             raise ValueError(str(error)) from None
     assert isinstance(found, serve_plan.Planned)

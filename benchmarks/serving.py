@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 
-from snugvl.bench.child import Child
+from snugvl.bench.child import ServerProcess
 from snugvl.bench.load import Level
 from snugvl.bench.memory import GpuWatch
 from snugvl.bench.record import Record, read
@@ -49,7 +49,7 @@ class Served:
         stages: what it was doing on the way, each with the seconds when that was first seen.
     """
 
-    def __init__(self, child: Child, ready_s: float, stages: Iterable[tuple[float, str]]) -> None:
+    def __init__(self, child: ServerProcess, ready_s: float, stages: Iterable[tuple[float, str]]) -> None:
         self._child = child
         self.url, self.began = child.url, child.began
         self.process = psutil.Process(child.pid)
@@ -144,7 +144,7 @@ def serve(
     name = [] if "--served-model-name" in options else ["--served-model-name", NAME]
     with ExitStack() as stack:
         with only_on(cpus):
-            child = stack.enter_context(Child(model, [*options, *engine, *name], quiet=quiet))
+            child = stack.enter_context(ServerProcess(model, [*options, *engine, *name], quiet=quiet))
         ready_s = child.wait(lambda stage: stages.append((_since(child), stage)), patience_s)
         yield Served(child, ready_s, stages)
 
@@ -160,7 +160,7 @@ def only_on(cpus: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, ours)
 
 
-def _since(child: Child) -> float:
+def _since(child: ServerProcess) -> float:
     return time.perf_counter() - child.began
 
 

@@ -23,9 +23,9 @@ from peer import Peer, PeerDied
 from serving import serve
 from snugvl.bench.child import free_port
 from snugvl.bench.compare import compare
-from snugvl.bench.measure import Measurement, Settings
+from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings
 from snugvl.bench.report import as_text, report
-from snugvl.bench.result import Result, Start, to_json
+from snugvl.bench.result import BenchmarkResult, StartTimes, to_json
 from snugvl.bench.summary import ALL, EACH, FIRST_TOKEN, Metric
 from snugvl.bench.workload import Workload
 
@@ -58,31 +58,33 @@ class Question:
     levels: tuple[tuple[int, int], ...]
     repeat: int
 
-    def ask(self, url: str, ready_s: float | None) -> Result:
+    def ask(self, url: str, ready_s: float | None) -> BenchmarkResult:
         """Warm up, then measure; `ready_s` is kept with the result, where the server was started for it."""
         warm = tuple((clients, clients) for clients, _ in self.levels)
-        Measurement(self._settings(url, warm, 1, self.workload.seed + 500_000), _quiet).run()
-        measurement = Measurement(self._settings(url, self.levels, self.repeat, self.workload.seed), print)
+        BenchmarkRun(self._settings(url, warm, 1, self.workload.seed + 500_000), _quiet).run()
+        measurement = BenchmarkRun(self._settings(url, self.levels, self.repeat, self.workload.seed), print)
         measurement.run()
         assert measurement.result is not None
-        return replace(measurement.result, start=None if ready_s is None else Start(ready_s, None))
+        return replace(measurement.result, start=None if ready_s is None else StartTimes(ready_s, None))
 
-    def _settings(self, url: str, levels: tuple[tuple[int, int], ...], repeat: int, seed: int) -> Settings:
+    def _settings(
+        self, url: str, levels: tuple[tuple[int, int], ...], repeat: int, seed: int
+    ) -> BenchmarkSettings:
         workload = replace(self.workload, seed=seed)
-        return Settings(url, None, None, (), levels, workload, repeat, 1, 180.0)
+        return BenchmarkSettings(url, None, None, (), levels, workload, repeat, 1, 180.0)
 
 
 def _quiet(text: str) -> None:
     del text
 
 
-def ours(model: str, options: list[str], question: Question) -> Result:
+def ours(model: str, options: list[str], question: Question) -> BenchmarkResult:
     """Of `snugvl serve`."""
     with serve(model, options) as server:
         return question.ask(server.url, server.ready_s)
 
 
-def theirs(command: str, model: str, path: str | None, log: Path, question: Question) -> Result:
+def theirs(command: str, model: str, path: str | None, log: Path, question: Question) -> BenchmarkResult:
     """Of the peer."""
     port = free_port()
     words = shlex.split(command.format(python=sys.executable, model=model, port=port))
@@ -92,7 +94,7 @@ def theirs(command: str, model: str, path: str | None, log: Path, question: Ques
         return question.ask(peer.url, ready_s)
 
 
-def judged(mine: Result, other: Result, goals: str) -> list[str]:
+def judged(mine: BenchmarkResult, other: BenchmarkResult, goals: str) -> list[str]:
     """Each goal with its ratio, where both have the level."""
     lines = []
     levels = {level.clients: level for level in other.levels}

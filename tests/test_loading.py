@@ -1,7 +1,9 @@
 """Loading in each format on a CPU: what is planned is what is held."""
 
+import inspect
 from contextlib import closing
-from typing import Any
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from PIL import Image
@@ -10,7 +12,7 @@ from snugvl.backends.native.loading import load_engine
 from snugvl.backends.process import engine_process
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.messages import Picture, Request, Video, user
-from snugvl.core.options import LoadOptions
+from snugvl.core.options import CHOICES, LoadOptions
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.loading import load
@@ -81,6 +83,35 @@ def test_what_it_takes_is_written_down_for_the_next_plan(monkeypatch: pytest.Mon
     ((_, subject, graphs),) = kept
     assert subject.startswith("pocket native")
     assert graphs == 0, "none on a CPU"
+
+
+SERVERS = {"max_waiting"}  # options that a program would only get in its own way with
+
+
+def test_load_has_every_option_and_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments are written out for editors: one that is missing, or not passed on, fails here."""
+    seen: list[LoadOptions] = []
+    monkeypatch.setattr("snugvl.loading.load_with", lambda options, _: seen.append(options))
+    arguments = inspect.signature(load).parameters
+    rows = {each.name: each for each in fields(LoadOptions) if each.name not in SERVERS}
+    assert arguments.keys() - {"progress"} == rows.keys()
+    hints, given = get_type_hints(load), get_type_hints(LoadOptions)
+    for name in rows.keys() - {"model"}:
+        assert hints[name] == given[name], name
+        if name != "backend":
+            assert arguments[name].default == rows[name].default, name
+        default = rows[name].default
+        values = [*CHOICES.get(name, ()), 4096, "cpu", not default]
+        value = next(each for each in values if each != default and _fits(each, given[name]))
+        load("pocket", **{"backend": "auto", name: value})
+        assert seen[-1] == LoadOptions("pocket", **{name: value}), name
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotation's type."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    return type(value) in (get_args(hint) or (hint,))
 
 
 def test_a_cache_in_fp8_is_planned_held_and_told() -> None:

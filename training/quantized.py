@@ -35,7 +35,7 @@ from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.quantize import FileFormat
 from snugvl.quantize.inputs import Given
-from snugvl.quantize.setup import Job
+from snugvl.quantize.setup import QuantizeJob
 from training import smollm2
 
 CHAPTERS = ("specialnames", "typesseq")
@@ -161,7 +161,7 @@ def main() -> None:
             out, options = Path(work) / "out", LoadOptions(str(folder), device="cpu")
             form = way.form
             with closing(
-                Job(options, out, texts, bits=way.bits, group=None, tell=lambda *_: None, form=form)
+                QuantizeJob(options, out, texts, bits=way.bits, group=None, tell=lambda *_: None, form=form)
             ) as job:
                 made = job.run()
             counts = Counter(made.widths.values())

@@ -1,7 +1,7 @@
 """`snugvl.load`: from a model's name to a running engine, ours, transformers' or llama.cpp's."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
@@ -22,7 +22,7 @@ from snugvl.core.options import (
 )
 from snugvl.errors import RequestError, SnugvlError, UnsupportedModel
 from snugvl.model import Model
-from snugvl.planner.engines import refuse_lacking
+from snugvl.planner.engines import refuse_lacking, rules_of
 
 
 def load(
@@ -150,13 +150,13 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llam
             else f"backend 'llamacpp' reads GGUF files, and {options.model} is none; leave it out",
             field="backend",
         )
-    if options.backend == "vllm":
-        raise RequestError(
-            "backend 'vllm' runs behind `snugvl serve` alone; use auto, native or transformers",
-            field="backend",
-        )
     if options.backend != "auto":
-        return options.backend
+        if not (rules := rules_of(options.backend)).in_process:
+            only = "runs behind `snugvl serve` alone" if rules.starts else "is planned for, and not started"
+            raise RequestError(
+                f"backend {options.backend!r} {only}; use auto, native or transformers", field="backend"
+            )
+        return cast(Literal["native", "transformers"], options.backend)
     try:
         read_config(locate(options.model))
     except UnsupportedModel:

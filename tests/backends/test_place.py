@@ -14,7 +14,7 @@ import snugvl
 from snugvl.backends import place as place_module
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native.planned import watch_on
-from snugvl.backends.place import Place, cap, device_of, hold, place_on, with_driver
+from snugvl.backends.place import TargetDevice, cap, device_of, hold, place_on, with_driver
 from snugvl.errors import DoesNotFit, EngineError, RequestError
 from snugvl.hardware import host
 from snugvl.hardware.machine import Gpu
@@ -23,7 +23,7 @@ from snugvl.planner.engines.native.footprint import KERNEL_BYTES
 from tests.hardware.test_advice import recorded
 
 MIB = 1 << 20
-GPU = Place(torch.device("cuda", 0), "a GPU", 7 << 30, compute_capability=(9, 0))
+GPU = TargetDevice(torch.device("cuda", 0), "a GPU", 7 << 30, compute_capability=(9, 0))
 
 
 def test_who_watches_other_programs_knows_what_torch_will_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,12 +34,12 @@ def test_who_watches_other_programs_knows_what_torch_will_hold(monkeypatch: pyte
     assert watch is not None
     # What torch gives cuBLAS is among it: no part of the context's row, and in the workspace's.
     assert watch.missing_bytes(0) == 300 * MIB
-    assert watch_on(Place(torch.device("cpu"), "main memory", 7 << 30), planned) is None
+    assert watch_on(TargetDevice(torch.device("cpu"), "main memory", 7 << 30), planned) is None
 
 
 def test_a_container_is_as_large_as_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 GiB are free on the machine, and a kernel that ends who takes more than 2 of them."""
-    monkeypatch.setattr(host, "memory", lambda: host.Memory(2 << 30, 560 * MIB))
+    monkeypatch.setattr(host, "memory", lambda: host.HostMemory(2 << 30, 560 * MIB))
     assert place_on(torch.device("cpu")).usable_bytes == 48 * MIB
     with pytest.raises(DoesNotFit, match="more than the 48 MiB that may be used"):
         snugvl.load("pocket", device="cpu")
@@ -67,10 +67,10 @@ class Nvml:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Place, Nvml]]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[TargetDevice, Nvml]]:
     """A place whose driver was taken and measured, on a stand-in for a card."""
 
-    def measure(card: Nvml, **known: Any) -> tuple[Place, Nvml]:
+    def measure(card: Nvml, **known: Any) -> tuple[TargetDevice, Nvml]:
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(place_module, "_take_driver", card.take)
         monkeypatch.setattr(place_module.nvml, "started", lambda: card)
@@ -82,7 +82,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Place, Nvml
     return measure
 
 
-Measure = Callable[..., tuple[Place, Nvml]]
+Measure = Callable[..., tuple[TargetDevice, Nvml]]
 
 
 def test_the_driver_is_measured_before_anything_is_planned(measured: Measure) -> None:
@@ -151,7 +151,7 @@ def test_the_cap_leaves_room_for_late_kernels_and_may_come_down_later(
     }
     for name, value in stands_in.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    here = Place(GPU.device, "a GPU", 7 << 30, (9, 0), context_bytes=700 * MIB)
+    here = TargetDevice(GPU.device, "a GPU", 7 << 30, (9, 0), context_bytes=700 * MIB)
     whole = cap(here, 16 * MIB)
     assert whole == here.usable_bytes
     most = here.usable_bytes - (700 - 32 + 16) * MIB - KERNEL_BYTES

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import snugvl
 from snugvl.backends.native.backend import NativeBackend
-from snugvl.backends.native.loading import Loaded, load_engine
+from snugvl.backends.native.loading import LoadedEngine, load_engine
 from snugvl.core.messages import Message, Picture, Text, user
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
@@ -148,7 +148,7 @@ def blind() -> Any:
     loaded.backend.close()
 
 
-def test_a_tower_left_out_is_not_loaded_and_said(blind: tuple[Loaded, list[str]]) -> None:
+def test_a_tower_left_out_is_not_loaded_and_said(blind: tuple[LoadedEngine, list[str]]) -> None:
     loaded, told = blind
     whole = load_engine(LoadOptions("pocket", device="cpu", dtype="float32", context=256))
     whole.backend.close()
@@ -160,7 +160,7 @@ def test_a_tower_left_out_is_not_loaded_and_said(blind: tuple[Loaded, list[str]]
     assert any("leaving the vision tower out, which frees" in line for line in told)
 
 
-def test_a_tower_left_out_refuses_pictures_and_reads_text(blind: tuple[Loaded, list[str]]) -> None:
+def test_a_tower_left_out_refuses_pictures_and_reads_text(blind: tuple[LoadedEngine, list[str]]) -> None:
     backend = blind[0].backend
     assert isinstance(backend, NativeBackend)
     assert (backend.capabilities.images, backend.capabilities.language_only) == (False, True)

@@ -3,7 +3,7 @@
 from snugvl.bench.load import Generator
 from snugvl.bench.memory import GpuPeak, MemoryPeak
 from snugvl.bench.record import Record
-from snugvl.bench.result import MachineFacts, Result, Run, ServerFacts, Start
+from snugvl.bench.result import BenchmarkResult, MachineFacts, Run, ServerFacts, StartTimes
 from snugvl.bench.workload import Manner, Workload
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
@@ -29,9 +29,9 @@ def memory(process: int = 6 * GIB) -> MemoryPeak:
     return MemoryPeak(ledger, (GpuPeak("NVIDIA H200", 140 * GIB, 2 * GIB, 8 * GIB),))
 
 
-def result(*runs: Run, start: Start | None = None, model: str = "a/model") -> Result:
+def result(*runs: Run, start: StartTimes | None = None, model: str = "a/model") -> BenchmarkResult:
     manner = Manner(model)
-    return Result(
+    return BenchmarkResult(
         taken_at="2026-11-21T08:00:00+00:00",
         snugvl="0.1.0",
         machine=MACHINE,

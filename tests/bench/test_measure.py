@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fastapi.responses import Response
 
-from snugvl.bench.measure import Measurement, Settings
-from snugvl.bench.report import Report, report
-from snugvl.bench.result import Result, load, to_json
+from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings
+from snugvl.bench.report import BenchmarkReport, report
+from snugvl.bench.result import BenchmarkResult, load, to_json
 from snugvl.bench.workload import Workload
 from snugvl.errors import (
     EngineUnavailable,
@@ -25,7 +25,7 @@ from tests.bench.fake import Fake, answer, event, refusal, serving, streamed
 from tests.patience import PATIENCE_S
 
 WORK = Workload(image=(48, 32), prompt_tokens=None, max_tokens=4, same_image=False, seed=0)
-SETTINGS = Settings(
+SETTINGS = BenchmarkSettings(
     server=None,
     api_key=None,
     model=None,
@@ -39,16 +39,16 @@ SETTINGS = Settings(
 GIB = 1 << 30
 
 
-def measured(fake: Fake, **changes: Any) -> Result:
+def measured(fake: Fake, **changes: Any) -> BenchmarkResult:
     with serving(fake) as url:
-        measurement = Measurement(replace(SETTINGS, server=url, **changes), lambda text: None)
+        measurement = BenchmarkRun(replace(SETTINGS, server=url, **changes), lambda text: None)
         measurement.run()
     assert measurement.result is not None
     return measurement.result
 
 
-def notes(result: Result) -> str:
-    found: Report = report(result)
+def notes(result: BenchmarkResult) -> str:
+    found: BenchmarkReport = report(result)
     return "\n".join(found.notes)
 
 
@@ -116,7 +116,7 @@ def test_a_model_that_is_not_served() -> None:
 def test_nothing_is_there() -> None:
     with serving(Fake()) as url:
         pass
-    measurement = Measurement(replace(SETTINGS, server=url), lambda text: None)
+    measurement = BenchmarkRun(replace(SETTINGS, server=url), lambda text: None)
     with pytest.raises(EngineUnavailable, match="no server answers"):
         measurement.run()
     assert measurement.result is None

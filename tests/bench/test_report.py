@@ -11,14 +11,14 @@ from snugvl.bench.load import Generator
 from snugvl.bench.memory import MemoryPeak
 from snugvl.bench.plot import nice_top, svg, x_places
 from snugvl.bench.record import Record
-from snugvl.bench.report import Report, as_text, print_to_terminal, report
-from snugvl.bench.result import Result, Start
+from snugvl.bench.report import BenchmarkReport, as_text, print_to_terminal, report
+from snugvl.bench.result import BenchmarkResult, StartTimes
 from snugvl.bench.summary import METRICS, number
 from snugvl.errors import InputError
 from tests.bench.results import GIB, memory, result, run
 
 
-def row(found: Report, name: str, table: int = 0) -> list[str]:
+def row(found: BenchmarkReport, name: str, table: int = 0) -> list[str]:
     return next(list(row[1:]) for row in found.tables[table].rows if row[0].startswith(name))
 
 
@@ -55,7 +55,7 @@ def test_memory_planned_and_peak() -> None:
 
 
 def test_what_is_said_above_and_below() -> None:
-    found = report(result(run(1), start=Start(2.5, 3.125)))
+    found = report(result(run(1), start=StartTimes(2.5, 3.125)))
     above = "\n".join(found.above)
     assert "a/model at http://127.0.0.1:1" in above
     assert "a new picture of 1024×1024, 10 tokens of answer, greedy" in above
@@ -84,7 +84,7 @@ def test_a_client_that_is_too_busy_says_so(cost: Generator) -> None:
 
 
 def test_plain_text_and_a_terminal_say_the_same() -> None:
-    found = report(result(run(1, memory=memory()), start=Start(1.0, None)))
+    found = report(result(run(1, memory=memory()), start=StartTimes(1.0, None)))
     plain = as_text(found)
     assert "\x1b" not in plain
     file = io.StringIO()
@@ -129,7 +129,7 @@ def test_the_picture() -> None:
         result(run(1), model="x" * 300),
     ],
 )
-def test_odd_results_can_be_drawn(found: Result) -> None:
+def test_odd_results_can_be_drawn(found: BenchmarkResult) -> None:
     picture = svg(found)
     assert texts(picture)
     assert "nan" not in picture
@@ -144,8 +144,8 @@ def test_the_axes() -> None:
 
 
 def test_two_results_side_by_side() -> None:
-    one = result(run(1, memory=memory(6 * GIB)), run(8), start=Start(100.0, None))
-    other = result(run(1, pace=0.5, memory=memory(3 * GIB)), run(16), start=Start(4.0, 5.0))
+    one = result(run(1, memory=memory(6 * GIB)), run(8), start=StartTimes(100.0, None))
+    other = result(run(1, pace=0.5, memory=memory(3 * GIB)), run(16), start=StartTimes(4.0, 5.0))
     found = compare(one, other, ("a.json", "b.json"))
     assert [table.title for table in found.tables] == ["1 client", "Start and memory"]
     assert row(found, "time to first token, median, ms") == ["100", "50.0", "0.50", "B better"]
@@ -159,7 +159,7 @@ def test_two_results_side_by_side() -> None:
 
 
 def test_memory_of_the_gpu_of_servers_that_were_started_for_it() -> None:
-    one = result(run(1, memory=memory()), start=Start(2.0, None))
+    one = result(run(1, memory=memory()), start=StartTimes(2.0, None))
     one = replace(one, server=replace(one.server, command=("snugvl", "serve")))
     found = compare(one, one, ("a", "b"))
     assert row(found, "GPU, peak", 1) == ["6.00 GiB", "6.00 GiB", "1.00"]

@@ -219,7 +219,7 @@ def test_every_option_of_the_server_reaches_it(snugvl: Run, monkeypatch: pytest.
         seen.append(settings)
         raise Seen
 
-    monkeypatch.setattr("snugvl.bench.measure.Measurement", measurement)
+    monkeypatch.setattr("snugvl.bench.measure.BenchmarkRun", measurement)
     words = (
         "--device cuda:1 --dtype bfloat16 --context 2048 --max-pixels 4096 --weights int4 --memory 7200MiB"
     )

@@ -18,7 +18,7 @@ import pytest
 from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.checkpoint.locate import near
 from snugvl.cli.app import run
-from snugvl.cli.serve_show import Loading, ask_line, base_url, chat_line, curl_line
+from snugvl.cli.serve_show import LoadingProgress, ask_line, base_url, chat_line, curl_line
 from snugvl.core.folders import hub_cache
 from snugvl.core.service import Health
 from snugvl.core.wrapping import wrapped_command
@@ -285,7 +285,7 @@ def test_addresses() -> None:
 
 
 def test_loading_is_told_once_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = Loading(FakeService(), quiet=False, started=0.0)
+    tell = LoadingProgress(FakeService(), quiet=False, started=0.0)
     for detail in ("loading (1 of 3)", "loading (2 of 3)", "warming up"):
         tell(Health("starting", detail, progress=0.5))
     tell(Health("ready", "pocket is ready"))
@@ -318,7 +318,7 @@ def test_the_process_does_it_all() -> None:
 
 def test_a_failed_start_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     """The command's own last line has it."""
-    tell = Loading(FakeService(), quiet=False, started=0.0)
+    tell = LoadingProgress(FakeService(), quiet=False, started=0.0)
     tell(Health("starting", "loading", progress=0.5))
     tell(Health("failed", "out of memory"))
     assert capsys.readouterr().err == "snugvl: loading\n"
@@ -331,7 +331,7 @@ def test_loading_is_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    tell = Loading(FakeService(), quiet=False, started=0.0)
+    tell = LoadingProgress(FakeService(), quiet=False, started=0.0)
     tell(Health("starting", "[b]loading[/b] \x1b[31m", progress=0.5))
     assert tell._bar is not None
     task = tell._bar[0].tasks[0]
@@ -345,7 +345,7 @@ def test_a_cache_in_fp8_is_told_when_it_is_ready(capsys: pytest.CaptureFixture[s
     service = FakeService()
     assert service.capabilities is not None
     service.capabilities = replace(service.capabilities, weights="int4", kv_cache="fp8")
-    Loading(service, quiet=False, started=0.0)(Health("ready", "ready"))
+    LoadingProgress(service, quiet=False, started=0.0)(Health("ready", "ready"))
     assert " in int4 with an FP8 KV cache: 512 tokens" in capsys.readouterr().err
 
 

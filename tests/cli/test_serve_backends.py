@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -466,6 +467,17 @@ def test_the_format_of_the_cache_reaches_the_engine(
     assert planned.settings.kv == "fp8"
     assert serve("pocket", "--backend", "transformers", "--kv-cache", "fp8") != 0
     assert "--kv-cache fp8 is not for transformers" in capsys.readouterr().err
+
+
+def test_what_a_saved_plan_was_asked_for_reaches_the_engine(served: Served, tmp_path: Path) -> None:
+    """Its settings did, and what changes no byte was forgotten; what is said now comes first."""
+    path = tmp_path / "plan.json"
+    assert run(["plan", "pocket", "--speculation", "ngram", "--context", "512", "--save", str(path)]) == 0
+    assert serve("--plan", str(path)) == 0
+    choice = served.services[-1]._start.choice
+    assert (choice.model, choice.speculation, choice.context) == ("pocket", "ngram", 512)
+    assert serve("--plan", str(path), "--speculation", "auto") == 0
+    assert served.services[-1]._start.choice.speculation == "auto"
 
 
 @pytest.fixture(scope="module")

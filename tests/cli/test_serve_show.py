@@ -9,7 +9,7 @@ from snugvl.checkpoint.read import facts_of
 from snugvl.cli.serve_engine import engine_for
 from snugvl.cli.serve_options import ChildOptions
 from snugvl.cli.serve_plan import Planned
-from snugvl.cli.serve_show import Loading
+from snugvl.cli.serve_show import LoadingProgress
 from snugvl.core.options import LoadOptions
 from snugvl.core.service import Health
 from snugvl.hardware.describe import describe
@@ -36,7 +36,7 @@ def test_what_changed_since_the_plan_is_said_when_it_is_ready(
     changed = "planned for 7.00 GiB, of which 5.80 GiB are left"
     plan = replace(allocation_of(planned().choice), changed=changed)
     service.capabilities = replace(service.capabilities, plan=plan)
-    Loading(service, quiet=quiet, started=0.0)(Health("ready", ""))
+    LoadingProgress(service, quiet=quiet, started=0.0)(Health("ready", ""))
     said = capsys.readouterr().err.splitlines()
     if quiet:
         assert not said

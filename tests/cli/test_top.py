@@ -20,8 +20,8 @@ from rich.console import Console
 
 from snugvl import Client
 from snugvl.cli import top_view
-from snugvl.cli.top import DEFAULT_SERVER, Watch, first_tokens
-from snugvl.cli.top_view import Pace, View
+from snugvl.cli.top import DEFAULT_SERVER, ServerWatch, first_tokens
+from snugvl.cli.top_view import Throughput, View
 from snugvl.client import DEFAULT_URL, Memory
 from snugvl.core import memory_kinds
 from snugvl.core.ledger import Ledger, LedgerRow
@@ -66,7 +66,7 @@ def lines_of(view: View, width: int = 80, colour: bool = False) -> list[str]:
 
 
 def view_of(memory: Memory | None = MEMORY, **options: object) -> View:
-    return View("http://127.0.0.1:8000", memory, Pace(41.26, 0.214), **options)  # type: ignore[arg-type]
+    return View("http://127.0.0.1:8000", memory, Throughput(41.26, 0.214), **options)  # type: ignore[arg-type]
 
 
 def test_the_default_server_is_the_clients() -> None:
@@ -211,7 +211,7 @@ def test_the_key_comes_from_the_option_or_the_environment(
 
 def test_speed_is_what_was_generated_between_readings(engine: ScriptedEngine, scripted: str) -> None:
     with Client(scripted) as client:
-        watch = Watch(client, scripted)
+        watch = ServerWatch(client, scripted)
 
         def speed(at: float, generated: int) -> float | None:
             engine.at, engine.load = at, replace(LOAD, generated_tokens=generated)
@@ -240,7 +240,7 @@ def test_the_first_token_of_a_real_request_is_seen(scripted: str) -> None:
     from PIL import Image
 
     with Client(scripted) as client:
-        watch = Watch(client, scripted)
+        watch = ServerWatch(client, scripted)
         assert watch.look().pace.first_token_s is None
         client.caption(Image.new("RGB", (8, 8)))
         seen = watch.look().pace.first_token_s
@@ -253,7 +253,7 @@ def test_a_server_that_goes_and_comes_back(engine: ScriptedEngine) -> None:
     with live(engine) as base, Client(base) as client:
         said = json.dumps(client.get("/memory")).encode()
     with Client(base, timeout=PATIENCE_S, max_retries=0) as client:
-        watch = Watch(client, base)
+        watch = ServerWatch(client, base)
         with listening(int(base.rpartition(":")[2])) as server:
             server.says(200, said)
             server.says(200, b"", Content_Type="text/plain")
@@ -265,7 +265,7 @@ def test_a_server_that_goes_and_comes_back(engine: ScriptedEngine) -> None:
             assert watch.look_again() == View(base, gone.memory)
     with listening() as odd, Client(odd.url) as client:
         odd.says(200, said)
-        assert "is it a snugvl server" in (Watch(client, odd.url).look_again().trouble or "")
+        assert "is it a snugvl server" in (ServerWatch(client, odd.url).look_again().trouble or "")
     assert gone.memory is not None  # the last reading stays on the screen
     assert gone.memory.ledger == LEDGER
     text = "\n".join(lines_of(gone, 200))

@@ -3,7 +3,7 @@
 import pytest
 
 import snugvl
-from snugvl.core.options import in_python
+from snugvl.core.options import in_python, typed
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,20 @@ def test_a_message_has_options_as_python_takes_them(said: str, meant: str) -> No
 def test_an_error_of_load_has_no_options_of_the_shell() -> None:
     with pytest.raises(snugvl.DoesNotFit, match=r'it fits with memory="\d+MiB"$'):
         snugvl.load("pocket", memory="10MB")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("kv_cache", "fp8", ["--kv-cache", "fp8"]),
+        ("purpose", "chat", ["--for", "chat"]),
+        ("context", 4096, ["--context", "4096"]),
+        ("language_only", True, ["--language-only"]),
+        ("prefix_cache", False, ["--no-prefix-cache"]),
+    ],
+)
+def test_an_option_is_typed_with_its_value_and_a_switch_without(
+    name: str, value: object, words: list[str]
+) -> None:
+    """`--no-prefix-cache False` would be an argument too many."""
+    assert typed(name, value) == words

@@ -28,7 +28,7 @@ from snugvl.engine.precompile import _batch, network_from, outline_of, rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.ggml import GgmlType
-from snugvl.layers.kernels.compiler.ahead_of_time import Launch, dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import KernelLaunch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.allocation import without_memory
@@ -272,7 +272,7 @@ def late(network: LoadableNetwork, sizes: EngineConfig) -> list[str]:
 
 def rehearsed(
     values: dict[str, Any], storage: Storage, kv: KVFormat
-) -> tuple[list[Launch], list[Launch], list[str], int]:
+) -> tuple[list[KernelLaunch], list[KernelLaunch], list[str], int]:
     """Launches that a rehearsal finds, those of the mix beyond them, those that are needed before and
     compiled late, and how many requests ran at once.
     """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import GrammarState
-from snugvl.engine.sampling.sampler import Choice, fill_allowed, sample
+from snugvl.engine.sampling.sampler import SamplerInput, fill_allowed, sample
 from snugvl.errors import RequestError
 from tests.draws import draws
 from tests.engine.eager import engine_with
@@ -112,8 +112,8 @@ def test_a_forbidden_token_never_wins(temperature: float) -> None:
     logits = torch.tensor([[9.0, 8.0, -torch.inf, 1.0, 0.5]])
     params = SamplingParams(temperature=temperature, logit_bias={0: 100.0, 3: -100.0, 4: -100.0}, logprobs=2)
     state = Rule(lambda seen: {3, 4}).start()
-    choices = [Choice(0, params, uniform=i / 50, grammar=mask_of(state, 5)) for i in range(50)]
-    results = sample(logits, [*choices, Choice(0, params)])
+    choices = [SamplerInput(0, params, uniform=i / 50, grammar=mask_of(state, 5)) for i in range(50)]
+    results = sample(logits, [*choices, SamplerInput(0, params)])
     assert {result.token_id for result in results[:-1]} <= {3, 4}
     assert results[-1].token_id == 0, "the row without a grammar is free"
     want = logits[0].log_softmax(-1)
@@ -130,7 +130,7 @@ def test_filters_look_at_what_is_allowed(filters: dict[str, float]) -> None:
     drawn = {
         r.token_id
         for r in sample(
-            logits, [Choice(0, params, uniform=i / 99, grammar=mask_of(state, 6)) for i in range(99)]
+            logits, [SamplerInput(0, params, uniform=i / 99, grammar=mask_of(state, 6)) for i in range(99)]
         )
     }
     assert drawn == ({3} if "top_p" in filters else {3, 4})  # fmt: skip
@@ -144,12 +144,17 @@ def test_no_possible_token_is_an_error_and_no_token(temperature: float, logits: 
     params = SamplingParams(temperature=temperature)
     only_last = Rule(lambda seen: {2}).start()
     assert (
-        sample(torch.tensor(logits), [Choice(0, params, grammar=mask_of(only_last, 3))])[0].token_id is None
+        sample(torch.tensor(logits), [SamplerInput(0, params, grammar=mask_of(only_last, 3))])[0].token_id
+        is None
     )
     nothing = Rule(lambda seen: set()).start()
-    assert sample(torch.zeros(1, 3), [Choice(0, params, grammar=mask_of(nothing, 3))])[0].token_id is None
+    assert (
+        sample(torch.zeros(1, 3), [SamplerInput(0, params, grammar=mask_of(nothing, 3))])[0].token_id is None
+    )
     broken = Rule(lambda seen: {1}, breaks_after=0).start()
-    results = sample(torch.zeros(1, 3), [Choice(0, params, grammar=mask_of(broken, 3)), Choice(0, params)])
+    results = sample(
+        torch.zeros(1, 3), [SamplerInput(0, params, grammar=mask_of(broken, 3)), SamplerInput(0, params)]
+    )
     assert results[0].token_id is None
     assert results[1].token_id is not None
 

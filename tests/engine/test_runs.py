@@ -4,16 +4,18 @@ import pytest
 import torch
 
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.sampling.sampler import Choice, Sampler, sample
+from snugvl.engine.sampling.sampler import Sampler, SamplerInput, sample
 
 VOCAB = 12
 
 
-def choice(said: list[int], size: int, *, row: int = 0, window: int = 0, temperature: float = 0.0) -> Choice:
+def choice(
+    said: list[int], size: int, *, row: int = 0, window: int = 0, temperature: float = 0.0
+) -> SamplerInput:
     params = SamplingParams(
         no_repeat_ngram_size=size, no_repeat_window=window, temperature=temperature, seed=0
     )
-    return Choice(row, params, said=said, uniform=0.5)
+    return SamplerInput(row, params, said=said, uniform=0.5)
 
 
 def forbidden(said: list[int], size: int, window: int = 0) -> set[int]:

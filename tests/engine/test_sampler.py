@@ -12,7 +12,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling import filters
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.penalties import Penalties
-from snugvl.engine.sampling.sampler import Choice, begin_likeliest, sample
+from snugvl.engine.sampling.sampler import SamplerInput, begin_likeliest, sample
 from snugvl.engine.sequence import random_stream
 from tests.draws import draws
 
@@ -22,19 +22,19 @@ LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 3.0, -torch.inf, 1.0]])
 def one(
     logits: torch.Tensor, uniform: float = 0.0, counts: dict[int, int] | None = None, **params: object
 ) -> int:
-    result = sample(logits, [Choice(0, SamplingParams(**params), (), counts, uniform)])[0].token_id
+    result = sample(logits, [SamplerInput(0, SamplingParams(**params), (), counts, uniform)])[0].token_id
     assert result is not None
     return result
 
 
-def penalized(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
+def penalized(logits: torch.Tensor, choices: list[SamplerInput]) -> torch.Tensor:
     return Penalties(choices, logits.shape[1], logits.device).apply(logits)
 
 
 def drawn(logits: torch.Tensor, steps: int = 400, **params: object) -> set[int]:
     """Every token that some uniform number draws."""
     choice = SamplingParams(**{"temperature": 1.0, **params})
-    choices = [Choice(0, choice, uniform=i / steps) for i in range(steps)]
+    choices = [SamplerInput(0, choice, uniform=i / steps) for i in range(steps)]
     return {r.token_id for r in sample(logits, choices) if r.token_id is not None}
 
 
@@ -67,7 +67,7 @@ def test_penalties_against_their_definitions() -> None:
         repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, logit_bias={2: 1.0}
     )
     counts = {0: 3, 1: 1}
-    got = penalized(LOGITS, [Choice(0, params, prompt=(2, 3, 3, 0), counts=counts)])[0].tolist()
+    got = penalized(LOGITS, [SamplerInput(0, params, prompt=(2, 3, 3, 0), counts=counts)])[0].tolist()
     want = list(LOGITS[0].tolist())
     want[2] += 1.0
     for token in {0, 1, 2, 3}:  # prompt and generated, once each
@@ -85,7 +85,7 @@ def test_the_smallest_penalty_stays_finite(temperature: float) -> None:
 
 
 def test_no_penalty_copies_nothing() -> None:
-    assert penalized(LOGITS, [Choice(0, SamplingParams(), prompt=(1,), counts={1: 1})]) is LOGITS
+    assert penalized(LOGITS, [SamplerInput(0, SamplingParams(), prompt=(1,), counts={1: 1})]) is LOGITS
 
 
 ROWS = st.lists(st.integers(-40, 40).map(lambda n: n / 10), min_size=2, max_size=12)
@@ -135,7 +135,8 @@ def test_a_large_vocabulary_draws_the_same_tokens_as_sorting_it_whole(
 ) -> None:
     logits = torch.randn(3, 6_000, generator=torch.Generator().manual_seed(2)) * spread
     choices = [
-        Choice(i % 3, SamplingParams(temperature=1.0, **params), uniform=(i + 0.5) / 30) for i in range(30)
+        SamplerInput(i % 3, SamplingParams(temperature=1.0, **params), uniform=(i + 0.5) / 30)
+        for i in range(30)
     ]
     few = sample(logits, choices)
     with pytest.MonkeyPatch.context() as patch:
@@ -168,7 +169,7 @@ def test_off_means_off() -> None:
 
 def test_frequencies_follow_the_probabilities() -> None:
     stream, params = random_stream(0, 0), SamplingParams(temperature=1.5)
-    choices = [Choice(0, params, uniform=stream.random()) for _ in range(20_000)]
+    choices = [SamplerInput(0, params, uniform=stream.random()) for _ in range(20_000)]
     counts = Counter(result.token_id for result in sample(LOGITS, choices))
     for token, probability in enumerate((LOGITS[0] / 1.5).softmax(-1).tolist()):
         assert counts[token] / 20_000 == pytest.approx(probability, abs=0.015)
@@ -188,7 +189,7 @@ def test_extremes_stay_in_the_vocabulary(uniform: float, temperature: float) -> 
 def test_logprobs_are_those_of_the_network_itself() -> None:
     want = LOGITS[0].log_softmax(-1)
     params = SamplingParams(logprobs=3, logit_bias={7: 100.0}, temperature=0.3, presence_penalty=2.0, top_k=1)
-    result = sample(LOGITS, [Choice(0, params, counts={7: 1})])[0]
+    result = sample(LOGITS, [SamplerInput(0, params, counts={7: 1})])[0]
     assert result.token_id == 7
     assert result.logprob == pytest.approx(float(want[7]))
     assert [token for token, _ in result.top_logprobs] == [3, 5, 0]
@@ -196,7 +197,7 @@ def test_logprobs_are_those_of_the_network_itself() -> None:
 
 
 def test_logprobs_of_a_vocabulary_smaller_than_asked() -> None:
-    result = sample(LOGITS[:, :2], [Choice(0, SamplingParams(logprobs=20))])[0]
+    result = sample(LOGITS[:, :2], [SamplerInput(0, SamplingParams(logprobs=20))])[0]
     assert [token for token, _ in result.top_logprobs] == [0, 1]
 
 
@@ -206,12 +207,12 @@ def test_broken_rows_are_reported_and_others_are_not(bad: float) -> None:
     logits[1, 4] = bad
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, logprobs=2, top_p=0.9)
-        results = sample(logits, [Choice(row, params, uniform=0.3) for row in range(3)])
+        results = sample(logits, [SamplerInput(row, params, uniform=0.3) for row in range(3)])
         assert results[1].token_id is None
         assert results[1].logprob is None
         assert results[0] == results[2]
         assert results[0].token_id in (3, 5)
-    assert sample(torch.full((1, 4), -torch.inf), [Choice(0, SamplingParams())])[0].token_id is None
+    assert sample(torch.full((1, 4), -torch.inf), [SamplerInput(0, SamplingParams())])[0].token_id is None
 
 
 PARAMS = st.builds(
@@ -226,7 +227,7 @@ PARAMS = st.builds(
     logprobs=st.sampled_from([None, 0, 4]),
 )
 CHOICES = st.builds(
-    Choice,
+    SamplerInput,
     row=st.integers(0, 4),
     params=PARAMS,
     prompt=st.sampled_from([(), (1, 2, 3)]),
@@ -237,7 +238,7 @@ CHOICES = st.builds(
 
 @draws(30)
 @given(choices=st.lists(CHOICES, min_size=1, max_size=70))
-def test_a_batch_equals_each_row_alone(choices: list[Choice]) -> None:
+def test_a_batch_equals_each_row_alone(choices: list[SamplerInput]) -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)) * 3
     together = sample(logits, choices)
     assert together == [sample(logits, [choice])[0] for choice in choices]
@@ -265,7 +266,7 @@ def test_streams_differ_by_choice_and_by_every_bit_of_the_seed() -> None:
     ],
 )
 def test_who_only_takes_the_likeliest(params: dict[str, object], expected: bool) -> None:
-    assert Choice(0, SamplingParams(**params)).plain is expected
+    assert SamplerInput(0, SamplingParams(**params)).plain is expected
 
 
 def test_the_likeliest_are_what_a_sampler_gives() -> None:
@@ -274,7 +275,7 @@ def test_the_likeliest_are_what_a_sampler_gives() -> None:
     logits = torch.cat(
         [torch.randn(20, 8, generator=torch.Generator().manual_seed(3)).round(), LOGITS, broken]
     )
-    choices = [Choice(row, SamplingParams()) for row in range(len(logits))]
+    choices = [SamplerInput(row, SamplingParams()) for row in range(len(logits))]
     own = [result.token_id for result in begin_likeliest(logits, None).results()]
     assert own == [result.token_id for result in sample(logits, choices)]
     assert own[-1] is None

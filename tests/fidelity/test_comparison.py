@@ -19,7 +19,7 @@ from snugvl.fidelity import stages
 from snugvl.fidelity.answers import Answered
 from snugvl.fidelity.comparison import Comparison
 from snugvl.fidelity.questions import Question
-from snugvl.fidelity.results import Boxes, Outcome, figures
+from snugvl.fidelity.results import Boxes, QuestionOutcome, figures
 from snugvl.fidelity.results import compared as boxes_of
 from snugvl.fidelity.variants import allocation_of, variants_of
 from snugvl.fidelity.work import Work
@@ -31,7 +31,7 @@ from tests.fidelity.conftest import POCKET, answers_of, compared, divergence, it
 
 CPU = torch.device("cpu")
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-Ran = tuple[Comparison, Work, list[Outcome]]
+Ran = tuple[Comparison, Work, list[QuestionOutcome]]
 
 
 def ran(*args: Any, **said: Any) -> Ran:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from snugvl.backends.place import Place
+from snugvl.backends.place import TargetDevice
 from snugvl.core.config import KVFormat
 from snugvl.engine.admission import check_prompt
 from snugvl.engine.request import EngineRequest, VisionItem
@@ -155,11 +155,11 @@ def test_the_plan_takes_what_there_is(tiny_whole: Path) -> None:
     """With less memory hidden states wait in main memory, then questions are divided, then refused."""
     comparison, _ = compared(tiny_whole, items(1), weights=["bf16"])
     side = comparison.reference
-    load = memory.Load(Extent(9000, 8900, 35600), 2, 200)
+    load = memory.QuestionMemory(Extent(9000, 8900, 35600), 2, 200)
     with closing(side.network(CPU, lambda _read: None)) as network:
 
         def plan(device_mib: int, host_mib: int = 4096) -> memory.PassPlan:
-            place = Place(torch.device("cuda"), "a GPU", device_mib << 20, (8, 9), gpu=GPU)
+            place = TargetDevice(torch.device("cuda"), "a GPU", device_mib << 20, (8, 9), gpu=GPU)
             place = replace(place, limit_bytes=device_mib << 20, host_bytes=host_mib << 20)
             return plan_pass(side, network, [load] * 40, place)
 

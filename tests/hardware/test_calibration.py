@@ -15,18 +15,18 @@ from snugvl.errors import EngineError
 from snugvl.hardware import calibration, context_cost
 from snugvl.hardware.calibration import (
     Calibration,
+    MeasuredOn,
     Measurement,
-    Place,
     add,
     calibration_file,
     load,
     place_of,
 )
-from snugvl.hardware.context_cost import Stages
+from snugvl.hardware.context_cost import ContextStages
 from snugvl.hardware.machine import Gpu
 
 GPU = Gpu(0, "NVIDIA GeForce RTX 5060", 8 * GIB, 7 * GIB, (12, 0), driver="581.57", uuid="GPU-1")
-PLACE = Place("NVIDIA GeForce RTX 5060", "581.57", "2.13.0", "0.2")
+PLACE = MeasuredOn("NVIDIA GeForce RTX 5060", "581.57", "2.13.0", "0.2")
 
 
 def measurement(component: str = "graphs", measured: int = 40 * MIB, **changes: object) -> Measurement:
@@ -127,7 +127,7 @@ def test_places() -> None:
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/snugvl")
 
 
-QUIET = Stages(7000 * MIB, 6700 * MIB, 6650 * MIB, 6560 * MIB, 6570 * MIB, 7000 * MIB)
+QUIET = ContextStages(7000 * MIB, 6700 * MIB, 6650 * MIB, 6560 * MIB, 6570 * MIB, 7000 * MIB)
 
 
 def test_a_context_is_measured_once_and_recalled(tmp_path: Path) -> None:
@@ -184,7 +184,9 @@ def test_the_process_gets_its_gpu_alone() -> None:
         "import json, os, sys; assert os.environ['CUDA_VISIBLE_DEVICES'] == sys.argv[1] == 'GPU-1'; "
         "print(json.dumps(dict(before=9, context=8, kernels=7, product=6, settled=6, total=5, end=9)))"
     )
-    assert context_cost._run(GPU, {}, (sys.executable, "-c", code)) == Stages(9, 8, 7, 6, 6, 9, total=5)
+    assert context_cost._run(GPU, {}, (sys.executable, "-c", code)) == ContextStages(
+        9, 8, 7, 6, 6, 9, total=5
+    )
 
 
 def test_estimates_lie_in_the_published_range() -> None:

@@ -41,7 +41,7 @@ def test_version_2_limits_and_page_cache(write: Write) -> None:
     found = host.look(root, {})
     assert (found.ram_total_bytes, found.ram_free_bytes) == (8 * GIB, 5 * GIB)
     assert (found.host_ram_bytes, found.cores) == (TOTAL, 1)
-    assert host.memory(root) == host.Memory(8 * GIB, 5 * GIB)
+    assert host.memory(root) == host.HostMemory(8 * GIB, 5 * GIB)
 
 
 def test_a_quota_rounds_up_to_whole_cores(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

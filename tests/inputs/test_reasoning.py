@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from snugvl.core.messages import Grammar, Message, Picture, Request, Text, Tool, ToolUse, user
-from snugvl.inputs.reasoning import ReasoningSplitter, Thinking, opened, thinks
+from snugvl.inputs.reasoning import ReasoningSplitter, ThinkingDefault, opened, thinks
 
 # Text, whether the template opened the reasoning, whether tools may be called → reasoning, answer.
 CASES = {
@@ -67,7 +67,7 @@ def test_who_decides_whether_it_thinks(
     said: Any, pictures: bool | None, text: bool | None, seen: bool | None, formed: bool | None
 ) -> None:
     """The request itself; else its form, what the model was loaded with, and what its family is known for."""
-    thinking = Thinking(said, pictures)
+    thinking = ThinkingDefault(said, pictures)
     for request, expected in ((TEXT, text), (SEES, seen), (FORMED, formed)):
         assert thinking.template(request) == ({} if expected is None else {"enable_thinking": expected})
         for own in (True, False):
@@ -83,7 +83,7 @@ def test_an_effort_is_a_wish_to_think_or_not(effort: str, wanted: bool) -> None:
     """Beyond what the model was loaded with; a form still leaves no room, and the exact word goes first."""
     told = {"reasoning_effort": effort}
     for said in ("auto", "on", "off"):
-        thinking = Thinking(said, pictures=False)
+        thinking = ThinkingDefault(said, pictures=False)
         for request, expected in ((TEXT, wanted), (SEES, wanted), (FORMED, False)):
             found = thinking.template(replace(request, template=told))
             assert found == {**told, "enable_thinking": expected}
@@ -94,4 +94,4 @@ def test_an_effort_is_a_wish_to_think_or_not(effort: str, wanted: bool) -> None:
 def test_a_tool_that_must_be_called_leaves_no_room_to_think() -> None:
     use = ToolUse((Tool("f", ""),))
     for choice, expected in (("auto", {}), ("required", {"enable_thinking": False})):
-        assert Thinking().template(replace(TEXT, tools=replace(use, choice=choice))) == expected
+        assert ThinkingDefault().template(replace(TEXT, tools=replace(use, choice=choice))) == expected

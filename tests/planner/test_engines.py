@@ -1,26 +1,27 @@
 """An engine is a folder, an option is a row: what the planner knows of them is said there alone."""
 
 import inspect
+import json
 from dataclasses import fields
 
 import pytest
 
 from benchmarks import house
-from snugvl import load
-from snugvl.core.options import ROWS, LoadOptions, special, word
+from snugvl.cli.app import run
+from snugvl.cli.serve_options import ChildOptions
+from snugvl.cli.serve_plan import _missing, plan_for
+from snugvl.core.options import ROWS, SPECIAL, LoadOptions, special, word
 from snugvl.errors import RequestError
-from snugvl.planner.engines import for_others, having, refuse_lacking, rules_of
+from snugvl.loading import load
+from snugvl.planner.engines import for_others, having, lacking, refuse_lacking, rules_of
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine
-from snugvl.planner.wishes import Wishes
-
-WISHED = {"memory": "memory_bytes"}  # options whose wish has another name
 
 
 def test_nobody_outside_of_an_engines_folder_asks_for_its_name() -> None:
     """In the planner nobody; elsewhere no more than when this was counted. With fewer lower the number."""
     compared = house.House(house.ROOT).engine_comparisons()
     assert [where for where in compared if where.startswith("planner/")] == []
-    assert len(compared) <= 26
+    assert len(compared) <= 25
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -28,7 +29,7 @@ def test_an_engines_rules_are_its_own(engine: Engine) -> None:
     rules = rules_of(engine)
     assert rules.engine == engine
     assert rules_of(engine) is rules
-    assert rules.honours <= {name for name, row in ROWS.items() if row.special}
+    assert rules.honours <= SPECIAL
 
 
 def test_ranks_differ_and_the_preferred_engine_has_the_highest() -> None:
@@ -39,19 +40,32 @@ def test_ranks_differ_and_the_preferred_engine_has_the_highest() -> None:
 
 def test_every_special_option_is_honoured_by_our_own_engine() -> None:
     """Else no engine could be named to who asks for it."""
-    assert {name for name, row in ROWS.items() if row.special} == rules_of(PREFERRED).honours
+    assert rules_of(PREFERRED).honours == SPECIAL
+    assert all(having([name])[0].engine == PREFERRED for name in SPECIAL)
+
+
+def test_an_engine_that_only_plans_has_its_own_command_printed_and_is_never_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but its folder says so."""
+    monkeypatch.setattr(type(rules_of("transformers")), "starts", False)
+    monkeypatch.setattr(type(rules_of("transformers")), "in_process", False)
+    monkeypatch.setattr(type(rules_of("transformers")), "command", lambda *_: "theirs --model x")
+    assert run(["plan", "pocket", "--backend", "transformers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "theirs --model x"
+    with pytest.raises(RequestError, match="This machine's plan for it: theirs --model x"):
+        plan_for(LoadOptions("pocket", backend="transformers"), ChildOptions())
+    with pytest.raises(RequestError, match="backend 'transformers' is planned for, and not started"):
+        load("pocket", backend="transformers")
+    missing = _missing(LoadOptions("pocket"), ChildOptions())
+    assert missing["transformers"] == "snugvl doesn't start it"
 
 
 def test_only_what_differs_between_engines_is_special() -> None:
     given = {"kv_cache": "fp8", "tower": "resident", "speculation": "mtp", "weights": "int4", "context": 5}
     assert special(given) == {"kv_cache": "fp8", "speculation": "mtp"}
-
-
-def test_what_plan_is_asked_for_is_a_wish() -> None:
-    """A row that `snugvl plan` has and the planner doesn't know would be read and forgotten."""
-    wishes = {each.name for each in fields(Wishes)}
-    asked = {WISHED.get(name, name) for name, row in ROWS.items() if "plan" in row.commands}
-    assert asked <= wishes
+    assert special({"step_graphs": False}) == {"step_graphs": False}
+    assert lacking("vllm", given) == {"speculation": "mtp"}
 
 
 def test_every_option_is_a_row_with_a_word_of_its_own() -> None:

@@ -173,7 +173,7 @@ def test_sampling_takes_no_more_than_planned(params: SamplingParams, most: int) 
     trace = Trace()
     trace.keep(scores)
     with torch.inference_mode(), trace:
-        sampler.sample(scores, [sampler.Choice(row, params, counts={1: 2}) for row in range(rows)])
+        sampler.sample(scores, [sampler.SamplerInput(row, params, counts={1: 2}) for row in range(rows)])
     assert most * 0.9 <= trace.peak / (rows * vocab) <= most * 1.001 + 0.01
 
 

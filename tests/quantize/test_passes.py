@@ -17,7 +17,7 @@ from snugvl.quantize import inputs, passes, setup
 from snugvl.quantize.inputs import Given
 from snugvl.quantize.passes import Matrix
 from snugvl.quantize.rounding import Moments, Rounded, rounded
-from snugvl.quantize.setup import Job
+from snugvl.quantize.setup import QuantizeJob
 from tests.models.forward import Prompt, logits
 
 TEXTS = [
@@ -32,8 +32,8 @@ MATRICES = (
 )  # as they are called
 
 
-def job(model: Path, out: Path, texts: list[tuple[str, str]]) -> Job:
-    return Job(
+def job(model: Path, out: Path, texts: list[tuple[str, str]]) -> QuantizeJob:
+    return QuantizeJob(
         LoadOptions(str(model), device="cpu"), out, Given(texts=texts), bits=4.7, group=None, tell=print
     )
 

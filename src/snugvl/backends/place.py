@@ -29,7 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TargetDevice:
     """A device with its free memory.
 
     Attributes:
@@ -130,7 +130,7 @@ def _hindrance(index: int) -> str | None:
     return None if gpu is None or build is None else unusable(gpu, machine, build)
 
 
-def dtype_of(name: DtypeName, place: Place, *, wide: bool) -> torch.dtype:
+def dtype_of(name: DtypeName, place: TargetDevice, *, wide: bool) -> torch.dtype:
     """Type of activations: as asked for, else by a GPU's age; float32 on a CPU where it is `wide`."""
     if name != "auto":
         return DTYPES[name]
@@ -153,7 +153,7 @@ def place_on(
     machine: Machine | None = None,
     *,
     kernels: bool = True,
-) -> Place:
+) -> TargetDevice:
     """What is there now.
 
     Args:
@@ -166,7 +166,7 @@ def place_on(
         RequestError: the limit is nothing, or not even the CUDA context fits into it.
     """
     if device.type == "cpu":
-        return Place(device, "main memory", host.memory().free_bytes, limit_bytes=limit_bytes)
+        return TargetDevice(device, "main memory", host.memory().free_bytes, limit_bytes=limit_bytes)
     # What Triton compiled on this machine once is enough.
     if kernels and (lacking := no_launcher(build_tools())) and not has_launcher():
         raise EngineError(lacking)
@@ -190,7 +190,7 @@ def place_on(
         taken = process_reader(device)() or cost + torch.cuda.memory_reserved(device)
         limit_bytes = None if limit_bytes is None else max(limit_bytes - taken, 0)
         cost = 0
-    return Place(
+    return TargetDevice(
         device,
         facts.name,
         free,
@@ -207,7 +207,7 @@ def place_on(
     )
 
 
-def with_driver(place: Place) -> Place:
+def with_driver(place: TargetDevice) -> TargetDevice:
     """`place` with the driver's memory as this process has it: all that our engine needs of it is taken now,
     before anything is planned, and measured.
 
@@ -240,8 +240,8 @@ def _take_driver(device: torch.device) -> None:
     (ones @ ones).sum().item()
 
 
-def _free_bytes(place: Place) -> int | None:
-    """The card's free memory by NVML, as `Place.free_bytes` is; None where it doesn't tell."""
+def _free_bytes(place: TargetDevice) -> int | None:
+    """The card's free memory by NVML, as `TargetDevice.free_bytes` is; None where it doesn't tell."""
     module = nvml.started()
     if module is None or place.gpu is None or place.gpu.uuid is None:
         return None
@@ -251,7 +251,7 @@ def _free_bytes(place: Place) -> int | None:
         return None
 
 
-def cap(place: Place, late_bytes: int = 0) -> int | None:
+def cap(place: TargetDevice, late_bytes: int = 0) -> int | None:
     """Forbid torch to take more than was planned, from now on; bytes of the whole process, or None on a CPU.
 
     torch counts its own allocations alone, so the context comes off, and what the driver may load later.

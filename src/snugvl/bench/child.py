@@ -34,7 +34,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class Child:
+class ServerProcess:
     """A server of ours: `with Child("pocket", ["--device", "cpu"]) as child: child.wait(print, 60)`.
 
     `quiet`: without a line for every request, which `said` would have.

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from snugvl.bench.report import Report, Table, memory_peak, workload_line
-from snugvl.bench.result import Result
+from snugvl.bench.report import BenchmarkReport, Table, memory_peak, workload_line
+from snugvl.bench.result import BenchmarkResult
 from snugvl.bench.summary import METRICS, Metric, Summary, number
 from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
 
 
-def compare(first: Result, second: Result, names: tuple[str, str]) -> Report:
+def compare(first: BenchmarkResult, second: BenchmarkResult, names: tuple[str, str]) -> BenchmarkReport:
     """Every figure of every level that both have.
 
     Raises:
@@ -26,10 +26,10 @@ def compare(first: Result, second: Result, names: tuple[str, str]) -> Report:
     above = [_line("A", names[0], first), _line("B", names[1], second)]
     if memory := tuple(_others(first, second)):
         tables.append(Table("Start and memory", ("", "A", "B", "B / A"), memory))
-    return Report(tuple(above), tuple(tables), tuple(_warnings(first, second)))
+    return BenchmarkReport(tuple(above), tuple(tables), tuple(_warnings(first, second)))
 
 
-def _line(letter: str, name: str, result: Result) -> str:
+def _line(letter: str, name: str, result: BenchmarkResult) -> str:
     return f"{letter}: {name}, {result.server.manner.model}, {result.taken_at}"
 
 
@@ -55,7 +55,7 @@ def ratio(before: float, after: float, *, higher_is_better: bool) -> tuple[str, 
     return text, "B better" if (after > before) == higher_is_better else "A better"
 
 
-def _others(first: Result, second: Result) -> Iterator[tuple[str, ...]]:
+def _others(first: BenchmarkResult, second: BenchmarkResult) -> Iterator[tuple[str, ...]]:
     one, other = first.start, second.start
     if one is not None and other is not None:
         yield (
@@ -69,7 +69,7 @@ def _others(first: Result, second: Result) -> Iterator[tuple[str, ...]]:
             yield f"{name}, peak", format_size(before), format_size(after), f"{after / before:.2f}"
 
 
-def _peaks(result: Result) -> tuple[int | None, int | None]:
+def _peaks(result: BenchmarkResult) -> tuple[int | None, int | None]:
     """Peak of the engine's process by its ledger, and the growth of the GPUs' memory by the driver."""
     peak = memory_peak(result)
     if peak is None:
@@ -79,7 +79,7 @@ def _peaks(result: Result) -> tuple[int | None, int | None]:
     return peak.ledger.process_bytes if peak.ledger else None, grown or None
 
 
-def _warnings(first: Result, second: Result) -> Iterator[str]:
+def _warnings(first: BenchmarkResult, second: BenchmarkResult) -> Iterator[str]:
     if _asked(first) != _asked(second):
         one, other = workload_line(first.workload), workload_line(second.workload)
         yield f"they were asked different things: A: {one}; B: {other}"
@@ -94,6 +94,6 @@ def _warnings(first: Result, second: Result) -> Iterator[str]:
             yield f"{letter} has failed requests"
 
 
-def _asked(result: Result) -> tuple[object, ...]:
+def _asked(result: BenchmarkResult) -> tuple[object, ...]:
     asked = result.workload
     return asked.image, asked.prompt_tokens, asked.max_tokens, asked.same_image

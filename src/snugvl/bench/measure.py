@@ -9,11 +9,11 @@ from typing import Final
 
 import httpx
 
-from snugvl.bench.child import Child
+from snugvl.bench.child import ServerProcess
 from snugvl.bench.load import Level
 from snugvl.bench.memory import GpuWatch, LedgerWatch, MemoryPeak
 from snugvl.bench.record import read
-from snugvl.bench.result import Result, Run, ServerFacts, Start, describe_machine
+from snugvl.bench.result import BenchmarkResult, Run, ServerFacts, StartTimes, describe_machine
 from snugvl.bench.target import Target, connect
 from snugvl.bench.workload import Workload, bodies
 from snugvl.client.connection import address_of
@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchmarkSettings:
     """What to measure.
 
     Attributes:
@@ -50,17 +50,17 @@ class Settings:
     timeout_s: float
 
 
-class Measurement:
+class BenchmarkRun:
     """One measurement; `result` is whole after `run`, and holds what there is after an interrupt of it."""
 
-    def __init__(self, settings: Settings, tell: Tell) -> None:
+    def __init__(self, settings: BenchmarkSettings, tell: Tell) -> None:
         self._settings, self._tell = settings, tell
         self._runs: list[Run] = []
         self._next_seed = settings.workload.seed + 1  # the first one was for finding out
-        self._facts: Result | None = None
+        self._facts: BenchmarkResult | None = None
 
     @property
-    def result(self) -> Result | None:
+    def result(self) -> BenchmarkResult | None:
         """What was measured so far; None before the server was found."""
         return replace(self._facts, runs=tuple(self._runs)) if self._facts else None
 
@@ -78,7 +78,7 @@ class Measurement:
             watch = open_things.enter_context(GpuWatch()) if here else None
             child, ready_s = None, None
             if settings.server is None:
-                child = open_things.enter_context(Child(settings.model, settings.serve_options))
+                child = open_things.enter_context(ServerProcess(settings.model, settings.serve_options))
                 ready_s = child.wait(self._tell, START_PATIENCE_S)
             target = self._connect(child)
             start = _start(child, ready_s, target)
@@ -88,7 +88,7 @@ class Measurement:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, self._interruptible():
                 runner.run(self._levels(target, watch))
 
-    def _connect(self, child: Child | None) -> Target:
+    def _connect(self, child: ServerProcess | None) -> Target:
         settings = self._settings
         if child is None:
             assert settings.server is not None
@@ -174,8 +174,10 @@ def _forget(ledger: LedgerWatch | None, gpus: GpuWatch | None) -> None:
         gpus.take()
 
 
-def _facts(settings: Settings, target: Target, child: Child | None, start: Start | None) -> Result:
-    return Result(
+def _facts(
+    settings: BenchmarkSettings, target: Target, child: ServerProcess | None, start: StartTimes | None
+) -> BenchmarkResult:
+    return BenchmarkResult(
         taken_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         snugvl=__version__,
         machine=describe_machine(),
@@ -189,11 +191,11 @@ def _facts(settings: Settings, target: Target, child: Child | None, start: Start
     )
 
 
-def _start(child: Child | None, ready_s: float | None, target: Target) -> Start | None:
+def _start(child: ServerProcess | None, ready_s: float | None, target: Target) -> StartTimes | None:
     if child is None or ready_s is None:
         return None
     first = target.first_token_at
-    return Start(ready_s, first - child.began if first is not None else None)
+    return StartTimes(ready_s, first - child.began if first is not None else None)
 
 
 def _count(number: int, name: str) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from math import log2
 
 from snugvl.bench.report import memory_peak, workload_line
-from snugvl.bench.result import Result
+from snugvl.bench.result import BenchmarkResult
 from snugvl.bench.summary import ALL, EACH, FIRST_TOKEN, INTER_TOKEN, Metric, Summary, number
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.sizes import format_size
@@ -55,7 +55,7 @@ PANELS = (
 )
 
 
-def svg(result: Result) -> str:
+def svg(result: BenchmarkResult) -> str:
     """The picture."""
     peak = memory_peak(result)
     bars = list(_memory(peak.ledger)) if peak is not None and peak.ledger is not None else []
@@ -106,7 +106,7 @@ def _colours(base: Sequence[str], bars: Sequence[str]) -> str:
     return rules + "".join(f".bar{index}{{fill:{colour}}}" for index, colour in enumerate(bars))
 
 
-def _where(result: Result) -> str:
+def _where(result: BenchmarkResult) -> str:
     machine = result.machine
     device = ", ".join(machine.gpus) or f"{machine.processor}, {machine.cpu_cores} cores"
     return f"{device} · {result.taken_at[:10]} · snugvl {result.snugvl}"

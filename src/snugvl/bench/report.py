@@ -6,7 +6,7 @@ from typing import TextIO
 
 from snugvl.bench.memory import GpuPeak, MemoryPeak, higher
 from snugvl.bench.record import LEAST_TOKENS, Record
-from snugvl.bench.result import Result
+from snugvl.bench.result import BenchmarkResult
 from snugvl.bench.summary import METRICS, Summary
 from snugvl.bench.workload import Workload
 from snugvl.core.ledger import Ledger
@@ -29,7 +29,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchmarkReport:
     """Lines above, tables, lines below."""
 
     above: tuple[str, ...]
@@ -37,13 +37,13 @@ class Report:
     notes: tuple[str, ...]
 
 
-def report(result: Result) -> Report:
+def report(result: BenchmarkResult) -> BenchmarkReport:
     """Everything that is printed."""
     tables = (speed(result), *_memory(memory_peak(result)))
-    return Report(tuple(_above(result)), tables, tuple(_notes(result)))
+    return BenchmarkReport(tuple(_above(result)), tables, tuple(_notes(result)))
 
 
-def speed(result: Result) -> Table:
+def speed(result: BenchmarkResult) -> Table:
     """A row a figure, a column a level."""
     levels = result.levels
     head = ("clients", *(f"{level.clients:,}" for level in levels))
@@ -64,7 +64,7 @@ def _range(level: Summary) -> str:
     return "–" if found is None else f"{found.min:,.0f} – {found.max:,.0f}"
 
 
-def memory_peak(result: Result) -> MemoryPeak | None:
+def memory_peak(result: BenchmarkResult) -> MemoryPeak | None:
     """The peaks of all levels together."""
     ledger: Ledger | None = None
     gpus: dict[int, GpuPeak] = {}
@@ -109,7 +109,7 @@ def _size(nbytes: int | None) -> str:
     return "" if nbytes is None else format_size(nbytes)
 
 
-def _above(result: Result) -> Iterator[str]:
+def _above(result: BenchmarkResult) -> Iterator[str]:
     server, machine = result.server, result.machine
     what = "snugvl serve, started for this" if server.command else server.url
     version = f" (version {server.software})" if server.software else ""
@@ -134,7 +134,7 @@ def workload_line(workload: Workload) -> str:
     return f"{picture}{text}, {workload.max_tokens:,} tokens of answer, greedy"
 
 
-def _notes(result: Result) -> Iterator[str]:
+def _notes(result: BenchmarkResult) -> Iterator[str]:
     if result.interrupted:
         yield "interrupted: figures are of what was measured until then"
     yield from result.notes
@@ -146,7 +146,7 @@ def _notes(result: Result) -> Iterator[str]:
     yield _generator(result)
 
 
-def _about_tokens(result: Result) -> Iterator[str]:
+def _about_tokens(result: BenchmarkResult) -> Iterator[str]:
     good = [record for record in result.records if record.error is None]
     if not good:
         return
@@ -174,7 +174,7 @@ def _about_pieces(counted: Sequence[Record]) -> Iterator[str]:
         )
 
 
-def _generator(result: Result) -> str:
+def _generator(result: BenchmarkResult) -> str:
     costs = [run.generator for run in result.runs]
     if not costs:
         return "nothing was measured"
@@ -190,7 +190,7 @@ def _generator(result: Result) -> str:
     return line
 
 
-def as_text(report: Report) -> str:
+def as_text(report: BenchmarkReport) -> str:
     """A report for a pipe or a file."""
     parts = ["\n".join(report.above), *("\n".join(_lines(table)) for table in report.tables)]
     return "\n\n".join([*parts, "\n".join(report.notes)]) + "\n"
@@ -225,7 +225,7 @@ def _columns(table: Table, chosen: Sequence[int]) -> Table:
     return Table(table.title, head, tuple(rows))
 
 
-def print_to_terminal(report: Report, file: TextIO) -> None:
+def print_to_terminal(report: BenchmarkReport, file: TextIO) -> None:
     """A report with rules and weights."""
     from rich.console import Console
     from rich.table import Table as Grid

@@ -67,7 +67,7 @@ class ServerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartTimes:
     """From the start of the server's process, in seconds: to taking requests, and to the first token."""
 
     ready_s: float
@@ -87,7 +87,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchmarkResult:
     """One call of `snugvl bench`. `taken_at`: local time in ISO 8601."""
 
     taken_at: str
@@ -95,7 +95,7 @@ class Result:
     machine: MachineFacts
     server: ServerFacts
     workload: Workload
-    start: Start | None
+    start: StartTimes | None
     runs: tuple[Run, ...]
     notes: tuple[str, ...] = ()
     interrupted: bool = False
@@ -117,7 +117,7 @@ class Result:
         return tuple(record for run in self.runs for record in run.records)
 
 
-def to_json(result: Result) -> str:
+def to_json(result: BenchmarkResult) -> str:
     """The result with its summaries: for our own reading and for other programs'."""
     document = {"levels": [asdict(level) for level in result.levels], **asdict(result)}
     return json.dumps(_rounded(document), ensure_ascii=False) + "\n"
@@ -132,7 +132,7 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def load(path: Path) -> Result:
+def load(path: Path) -> BenchmarkResult:
     """A saved result.
 
     Raises:
@@ -146,7 +146,7 @@ def load(path: Path) -> Result:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"{path} can't be read: {reason}") from None
     try:
-        result = TypeAdapter(Result).validate_json(text)
+        result = TypeAdapter(BenchmarkResult).validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

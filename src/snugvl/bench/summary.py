@@ -13,7 +13,7 @@ Share = Literal["median", "p95", "p99"]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """How values lie. Percentiles are interpolated between the two nearest values."""
 
     count: int
@@ -44,15 +44,15 @@ class Summary:
     requests: int
     failed: int
     errors: Mapping[str, int]
-    first_token_s: Spread | None
-    inter_token_s: Spread | None
-    latency_s: Spread | None
-    decode_tokens_per_s: Spread | None
-    output_tokens_per_s: Spread | None
-    requests_per_s: Spread | None
-    prompt_tokens: Spread | None
-    output_tokens: Spread | None
-    pieces: Spread | None
+    first_token_s: Distribution | None
+    inter_token_s: Distribution | None
+    latency_s: Distribution | None
+    decode_tokens_per_s: Distribution | None
+    output_tokens_per_s: Distribution | None
+    requests_per_s: Distribution | None
+    prompt_tokens: Distribution | None
+    output_tokens: Distribution | None
+    pieces: Distribution | None
     counted_by_pieces: int
 
 
@@ -63,12 +63,12 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
+def spread(values: Iterable[float | None]) -> Distribution | None:
     """Spread of the values that there are; None without any."""
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
-    return Spread(
+    return Distribution(
         len(ordered), fmean(ordered), ordered[0], median(ordered),
         percentile(ordered, 0.95), percentile(ordered, 0.99), ordered[-1],
     )  # fmt: skip
@@ -136,7 +136,7 @@ def _of(
     """A metric that reads a share of one of a level's spreads. `more`: higher is better."""
 
     def read(level: Summary) -> float | None:
-        spread: Spread | None = getattr(level, field)
+        spread: Distribution | None = getattr(level, field)
         return None if spread is None else getattr(spread, share)
 
     return Metric(name, unit, read, scale, more)

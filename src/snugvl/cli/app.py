@@ -34,7 +34,7 @@ from snugvl.cli import (
     sources,
     top,
 )
-from snugvl.cli.help import Command, Group, meant
+from snugvl.cli.help import Command, CommandGroup, meant
 from snugvl.cli.running import explained
 from snugvl.cli.stderr import plainly, say, trace, warnings_said
 from snugvl.cli.stdout import ClosedPipe
@@ -46,7 +46,7 @@ CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `
 
 app = typer.Typer(
     name="snugvl",
-    cls=Group,
+    cls=CommandGroup,
     help="See what is in pictures, with a vision-language model on this machine.",
     epilog="Exit codes: 0 done, 2 usage, 3 input, 4 model files, 5 memory, 6 the model's answer, "
     "7 some images or requests of several failed, 130 interrupted, 1 anything else.",

@@ -28,7 +28,7 @@ def ask(
     recursive: options.Recursive = False,
     *,
     choice: options.ModelChoice,
-    generation: options.Generation,
+    generation: options.GenerationOptions,
     result: options.OutputChoice,
 ) -> None:
     """Ask a question about images: of each, or of all of them together."""

@@ -200,7 +200,7 @@ def _batch(
         raise typer.Exit(SOME_FAILED)
 
 
-def _report(outcome: Outcome, bar: _Bar) -> None:
+def _report(outcome: Outcome, bar: _Progress) -> None:
     if outcome.error is None:
         return
     message = str(outcome.error)
@@ -251,7 +251,7 @@ def _attempt(task: Task, model: Model | Client, job: Job, read: Reader) -> Outco
     return Outcome(job, result, None, time.perf_counter() - start)
 
 
-class _Bar(Protocol):
+class _Progress(Protocol):
     """Tells how far a batch is."""
 
     def advance(self) -> None: ...
@@ -268,7 +268,7 @@ class _Silent:
 
 
 @contextmanager
-def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Bar]:
+def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Progress]:
     """A bar of `total` steps on standard error, only where a person watches it there."""
     if not shown or not sys.stderr.isatty():
         yield _Silent()

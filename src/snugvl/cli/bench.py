@@ -15,13 +15,13 @@ from snugvl.cli import options
 from snugvl.cli.signals import ended_like_ctrl_c
 from snugvl.cli.stderr import printable, say
 from snugvl.cli.stdout import write
-from snugvl.core.options import LoadOptions, flag
+from snugvl.core.options import LoadOptions, typed
 from snugvl.errors import EngineError
 
 if TYPE_CHECKING:
-    from snugvl.bench.measure import Measurement
-    from snugvl.bench.report import Report
-    from snugvl.bench.result import Result
+    from snugvl.bench.measure import BenchmarkRun
+    from snugvl.bench.report import BenchmarkReport
+    from snugvl.bench.result import BenchmarkResult
 
 SOME_FAILED = 7
 Tell = Callable[[str], None]
@@ -134,10 +134,10 @@ def bench(
     if compare is not None:
         _compare(*compare, saving=json is not None or plot is not None)
         return
-    from snugvl.bench.measure import Measurement, Settings
+    from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings
     from snugvl.bench.workload import Workload
 
-    chosen = [word for name, value in load.said().items() for word in (flag(name, value), str(value))]
+    chosen = [word for name, value in load.said().items() for word in typed(name, value)]
     start = [*chosen, *(serve_options or ())]
     if server is not None and start:
         raise typer.BadParameter(
@@ -148,15 +148,15 @@ def bench(
     seed = seed if seed is not None else (int(time.time()) if server else SEED)
     picture = None if no_image else _size(image)
     workload = Workload(picture, prompt_tokens, max_tokens, same_image, seed)
-    settings = Settings(
+    settings = BenchmarkSettings(
         server, api_key, model, tuple(start), _levels(levels), workload, repeat, warmup, timeout
     )
     _check_folders(json, plot)
     tell: Tell = (lambda text: None) if quiet else say
-    _measure(Measurement(settings, tell), json, plot, tell)
+    _measure(BenchmarkRun(settings, tell), json, plot, tell)
 
 
-def _measure(measurement: Measurement, json: Path | None, plot: Path | None, tell: Tell) -> None:
+def _measure(measurement: BenchmarkRun, json: Path | None, plot: Path | None, tell: Tell) -> None:
     """Run, print, save; exit as it went."""
     interrupt = None
     with ended_like_ctrl_c():
@@ -178,7 +178,7 @@ def _measure(measurement: Measurement, json: Path | None, plot: Path | None, tel
         raise typer.Exit(SOME_FAILED)
 
 
-def _put(result: Result, json: Path | None, plot: Path | None, tell: Tell) -> None:
+def _put(result: BenchmarkResult, json: Path | None, plot: Path | None, tell: Tell) -> None:
     from snugvl.bench.report import report
 
     if json is not None:
@@ -194,7 +194,7 @@ def _put(result: Result, json: Path | None, plot: Path | None, tell: Tell) -> No
     _print(report(result))
 
 
-def _print(found: Report) -> None:
+def _print(found: BenchmarkReport) -> None:
     from snugvl.bench.report import as_text, print_to_terminal
 
     if sys.stdout.isatty():

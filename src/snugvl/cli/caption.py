@@ -17,7 +17,7 @@ def caption(
     recursive: options.Recursive = False,
     *,
     choice: options.ModelChoice,
-    generation: options.Generation,
+    generation: options.GenerationOptions,
     result: options.OutputChoice,
 ) -> None:
     """Describe images."""
@@ -42,7 +42,7 @@ def scene(
     recursive: options.Recursive = False,
     *,
     choice: options.ModelChoice,
-    generation: options.Generation,
+    generation: options.GenerationOptions,
     result: options.OutputChoice,
 ) -> None:
     """Analyse images: summary, setting, objects with counts and positions, text, relations."""

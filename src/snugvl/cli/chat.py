@@ -62,11 +62,11 @@ def chat(
     quiet: options.Quiet = False,
     *,
     choice: options.ModelChoice,
-    generation: options.Generation,
+    generation: options.GenerationOptions,
 ) -> None:
     """Talk with a model about pictures, in the terminal. /help shows what can be typed beside questions."""
     choice = session.resolve(choice, None)
-    talk = Conversation(choice, generation.sampling(), system)
+    talk = ChatSession(choice, generation.sampling(), system)
     talk.show(images or ())
     if not quiet:
         session.tell(choice)
@@ -75,7 +75,7 @@ def chat(
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """What was said, and the pictures that wait for the next question."""
 
     choice: options.ModelChoice
@@ -83,7 +83,7 @@ class Conversation:
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
     waiting: list[Shown] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)  # what /save writes
+    turns: list[SavedTurn] = field(default_factory=list)  # what /save writes
 
     def show(self, names: Sequence[str]) -> None:
         """Take pictures, or videos, for the next question: all of them or, after an error, none.
@@ -153,13 +153,13 @@ class Conversation:
                 write(out.feed(printable(text)))
         write(f"{out.end()}\n")
         self.messages += [mine, Message("assistant", (Text(answer),))]
-        self.turns.append(Turn(ME, question, tuple(name for name, _ in self.waiting)))
-        self.turns.append(Turn(self.choice.name, answer))
+        self.turns.append(SavedTurn(ME, question, tuple(name for name, _ in self.waiting)))
+        self.turns.append(SavedTurn(self.choice.name, answer))
         self.waiting.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SavedTurn:
     """A question or an answer as a saved conversation has it, `**NAME:** ![a.png](a.png)` and the text."""
 
     name: str
@@ -184,12 +184,12 @@ class Turn:
         text = _LIKE_A_TURN.sub(r"\\\g<0>", self.text)
         return f"**{self.name}:** {''.join(links)}{text}"
 
-    def moved(self, file: Path) -> Turn:
+    def moved(self, file: Path) -> SavedTurn:
         """The turn of `file` with pictures as they are named from here."""
         return replace(self, pictures=tuple(str(file.parent / name) for name in self.pictures))
 
 
-def _turns(file: Path) -> list[Turn]:
+def _turns(file: Path) -> list[SavedTurn]:
     if file.is_file() and file.stat().st_size > MOST_BYTES:
         raise InputError(f"{file} has more than {MOST_BYTES >> 20} MiB; it is no conversation of snugvl chat")
     text = file.read_text(encoding="utf-8", errors="replace")
@@ -204,11 +204,11 @@ def _turns(file: Path) -> list[Turn]:
             pictures.append(unquote(link[1]))
             rest = rest[link.end() :]
         rest = re.sub(rf"^\\(?={_LIKE_A_TURN.pattern[1:]})", "", rest, flags=re.MULTILINE)
-        turns.append(Turn(name, rest, tuple(pictures)))
+        turns.append(SavedTurn(name, rest, tuple(pictures)))
     return turns
 
 
-def _converse(talk: Conversation, model: Model | Client, *, quiet: bool) -> None:
+def _converse(talk: ChatSession, model: Model | Client, *, quiet: bool) -> None:
     """Read lines until the end. At a terminal an error is told and the conversation goes on."""
     person = sys.stdin is not None and sys.stdin.isatty()
     if person:
@@ -248,7 +248,7 @@ def _line(person: bool) -> str | None:
         return None
 
 
-def _done(talk: Conversation, model: Model | Client, line: str, *, quiet: bool) -> bool:
+def _done(talk: ChatSession, model: Model | Client, line: str, *, quiet: bool) -> bool:
     """Do what a line says; whether that is to leave."""
     word, _, rest = line.partition(" ")
     rest, tell = rest.strip(), (lambda text: None) if quiet else say
@@ -286,7 +286,7 @@ def _done(talk: Conversation, model: Model | Client, line: str, *, quiet: bool) 
 
 
 def _shown(
-    talk: Conversation, names: Sequence[str], tell: Callable[[str], None], when: str = "the next"
+    talk: ChatSession, names: Sequence[str], tell: Callable[[str], None], when: str = "the next"
 ) -> None:
     talk.show([str(Path(name).expanduser()) for name in names])
     waiting = ", ".join(name for name, _ in talk.waiting)

@@ -13,7 +13,7 @@ from snugvl.cli.options import OutputChoice
 from snugvl.cli.stderr import printable, say, several
 from snugvl.cli.stdout import write
 from snugvl.core.sizes import format_size, megapixels
-from snugvl.fidelity.results import Figures, Outcome, figures
+from snugvl.fidelity.results import Figures, QuestionOutcome, figures
 
 if TYPE_CHECKING:
     from snugvl.fidelity.comparison import Comparison
@@ -87,7 +87,7 @@ class _Lines:
             say(f"{stage} ({done:.0%} done{'' if left is None else f', {_time(left)} left'})")
 
 
-def show(comparison: Comparison, outcomes: Sequence[Outcome], result: OutputChoice) -> None:
+def show(comparison: Comparison, outcomes: Sequence[QuestionOutcome], result: OutputChoice) -> None:
     """Print all, or write records."""
     model = comparison.reference.capabilities.model
     rows = [
@@ -135,7 +135,7 @@ def _table(rows: Sequence[Figures]) -> list[str]:
     return ["  ".join([name.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for name, *rest in cells]
 
 
-def _differences(outcomes: Sequence[Outcome], result: OutputChoice) -> Iterator[str]:
+def _differences(outcomes: Sequence[QuestionOutcome], result: OutputChoice) -> Iterator[str]:
     """Answers that aren't the reference's, beside it, question by question."""
     differ = [each for each in outcomes if each.score is not None and not each.same]
     differ.sort(key=_question)
@@ -153,7 +153,7 @@ def _differences(outcomes: Sequence[Outcome], result: OutputChoice) -> Iterator[
             yield _beside(each.variant, width, each.answer + overlap)
 
 
-def _question(outcome: Outcome) -> tuple[str, str]:
+def _question(outcome: QuestionOutcome) -> tuple[str, str]:
     return outcome.picture, outcome.question.text
 
 

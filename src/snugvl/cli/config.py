@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snugvl.cli.help import Command, Group, meant
+from snugvl.cli.help import Command, CommandGroup, meant
 from snugvl.cli.stderr import plainly, printable, say
 from snugvl.cli.stdout import write
 from snugvl.errors import InputError, SnugvlError
@@ -33,7 +33,7 @@ _TABLE: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _KEY: Final = re.compile(r"\s*([\w-]+)\s*=")
 
 app = typer.Typer(
-    cls=Group, help="Keep the options that you give every time (model, memory, port …) in a TOML file."
+    cls=CommandGroup, help="Keep the options that you give every time (model, memory, port …) in a TOML file."
 )
 Key = Annotated[str, typer.Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
 

@@ -52,7 +52,7 @@ def detect(
     recursive: options.Recursive = False,
     *,
     choice: options.ModelChoice,
-    generation: options.Generation,
+    generation: options.GenerationOptions,
     json: options.Json = False,
     output: Output = None,
     resume: options.Resume = False,

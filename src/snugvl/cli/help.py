@@ -53,5 +53,5 @@ class Command(_Read, TyperCommand):
         self._plainly()
 
 
-class Group(_Read, TyperGroup):
+class CommandGroup(_Read, TyperGroup):
     """A group of commands."""

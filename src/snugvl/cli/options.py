@@ -16,7 +16,7 @@ import typer
 
 from snugvl.cli.machine_options import MACHINE, MachineChoice
 from snugvl.cli.values import address, device, downloaded_models, size
-from snugvl.core.options import ROWS, LoadOptions, Row, flag
+from snugvl.core.options import ROWS, LoadOptions, OptionRow, flag
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import InputError, RequestError
 from snugvl.planner.engines import rules_of
@@ -90,11 +90,11 @@ CHECKED: dict[str, Any] = {"device": device, "memory": size}  # values that are 
 HINTS = get_type_hints(LoadOptions)
 
 
-def _spelled(name: str, row: Row) -> Any:
+def _spelled(name: str, row: OptionRow) -> Any:
     """A field of `LoadOptions` as typer takes it."""
     kind = str | None if name == "memory" else HINTS[name]
     yes = flag(name, True)
-    both = row.special == (True, False) or DEFAULTS[name] is True
+    both = DEFAULTS[name] is True or kind == bool | None
     return Annotated[
         kind,
         typer.Option(
@@ -156,7 +156,7 @@ class ModelChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GenerationOptions:
     """How to generate."""
 
     max_tokens: int | None
@@ -202,7 +202,7 @@ GENERATION: dict[str, Any] = {"max_tokens": MaxTokens, "temperature": Temperatur
 OUTPUT: dict[str, Any] = {"json": Json, "output": Output, "resume": Resume, "quiet": Quiet}
 GROUPS: dict[type, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = {
     ModelChoice: (CHOICE, _choice),
-    Generation: (GENERATION, lambda values: Generation(**values)),
+    GenerationOptions: (GENERATION, lambda values: GenerationOptions(**values)),
     OutputChoice: (OUTPUT, lambda values: OutputChoice(*values.values())),
     MachineChoice: (MACHINE, lambda values: MachineChoice(**values)),
 }

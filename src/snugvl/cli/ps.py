@@ -41,7 +41,7 @@ def ps(
         write(printable("\n".join(lines)) + "\n")
 
 
-def _row(server: running.Running, api_key: str | None) -> dict[str, Any]:
+def _row(server: running.LocalServer, api_key: str | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "pid": server.pid,
         "url": server.url,

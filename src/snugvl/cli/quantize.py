@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from snugvl.fidelity.progress import Tell
     from snugvl.quantize.copying import CopyJob
     from snugvl.quantize.inputs import Given
-    from snugvl.quantize.setup import Job, Made
+    from snugvl.quantize.setup import QuantizeJob, WrittenCheckpoint
 
 INTERRUPTED: Final = 130
 DEFAULT_BITS: Final = 4.75
@@ -100,7 +100,7 @@ def quantize(
     if weights is None:
         given = _given(ModelChoice(model, pocket=session.of_drawings(model)), with_ or [])
         mean = DEFAULT_BITS if bits is None else bits
-        job: Callable[..., Job | CopyJob] = partial(
+        job: Callable[..., QuantizeJob | CopyJob] = partial(
             _rounding, load, out, given, bits=mean, group=group, form=form
         )
     else:
@@ -118,10 +118,10 @@ def quantize(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _rounding(load: LoadOptions, out: Path, given: Given, *, tell: Tell, **asked: Any) -> Job:
-    from snugvl.quantize.setup import Job
+def _rounding(load: LoadOptions, out: Path, given: Given, *, tell: Tell, **asked: Any) -> QuantizeJob:
+    from snugvl.quantize.setup import QuantizeJob
 
-    return Job(load, out, given, tell=tell, **asked)
+    return QuantizeJob(load, out, given, tell=tell, **asked)
 
 
 def _copying(load: LoadOptions, out: Path, weights: FewBits, *, tell: Tell, group: int | None) -> CopyJob:
@@ -131,7 +131,7 @@ def _copying(load: LoadOptions, out: Path, weights: FewBits, *, tell: Tell, grou
 
 
 def _quantize(
-    load: LoadOptions, out: Path, job_of: Callable[..., Job | CopyJob], *, json: bool, quiet: bool
+    load: LoadOptions, out: Path, job_of: Callable[..., QuantizeJob | CopyJob], *, json: bool, quiet: bool
 ) -> None:
     from snugvl.cli import compare_view
 
@@ -146,7 +146,7 @@ def _quantize(
         write("\n".join(_lines(out, made)) + "\n")
 
 
-def _plan_lines(job: Job | CopyJob) -> list[str]:
+def _plan_lines(job: QuantizeJob | CopyJob) -> list[str]:
     return [
         f"{several(len(job.matrices), 'matrix')} will be rounded to {job.aim}",
         f"memory: it takes {format_size(job.plan.held_bytes)} of the {format_size(job.plan.usable_bytes)} "
@@ -154,7 +154,7 @@ def _plan_lines(job: Job | CopyJob) -> list[str]:
     ]
 
 
-def _lines(out: Path, made: Made) -> list[str]:
+def _lines(out: Path, made: WrittenCheckpoint) -> list[str]:
     wide = f"; {made.wide} stay as they are, as their sides don't divide" if made.wide else ""
     counts = Counter(made.widths.values())
     found = ", ".join(f"{counts[bits]} in {bits} bits" for bits in sorted(counts))

@@ -31,7 +31,7 @@ HOW: Final = "--api-key KEY or SNUGVL_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class LocalServer:
     """A server.
 
     Attributes:
@@ -65,7 +65,7 @@ def announced(url: str, model: str, names: tuple[str, ...]) -> Iterator[None]:
     import psutil
 
     me = psutil.Process()
-    record = Running(me.pid, me.create_time(), socket.gethostname(), url, model, names, time.time())
+    record = LocalServer(me.pid, me.create_time(), socket.gethostname(), url, model, names, time.time())
     path = folder() / f"{me.pid}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,7 +79,7 @@ def announced(url: str, model: str, names: tuple[str, ...]) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def running() -> list[Running]:
+def running() -> list[LocalServer]:
     """The servers of this user that run now on this machine, the latest first. Stale records go."""
     found = []
     with suppress(OSError):
@@ -93,14 +93,14 @@ def running() -> list[Running]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """A server's answer to a small question: its status and JSON. No status: nothing came at once."""
 
     status: int | None = None
     body: Any = None
 
 
-def ask(server: Running, path: str, api_key: str | None = None) -> Answer:
+def ask(server: LocalServer, path: str, api_key: str | None = None) -> ProbeAnswer:
     """The answer to GET `path`."""
     from http.client import HTTPConnection, HTTPException  # with ssl and email, which --help needs not
 
@@ -110,14 +110,14 @@ def ask(server: Running, path: str, api_key: str | None = None) -> Answer:
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        return Answer(answer.status, json.loads(answer.read(MAX_ANSWER_BYTES)))
+        return ProbeAnswer(answer.status, json.loads(answer.read(MAX_ANSWER_BYTES)))
     except (OSError, HTTPException, ValueError):
-        return Answer()
+        return ProbeAnswer()
     finally:
         connection.close()
 
 
-def trouble(answer: Answer, api_key: str | None) -> str | None:
+def trouble(answer: ProbeAnswer, api_key: str | None) -> str | None:
     """Why a server that answered so can't be used now, behind "it"; None where it can."""
     if answer.status is None:
         return "doesn't answer"
@@ -126,7 +126,7 @@ def trouble(answer: Answer, api_key: str | None) -> str | None:
     return None if answer.status == OK else f"answers with status {answer.status}"
 
 
-def ready(server: Running, task: str | None, api_key: str | None) -> tuple[dict[str, Any], str | None]:
+def ready(server: LocalServer, task: str | None, api_key: str | None) -> tuple[dict[str, Any], str | None]:
     """The card of a server's model in `/v1/models`, where it is ready for a task; or why it isn't."""
     answer = ask(server, "/v1/models", api_key)
     if why := trouble(answer, api_key):
@@ -151,21 +151,21 @@ def explained(error: SnugvlError) -> str:
     return f"{text}; one of yours runs at {' and '.join(urls)}" if urls else text
 
 
-def owner(port: int) -> Running | None:
+def owner(port: int) -> LocalServer | None:
     """The server of this user that listens on a port of this machine."""
     return next((server for server in running() if urlsplit(server.url).port == port), None)
 
 
-def _read(path: Path) -> Running | None:
+def _read(path: Path) -> LocalServer | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        known = {each.name: values[each.name] for each in fields(Running)}
-        return Running(**{**known, "pid": int(known["pid"]), "names": tuple(map(str, known["names"]))})
+        known = {each.name: values[each.name] for each in fields(LocalServer)}
+        return LocalServer(**{**known, "pid": int(known["pid"]), "names": tuple(map(str, known["names"]))})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _alive(server: Running) -> bool:
+def _alive(server: LocalServer) -> bool:
     import psutil
 
     try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from snugvl.backends.process.launch import Launched
     from snugvl.core.service import EngineService
     from snugvl.hardware.machine import Machine
+    from snugvl.planner.report.document import SavedPlan
     from snugvl.server.settings import ServerSettings
 
 Plan = Annotated[
@@ -116,7 +117,7 @@ class Serving:
         with launch(self.load, self.child, begun) as launched:  # it imports torch while we import and plan
             seen = None if self.child.attach is not None else look()
             from snugvl.cli.running import announced
-            from snugvl.cli.serve_show import Loading, base_url
+            from snugvl.cli.serve_show import LoadingProgress, base_url
             from snugvl.server.connection import address_of
             from snugvl.server.run import run
 
@@ -125,13 +126,22 @@ class Serving:
                 settings = replace(self.settings, port=address_of(listener)[1])
                 service, settings, name = self._service(settings, launched, seen)
                 _log("warning" if self.quiet and self.log_level == "info" else self.log_level)
-                loading = Loading(service, quiet=self.quiet, started=self.started)
+                loading = LoadingProgress(service, quiet=self.quiet, started=self.started)
                 url = base_url(settings.host, settings.port)
                 try:
                     with announced(url, name, settings.names):
                         return run(service, settings, listener, loading)
                 finally:
                     loading.close()
+
+    def asked(self) -> tuple[LoadOptions, SavedPlan | None]:
+        """The options, with those of a saved plan, and that plan."""
+        if self.plan is None:
+            return self.load, None
+        from snugvl.planner.report.document import read
+
+        kept = read(self.plan)
+        return kept.over(self.load), kept
 
     def _service(
         self, settings: ServerSettings, launched: Launched | None, seen: Future[Machine] | None
@@ -149,7 +159,8 @@ class Serving:
             if not self.quiet:
                 show_attached(child.attach, load.model or None, settings)
             return service, settings, load.model
-        planned = plan_for(load, child, seen, self.plan)
+        load, kept = self.asked()
+        planned = plan_for(load, child, seen, kept)
         serve_options.check_engine(load, child, planned.engine, planned.why)
         settings = replace(settings, names=settings.names or (_public_name(planned.name),))
         check_installed(load, child)

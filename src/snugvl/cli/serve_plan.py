@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 from snugvl.cli.serve_options import ChildOptions
 from snugvl.errors import CheckpointError, EngineError, RequestError, UnsupportedModel
 from snugvl.planner.engines import rules_of
+from snugvl.planner.settings import ENGINES
 
 VLLM = f"{rules_of('vllm').installed_by}, or name it with --vllm-command"
 LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamacpp-command"
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from pathlib import Path
 
+    from snugvl.backends.process.wire import HostedEngine
     from snugvl.core.options import LoadOptions
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
+    from snugvl.planner.report.document import SavedPlan
     from snugvl.planner.settings import Engine
     from snugvl.planner.solve import Candidate
     from snugvl.planner.wishes import Wishes
@@ -56,7 +58,7 @@ class Unplanned:
     """A model whose memory nobody can tell beforehand. `why`: the engine with the reason."""
 
     name: str
-    engine: Engine
+    engine: HostedEngine
     why: str
     reason: str | None = None
 
@@ -74,27 +76,27 @@ def look() -> Future[Machine]:
 
 
 def plan_for(
-    load: LoadOptions, child: ChildOptions, seen: Future[Machine] | None = None, saved: Path | None = None
+    load: LoadOptions,
+    child: ChildOptions,
+    seen: Future[Machine] | None = None,
+    kept: SavedPlan | None = None,
 ) -> Planned | Unplanned:
     """The plan of the model that was named, or of the best one that is on this machine already.
 
-    `seen`: of `look`, where it was begun before; `saved`: a plan that was written, whose settings run.
+    `seen`: of `look`, where it was begun before; `kept`: a saved plan, whose settings run, and whose
+    options `load` has.
 
     Raises:
         CheckpointNotFound: it is not on this machine; says how to get it.
         UnsupportedModel: of a kind that can't be planned, and transformers wasn't asked for.
         DoesNotFit: it needs more memory than there is, with the numbers.
-        RequestError: a wish that no plan can meet; a device that is not there; a file that is no plan.
+        RequestError: a wish that no plan can meet; a device that is not there.
     """
     from snugvl.planner.commands import plain_command
     from snugvl.planner.recommend import with_instead
-    from snugvl.planner.report.document import read
     from snugvl.planner.solve import held_to, require, solve
     from snugvl.planner.wishes import wishes_of
 
-    kept = None if saved is None else read(saved)
-    if kept is not None:
-        load = kept.over(load)
     machine = on_device(load.device, (seen or look()).result())
     named = load.model or None
     try:
@@ -117,6 +119,12 @@ def plan_for(
             f"llama.cpp runs this GGUF, and it is not installed: {LLAMACPP}. This machine's plan for it: "
             f"{plain_command(choice)}"
         )
+    if not rules_of(choice.option.engine).starts:
+        raise RequestError(
+            f"{rules_of(choice.option.engine).title} is planned for, and not started by snugvl. This "
+            f"machine's plan for it: {plain_command(choice) or 'snugvl plan'}",
+            field="backend",
+        )
     name = choice.option.model.name
     reason = _reason(name) if named is None else None
     return Planned(name, choice, plan, machine, tuple(candidates), wishes, reason)
@@ -129,6 +137,7 @@ def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
         missing["bitsandbytes"] = "it is not installed: pip install bitsandbytes"
     if load.backend != "auto":
         return missing
+    missing |= {each: "snugvl doesn't start it" for each in ENGINES if not rules_of(each).starts}
     if not (child.vllm_line or _finds_vllm()):
         missing["vllm"] = f"it is not installed: {VLLM}"
     if _lacking():

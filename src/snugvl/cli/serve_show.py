@@ -151,7 +151,7 @@ def _keys(settings: ServerSettings) -> str:
     return "none, and anybody who reaches this machine may use it (--no-auth)"
 
 
-class Loading:
+class LoadingProgress:
     """Tells how loading goes, by a bar on a terminal and by lines elsewhere, and what comes after it."""
 
     def __init__(self, service: EngineService, *, quiet: bool, started: float) -> None:

@@ -25,7 +25,7 @@ STATES: Final = {"ready": "green", "draining": "yellow", "starting": "yellow", "
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Throughput:
     """How fast it goes; None where nothing was generated since the last reading."""
 
     tokens_per_s: float | None = None
@@ -38,12 +38,12 @@ class View:
 
     server: str
     memory: Memory | None
-    pace: Pace = Pace()
+    pace: Throughput = Throughput()
     trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """A piece of the bar, `nbytes` long, and a row of the table."""
 
     label: str
@@ -53,29 +53,29 @@ class Part:
     measured_bytes: int | None = None
 
 
-def parts(ledger: Ledger) -> list[Part]:
+def parts(ledger: Ledger) -> list[BarPart]:
     """The whole device, piece by piece: the engine's components, what others hold, what is free."""
     pieces = [part for row in ledger.rows for part in _of_row(row)]
     known = sum(part.nbytes for part in pieces)
     if ledger.process_bytes > known:
         rest = ledger.process_bytes - known
-        pieces.append(Part("not told apart", Kind.OTHER, rest, None, rest))
+        pieces.append(BarPart("not told apart", Kind.OTHER, rest, None, rest))
     others = ledger.others_bytes
     return [
         *pieces,
-        Part(Kind.HELD.value, Kind.HELD, others, None, others),
-        Part(Kind.SPARE.value, Kind.SPARE, ledger.free_bytes, None, ledger.free_bytes),
+        BarPart(Kind.HELD.value, Kind.HELD, others, None, others),
+        BarPart(Kind.SPARE.value, Kind.SPARE, ledger.free_bytes, None, ledger.free_bytes),
     ]
 
 
-def _of_row(row: LedgerRow) -> Iterator[Part]:
+def _of_row(row: LedgerRow) -> Iterator[BarPart]:
     held = row.measured_bytes or 0
     if row.kind is not Kind.CACHE or row.used_bytes is None:
-        yield Part(row.name, row.kind, held, row.planned_bytes, row.measured_bytes)
+        yield BarPart(row.name, row.kind, held, row.planned_bytes, row.measured_bytes)
         return
     used = min(row.used_bytes, held)
-    yield Part(row.name, Kind.UNUSED, held - used, row.planned_bytes, row.measured_bytes)
-    yield Part("  in use", Kind.CACHE, used, None, used)
+    yield BarPart(row.name, Kind.UNUSED, held - used, row.planned_bytes, row.measured_bytes)
+    yield BarPart("  in use", Kind.CACHE, used, None, used)
 
 
 def frame(view: View, console: Console, height: int | None = None) -> RenderableType:
@@ -105,7 +105,7 @@ def frame(view: View, console: Console, height: int | None = None) -> Renderable
     return Group(*lines, Text(title), _bar(pieces, width, colour), Text(), _table(pieces, ledger, colour))
 
 
-def fewer(pieces: list[Part], most: int) -> list[Part]:
+def fewer(pieces: list[BarPart], most: int) -> list[BarPart]:
     """At most so many parts: of the engine's, the smallest are put together."""
     over = len(pieces) - max(most, len(KEPT) + 1)
     if over <= 0:
@@ -114,7 +114,9 @@ def fewer(pieces: list[Part], most: int) -> list[Part]:
     small = sorted(ours, key=lambda piece: piece.nbytes)[: over + 1]
     planned = [piece.planned_bytes for piece in small if piece.planned_bytes is not None]
     nbytes = sum(piece.nbytes for piece in small)
-    rest = Part(f"{len(small)} smaller parts", Kind.OTHER, nbytes, sum(planned) if planned else None, nbytes)
+    rest = BarPart(
+        f"{len(small)} smaller parts", Kind.OTHER, nbytes, sum(planned) if planned else None, nbytes
+    )
     found = [rest if piece is small[-1] else piece for piece in pieces]
     return [piece for piece in found if piece not in small]
 
@@ -173,14 +175,14 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
-def _bar(pieces: Sequence[Part], width: int, colour: bool) -> Text:
+def _bar(pieces: Sequence[BarPart], width: int, colour: bool) -> Text:
     """The device as one line; every piece rounded so that the whole is exactly `width` cells."""
     from rich.text import Text
 
     return Text.assemble(*bar(((piece.kind, piece.nbytes) for piece in pieces), width, colour=colour))
 
 
-def _table(pieces: Sequence[Part], ledger: Ledger, colour: bool) -> Table:
+def _table(pieces: Sequence[BarPart], ledger: Ledger, colour: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

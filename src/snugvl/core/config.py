@@ -1,6 +1,6 @@
 """Frozen configuration of an engine; the plan makes it (`backends/native/allocation.py`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from snugvl.errors import RequestError
@@ -54,9 +54,8 @@ class EngineConfig:
     speculation: SpeculationName = "off"
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            least = 0 if name in ("state_checkpoints", "encoder_cache_bytes", "step_graph_bytes") else 1
+        for each in fields(self):
+            name, value, least = each.name, getattr(self, each.name), 0 if each.default == 0 else 1
             if not isinstance(value, bool | str) and value < least:
                 raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
         for name, known in (("kv_cache", get_args(KVFormat)), ("speculation", get_args(SpeculationName))):

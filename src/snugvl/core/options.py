@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """One option: what people read of it, where it stands, and what it means for engines and plans.
 
     Attributes:
@@ -41,7 +41,7 @@ class Row:
         name: on the command line, where that isn't the field's.
         metavar: what stands for a value in the help.
         least: smallest number.
-        special: values that not every engine can do (`EngineRules.honours`).
+        special: values that not every engine can do (`EngineRules.honours`); "all": every one that is said.
     """
 
     help: str
@@ -49,12 +49,15 @@ class Row:
     name: str = ""
     metavar: str | None = None
     least: int | None = None
-    special: tuple[Any, ...] = ()
+    special: tuple[Any, ...] | Literal["all"] = ()
 
 
-def _row(commands: str, text: str, **more: Any) -> dict[str, Row]:
+NO_ROW: Final = OptionRow("", frozenset())  # of fields that no command sets
+
+
+def _row(commands: str, text: str, **more: Any) -> dict[str, OptionRow]:
     """A row as the metadata of its field; `commands` are words."""
-    return {"row": Row(text, frozenset(commands.split()), **more)}
+    return {"row": OptionRow(text, frozenset(commands.split()), **more)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class LoadOptions:
         max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
 
     Raises:
-        RequestError: a value that is none of those, or a size that is none.
+        RequestError: a value that is none of those, a number that is too small, or a size that is none.
     """
 
     model: str = "pocket"
@@ -211,7 +214,7 @@ class LoadOptions:
         metadata=_row(
             "serve",
             "Make CUDA graphs for prompts and small pictures, too, where GPU memory is plenty (on).",
-            special=(True, False),
+            special="all",
         ),
     )
     speculation: SpeculationName = field(
@@ -240,6 +243,12 @@ class LoadOptions:
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
+        for each in fields(self):
+            value, row = getattr(self, each.name), each.metadata.get("row", NO_ROW)
+            if row.least is not None and value is not None and value < row.least:
+                raise RequestError(
+                    f"{each.name} must be at least {row.least}, not {value:,}", field=each.name
+                )
         if DEVICE.fullmatch(str(self.device)) is None:
             raise RequestError(
                 f"device {self.device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device"
@@ -254,20 +263,24 @@ class LoadOptions:
 
     def said(self) -> dict[str, Any]:
         """What differs from the defaults, but for the model."""
-        mine = (each for each in fields(LoadOptions) if each.name != "model")
+        mine = (each for each in fields(self) if "row" in each.metadata)
         return {each.name: value for each in mine if (value := getattr(self, each.name)) != each.default}
 
 
 CHOICES = {each.name: get_args(each.type) for each in fields(LoadOptions) if get_origin(each.type) is Literal}
-ROWS: Final[dict[str, Row]] = {
+ROWS: Final[dict[str, OptionRow]] = {
     each.name: each.metadata["row"] for each in fields(LoadOptions) if "row" in each.metadata
 }
 
 
-def special(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options whose values not every engine can do, of those given by name and value."""
-    known = ((name, ROWS[name]) for name in values if name in ROWS)
-    return {name: values[name] for name, row in known if values[name] in row.special}
+SPECIAL: Final = frozenset(name for name, row in ROWS.items() if row.special)
+"""Options that have values that not every engine can do."""
+
+
+def special(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Options whose values not every engine can do, of those that were said, by name and value."""
+    known = ((name, value, ROWS.get(name, NO_ROW).special) for name, value in said.items())
+    return {name: value for name, value, values in known if values == "all" or value in values}
 
 
 def word(name: str) -> str:
@@ -279,6 +292,11 @@ def word(name: str) -> str:
 def flag(name: str, value: Any) -> str:
     """An option as the command line has it: `--kv-cache`, `--no-prefix-cache`."""
     return f"--no-{word(name)}" if value is False else f"--{word(name)}"
+
+
+def typed(name: str, value: Any) -> list[str]:
+    """An option with its value, in words of a shell: `["--kv-cache", "fp8"]`, `["--no-prefix-cache"]`."""
+    return [flag(name, value)] if isinstance(value, bool) else [flag(name, value), str(value)]
 
 
 # A command of the shell, which stays as it is; or an option, and its value where one is said.

@@ -38,7 +38,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldByOthers:
     """GPU memory that other processes hold at a failure, as PyTorch's message says.
 
     Attributes:
@@ -163,7 +163,7 @@ class RunFacts:
     kv_token: Value | None
     context: int | None
     image_tokens: int | None
-    held: Held | None = None
+    held: HeldByOthers | None = None
     card: Card | None = None
 
     @property
@@ -243,7 +243,7 @@ def gather(run: LoggedRun, card: Card | None = None) -> RunFacts:
     )
 
 
-def held_by_others(run: LoggedRun) -> Held | None:
+def held_by_others(run: LoggedRun) -> HeldByOthers | None:
     """From the last out-of-memory message; None where it tells nothing of others."""
     hit, last = run.last("oom_new"), run.last("oom_others")
     parts, process = run.last("oom_parts"), run.last("oom_process")
@@ -265,7 +265,7 @@ def held_by_others(run: LoggedRun) -> Held | None:
     rest = total.nbytes - free.nbytes - (mine or tensors) if total and free and mine else 0
     if total and mine > total.nbytes:
         rest = 0  # more than the card has: the rest is system memory, and says nothing of others
-    return Held(max(rest, sum(named.values()), 0), tuple(named.items()), mine or tensors)
+    return HeldByOthers(max(rest, sum(named.values()), 0), tuple(named.items()), mine or tensors)
 
 
 def _first_size(run: LoggedRun, places: tuple[tuple[str, int], ...]) -> Value | None:

@@ -54,7 +54,7 @@ class Drafts:
     misses: int = 0
     rest: int = 0
 
-    def guess(self, length: int, most: int, unseen: "Unseen | None" = None) -> list[int]:
+    def guess(self, length: int, most: int, unseen: "DeviceDrafts | None" = None) -> list[int]:
         """Drafts behind `length` tokens, `most` at most; zeros for those that are `unseen`."""
         if length < self.rest:
             return []
@@ -98,7 +98,7 @@ class PendingDrafts:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class DeviceDrafts:
     """Drafts of one choice on the device: the first of a row of `found`."""
 
     found: PendingDrafts
@@ -138,11 +138,11 @@ class PredictorProposer:
         self._found, self._row, self._length = found, row, len(self._generated)
 
     @property
-    def unseen(self) -> Unseen | None:
+    def unseen(self) -> DeviceDrafts | None:
         """What it proposes, where that stands on the device."""
         if self._found is None or not self.asked or self._found.tokens is None:
             return None
-        return Unseen(self._found, self._row)
+        return DeviceDrafts(self._found, self._row)
 
     def propose(self, most: int) -> list[int]:
         """See `Proposer`."""

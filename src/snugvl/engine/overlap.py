@@ -33,10 +33,10 @@ from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.packing import Unread
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import (
-    Choice,
     PendingSample,
     Sampled,
     Sampler,
+    SamplerInput,
     allowed_bits,
     begin_likeliest,
 )
@@ -114,7 +114,7 @@ def decodes(step: Schedule) -> bool:
     )
 
 
-def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> Choice:
+def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> SamplerInput:
     """What a sequence brings to the sampler, its next random number included.
 
     `drafts`: tokens that it is taken to have beyond those it has.
@@ -122,7 +122,9 @@ def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> Cho
     params, vocabulary = sequence.request.sampling, sequence.prompt.vocabulary
     counts = sequence.counts + Counter(drafts) if drafts and penalizes(params) else sequence.counts
     said = (*sequence.prompt.ids, *sequence.generated, *drafts) if params.no_repeat_ngram_size else ()
-    return Choice(row, params, vocabulary, counts, _uniform(sequence, len(drafts)), sequence.grammar, said)
+    return SamplerInput(
+        row, params, vocabulary, counts, _uniform(sequence, len(drafts)), sequence.grammar, said
+    )
 
 
 def _uniform(sequence: Sequence, ahead: int = 0) -> float:

@@ -24,7 +24,7 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.ggml import Part
+from snugvl.layers.ggml import TypedRows
 from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
@@ -51,7 +51,7 @@ class Outline:
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-    formats: Mapping[str, tuple[FormatName, int, tuple[Part, ...]]]
+    formats: Mapping[str, tuple[FormatName, int, tuple[TypedRows, ...]]]
 
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
@@ -142,11 +142,15 @@ def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> Compile
     Those of share `number` of `count`: each has some of those that are needed first. The first of its own is
     compiled before it finds out what else there is, and would have it wait for Python's lock.
     """
-    from snugvl.layers.kernels.compiler.ahead_of_time import Compiler, Launch, dry_run  # they need triton
+    from snugvl.layers.kernels.compiler.ahead_of_time import (
+        Compiler,
+        KernelLaunch,
+        dry_run,
+    )  # they need triton
 
     compiler, place = Compiler(job.hardware), itertools.count()
 
-    def noted(launch: Launch) -> None:
+    def noted(launch: KernelLaunch) -> None:
         at = next(place)
         if at % count == number:
             compiling = compiler.add(launch)

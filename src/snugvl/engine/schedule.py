@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from snugvl.engine.blocks import BlockCopy
 from snugvl.engine.checkpoints import StateCopy
-from snugvl.engine.drafts import Unseen
+from snugvl.engine.drafts import DeviceDrafts
 from snugvl.engine.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class Chunk:
     landing: int = 0
     drafts: tuple[int, ...] = ()
     again: int = 0
-    unseen: Unseen | None = None
+    unseen: DeviceDrafts | None = None
 
     @property
     def unsure(self) -> int:

@@ -51,13 +51,13 @@ from typing import Final
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer, PredictorProposer, Unseen
+from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer, PredictorProposer
 from snugvl.engine.overlap import choice_of
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
 from snugvl.engine.sampling.masks import Foreseen, Mask
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import Choice
+from snugvl.engine.sampling.sampler import SamplerInput
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.sequence import Sequence
@@ -231,7 +231,7 @@ class Speculation:
         return self._payoffs.setdefault(streams.bit_length(), Payoff())
 
 
-def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[Choice]:
+def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[SamplerInput]:
     """What a sequence brings to the sampler in its row and in those of its drafts, which follow it."""
     choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
     if not drafts or sequence.grammar is None:
@@ -240,7 +240,7 @@ def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[
     return [replace(choice, grammar=mask) for choice, mask in zip(choices, masks, strict=True)]
 
 
-def _unseen(sequence: Sequence) -> Unseen | None:
+def _unseen(sequence: Sequence) -> DeviceDrafts | None:
     """Drafts of a sequence on the device, if nobody has to know them: for a mask, or to count tokens."""
     assert sequence.drafts is not None
     proposer = sequence.drafts.proposer

@@ -12,7 +12,7 @@ from itertools import islice
 
 import torch
 
-from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, begin, results_of
+from snugvl.engine.sampling.sampler import PendingSample, Sampled, SamplerInput, begin, results_of
 from snugvl.engine.schedule import Chunk
 from snugvl.engine.sequence import Sequence, State
 from snugvl.engine.speculation import choices_with
@@ -36,7 +36,7 @@ class StartedStep:
         """
         self.streams = streams
         self._takers: list[tuple[Sequence, Chunk]] = []
-        choices, row = list[Choice](), 0
+        choices, row = list[SamplerInput](), 0
         for chunk, takers in heads:
             for sequence in takers:
                 self._takers.append((sequence, chunk))

@@ -23,7 +23,7 @@ from snugvl.fidelity.answers import Answered
 from snugvl.fidelity.memory import PassPlan
 from snugvl.fidelity.participant import Participant
 from snugvl.fidelity.progress import Clock, Tell
-from snugvl.fidelity.results import Outcome, Score, outcome
+from snugvl.fidelity.results import AnswerScore, QuestionOutcome, outcome
 from snugvl.fidelity.stages import Item, MemoryRow, Rival, Stages, Tokens, stored_bytes
 from snugvl.fidelity.verify import Verified, furthest, verified
 from snugvl.fidelity.work import Work
@@ -31,7 +31,7 @@ from snugvl.fidelity.work import Work
 Given = dict[int, Answered]
 """A variant's answers, by question."""
 
-Scores = dict[int, tuple[Score, Tokens]]
+Scores = dict[int, tuple[AnswerScore, Tokens]]
 """Of each, its score, and which tokens the reference takes where it stands."""
 
 
@@ -101,7 +101,7 @@ class Comparison:
         for side in (self.reference, *(rival.side for rival in self.rivals)):
             side.close()
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[QuestionOutcome]:
         """All outcomes, variant by variant in the order of the questions.
 
         Raises:
@@ -119,7 +119,7 @@ class Comparison:
             "--resume goes on with an --output file"
         )
 
-    def _run(self) -> list[Outcome]:
+    def _run(self) -> list[QuestionOutcome]:
         given = [self._answers(number) for number in range(len(self.rivals))]
         for number, rival in enumerate(self.rivals):
             mine = {n: (each.tokens,) for n, each in given[number].items() if each.error is None}
@@ -167,7 +167,7 @@ class Comparison:
             stages.work.add(stage, record)
             found[n] = record
         return {
-            n: (Score(tuple(each["kl"]), tuple(each["same"])), tuple(each["best"]))
+            n: (AnswerScore(tuple(each["kl"]), tuple(each["same"])), tuple(each["best"]))
             for n, each in found.items()
         }
 
@@ -216,10 +216,10 @@ class Comparison:
 
     def _outcome(
         self, number: int, n: int, given: Given, scores: Scores, truth: dict[int, Verified]
-    ) -> Outcome:
+    ) -> QuestionOutcome:
         rival, item = self.rivals[number], self.items[n]
         if given[n].error is not None:
-            return Outcome(item.name, item.question, rival.name, error=given[n].error)
+            return QuestionOutcome(item.name, item.question, rival.name, error=given[n].error)
         sides = self.reference, rival.side
         answers = given[n].tokens, truth[n], scores[n][0]
         return outcome(item.name, item.size, item.question, rival.name, sides, *answers)

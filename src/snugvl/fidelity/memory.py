@@ -21,7 +21,7 @@ from typing import Final
 
 import torch
 
-from snugvl.backends.place import Place
+from snugvl.backends.place import TargetDevice
 from snugvl.core.config import DEFAULT_BLOCK_SIZE
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
@@ -43,7 +43,7 @@ STATE_COPIES: Final = 4  # a recurrent state, the scratch slot and two checkpoin
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class QuestionMemory:
     """What one question adds to a pass.
 
     Attributes:
@@ -91,8 +91,8 @@ class PassPlan:
 def plan_pass(
     side: Participant,
     network: LayeredNetwork,
-    loads: Sequence[Load],
-    place: Place,
+    loads: Sequence[QuestionMemory],
+    place: TargetDevice,
     more: Sequence[Component] = (),
 ) -> PassPlan:
     """The plan for a pass over `side` with these questions, and `more` that is held meanwhile.
@@ -146,8 +146,8 @@ def in_batches(sizes: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
 def _components(
     side: Participant,
     network: LayeredNetwork,
-    loads: Sequence[Load],
-    place: Place,
+    loads: Sequence[QuestionMemory],
+    place: TargetDevice,
     chunk: int,
     readers: int,
 ) -> list[Component]:

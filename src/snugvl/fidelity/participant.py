@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from snugvl.backends.native.loading import capabilities_of, storage_of
-from snugvl.backends.place import Place, dtype_of
+from snugvl.backends.place import TargetDevice, dtype_of
 from snugvl.checkpoint.architecture import PackedInt4
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.facts import ModelFacts
@@ -26,7 +26,7 @@ from snugvl.errors import RequestError
 from snugvl.fidelity.questions import Question
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import Processor, check_length
-from snugvl.inputs.reasoning import Thinking
+from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import Storage, open_checkpoint
 from snugvl.planner.footprint.weights import keeps_fp8
@@ -35,7 +35,7 @@ from snugvl.planner.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class PreparedQuestion:
     """A question about a picture, as one model reads it; `grammar`: what its answer must look like."""
 
     prompt: CheckedPrompt
@@ -61,7 +61,7 @@ class Participant:
     """
 
     def __init__(
-        self, options: LoadOptions, settings: Settings, place: Place, max_pixels: int | None = None
+        self, options: LoadOptions, settings: Settings, place: TargetDevice, max_pixels: int | None = None
     ) -> None:
         """
         Raises:
@@ -78,7 +78,7 @@ class Participant:
             model=options.model,
             context_tokens=self.config.text.max_position_embeddings,
         )
-        self._thinking = Thinking(options.thinking, thinks_about_pictures(self.facts.family))
+        self._thinking = ThinkingDefault(options.thinking, thinks_about_pictures(self.facts.family))
         self._system = place.system
         tokenizer, form = self.processor.tokenizer, self.processor.template.tool_form
         self._grammars = GrammarCompiler(tokenizer, self.config.text.vocab_size, form)
@@ -93,7 +93,7 @@ class Participant:
         """Tokens that end an answer."""
         return frozenset(self.processor.tokenizer.eos_ids)
 
-    def prepared(self, question: Question, image: Image.Image) -> Prepared:
+    def prepared(self, question: Question, image: Image.Image) -> PreparedQuestion:
         """What it reads.
 
         Raises:
@@ -106,7 +106,7 @@ class Participant:
         )
         grammar = None if request.grammar is None else self._grammars.compile(request.grammar)
         checked = check_prompt(EngineRequest("", prompt.prompt_ids, vision=prompt.vision), self.config)
-        return Prepared(checked, grammar)
+        return PreparedQuestion(checked, grammar)
 
     def grammar(self, question: Question, size: tuple[int, int]) -> TokenGrammar | None:
         """What its answer must look like; None: anything."""
@@ -146,7 +146,7 @@ class Participant:
         self._grammars.close()
 
 
-def published(options: LoadOptions, facts: ModelFacts, place: Place) -> Settings:
+def published(options: LoadOptions, facts: ModelFacts, place: TargetDevice) -> Settings:
     """A checkpoint as its files have it. Activations are 16 bits wide on a GPU, and 32 on a CPU.
 
     Raises:

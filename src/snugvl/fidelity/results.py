@@ -14,7 +14,7 @@ from snugvl.tasks.results import Box, Detections, Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class AnswerScore:
     """Score of one answer: per token its KL in nats, and whether the likeliest token is the reference's."""
 
     kl: tuple[float, ...]
@@ -38,7 +38,7 @@ class Boxes:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuestionOutcome:
     """One question to one variant: a score with both answers, or an error.
 
     Attributes:
@@ -51,7 +51,7 @@ class Outcome:
     question: Question
     variant: str
     error: Exception | None = None
-    score: Score | None = None
+    score: AnswerScore | None = None
     answer: str = ""
     reference: str = ""
     complete: bool = False
@@ -108,7 +108,7 @@ class Figures:
         return {"model": model, "variant": self.variant, "summary": values}
 
 
-def figures(variant: str, outcomes: Sequence[Outcome]) -> Figures:
+def figures(variant: str, outcomes: Sequence[QuestionOutcome]) -> Figures:
     """All outcomes of a variant as one row."""
     scored = [each for each in outcomes if each.score is not None]
     scores = [each.score for each in scored if each.score is not None]
@@ -147,15 +147,15 @@ def outcome(
     sides: tuple[Participant, Participant],
     answer: tuple[int, ...],
     truth: Verified,
-    score: Score,
-) -> Outcome:
+    score: AnswerScore,
+) -> QuestionOutcome:
     """Both answers side by side. `sides`: the reference and the variant."""
     reference, variant = sides
     boxes = None
     if question.task == "detect" and truth.done:
         found = _detections(variant, answer, size, question)
         boxes = compared(_detections(reference, truth.tokens, size, question), found)
-    return Outcome(
+    return QuestionOutcome(
         picture,
         question,
         name,

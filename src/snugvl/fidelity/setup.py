@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from snugvl.backends.place import Place, device_of, place_on
+from snugvl.backends.place import TargetDevice, device_of, place_on
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
@@ -115,7 +115,7 @@ def _rivals(
     variants: Sequence[Variant],
     plans: Sequence[Allocation],
     limits: Sequence[int | None],
-    place: Place,
+    place: TargetDevice,
 ) -> list[Rival]:
     """The variants with their names, each different.
 

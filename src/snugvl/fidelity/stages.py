@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from snugvl.backends.native.loading import load_engine
-from snugvl.backends.place import Place, cap, device_of, place_on
+from snugvl.backends.place import TargetDevice, cap, device_of, place_on
 from snugvl.core.options import LoadOptions
 from snugvl.engine.oom import release
 from snugvl.errors import DoesNotFit, SnugvlError
@@ -79,7 +79,7 @@ class Stages:
         self.rows: list[MemoryRow] = []
         self._memory_bytes = options.memory_bytes
 
-    def place(self) -> Place:
+    def place(self) -> TargetDevice:
         """What is free now. Nothing of an engine or a pass that is over is held any more."""
         gc.collect()
         release(self.device)
@@ -94,14 +94,14 @@ class Stages:
         finally:
             network.close()
 
-    def plan(self, side: Participant, answers: int, place: Place) -> PassPlan:
+    def plan(self, side: Participant, answers: int, place: TargetDevice) -> PassPlan:
         """What a pass over `side` holds, with so many answers of the longest kind to each question.
 
         Raises:
             DoesNotFit: it has no room.
         """
         loads = [
-            memory.Load(side.extent(item.question, item.size), answers, item.question.limit)
+            memory.QuestionMemory(side.extent(item.question, item.size), answers, item.question.limit)
             for item in self.items
         ]
         with self.network(side) as network:
@@ -154,7 +154,7 @@ class Stages:
             place, numbers = self.place(), list(missing)
             extents = [side.extent(self.items[n].question, self.items[n].size) for n in numbers]
             loads = [
-                memory.Load(extent, len(missing[n]), max(map(len, missing[n])))
+                memory.QuestionMemory(extent, len(missing[n]), max(map(len, missing[n])))
                 for n, extent in zip(numbers, extents, strict=True)
             ]
             with self.network(side) as network:

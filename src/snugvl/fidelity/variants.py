@@ -6,7 +6,7 @@ from itertools import product
 from typing import Final, get_args
 
 from snugvl.backends.native.allocation import allocate
-from snugvl.backends.place import Place
+from snugvl.backends.place import TargetDevice
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.formats import WeightsName
@@ -92,7 +92,7 @@ def name_of(variant: Variant, settings: Settings, reference: str, *, sized: bool
     return ", ".join(parts)
 
 
-def allocation_of(variant: Variant, place: Place, formats: Settings | None = None) -> Allocation:
+def allocation_of(variant: Variant, place: TargetDevice, formats: Settings | None = None) -> Allocation:
     """How a variant's engine will run at `place`.
 
     Args:

@@ -38,7 +38,7 @@ _DESKTOP: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FreeingStep:
     """Something to do. `frees_bytes` is an upper bound; `gpu`: of which GPU, where it is GPU memory."""
 
     text: str
@@ -52,7 +52,7 @@ class Advice:
     """What is odd, in whole sentences, and what to do, most bytes first."""
 
     odd: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[FreeingStep, ...]
 
 
 def advise(
@@ -171,11 +171,11 @@ def _missing_tools(tools: BuildTools) -> Sequence[str]:
     return found
 
 
-def _gpu_steps(gpu: Gpu, machine: Machine) -> Sequence[Step]:
-    def step(text: str, frees_bytes: int) -> Step:
-        return Step(text, frees_bytes, "gpu", gpu.index)
+def _gpu_steps(gpu: Gpu, machine: Machine) -> Sequence[FreeingStep]:
+    def step(text: str, frees_bytes: int) -> FreeingStep:
+        return FreeingStep(text, frees_bytes, "gpu", gpu.index)
 
-    steps: list[Step] = []
+    steps: list[FreeingStep] = []
     drawing = [tenant for tenant in gpu.tenants if _DESKTOP.search(tenant.name) and tenant.pid is not None]
     if drawing:
         names = ", ".join(tenant.name for tenant in drawing)
@@ -220,7 +220,7 @@ def _about(tenant: Tenant, gpu: Gpu, machine: Machine) -> str:
     return f"Close {tenant.name}; nvidia-smi names the processes"
 
 
-def _ram_steps(machine: Machine) -> Sequence[Step]:
+def _ram_steps(machine: Machine) -> Sequence[FreeingStep]:
     if machine.host_ram_bytes is None:
         if machine.os == "wsl2" and machine.source != "described" and machine.ram_total_bytes < LOW_RAM_BYTES:
             text = (
@@ -228,7 +228,7 @@ def _ram_steps(machine: Machine) -> Sequence[Step]:
                 "`wsl --shutdown`, which ends everything that runs in WSL"
             )
             # By default WSL2 gets half of the PC's memory, so as much again is there.
-            return [Step(text, machine.ram_total_bytes, "ram")]
+            return [FreeingStep(text, machine.ram_total_bytes, "ram")]
         return []
     gain = machine.host_ram_bytes - machine.ram_total_bytes
     text = (
@@ -236,13 +236,13 @@ def _ram_steps(machine: Machine) -> Sequence[Step]:
         if machine.container
         else "Raise this session's memory limit (systemd MemoryMax, Slurm --mem)"
     )
-    return [Step(text, gain, "ram")]
+    return [FreeingStep(text, gain, "ram")]
 
 
-def _disk_steps(machine: Machine, downloads: Sequence[tuple[str, int]]) -> Sequence[Step]:
+def _disk_steps(machine: Machine, downloads: Sequence[tuple[str, int]]) -> Sequence[FreeingStep]:
     if machine.disk_free_bytes >= LOW_DISK_BYTES:
         return []
     return [
-        Step(f"Delete the download of {name}: snugvl rm --all {name}", size, "disk")
+        FreeingStep(f"Delete the download of {name}: snugvl rm --all {name}", size, "disk")
         for name, size in downloads
     ]

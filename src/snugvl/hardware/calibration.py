@@ -28,7 +28,7 @@ MAX_FILE_BYTES: Final = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeasuredOn:
     """Where a figure holds. `snugvl` "": whatever its version, for what isn't made by us."""
 
     gpu: str
@@ -66,7 +66,7 @@ class Calibration:
     note: str | None = None
 
     def measured(
-        self, engine: str, component: str, place: Place | None, *, subject: str = ""
+        self, engine: str, component: str, place: MeasuredOn | None, *, subject: str = ""
     ) -> Measurement | None:
         """The figure for exactly this, before one for any engine or any snugvl, or None."""
         if place is None:
@@ -82,14 +82,14 @@ class Calibration:
         return max(matches, key=lambda each: (each.engine == engine, bool(each.snugvl)), default=None)
 
 
-def place_of(gpu: Gpu, *, torch: str | None = None, snugvl: str = __version__) -> Place | None:
+def place_of(gpu: Gpu, *, torch: str | None = None, snugvl: str = __version__) -> MeasuredOn | None:
     """Where figures of a probed GPU hold; None for a described one, of which nothing was measured."""
     if gpu.driver is None:
         return None
     if torch is None:
         build = torch_build()
         torch = build.version if build else ""
-    return Place(gpu.name, gpu.driver, torch, snugvl)
+    return MeasuredOn(gpu.name, gpu.driver, torch, snugvl)
 
 
 def calibration_file(environ: Mapping[str, str] = os.environ) -> Path:

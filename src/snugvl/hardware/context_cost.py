@@ -71,7 +71,7 @@ def _recall(gpu: Gpu, component: str, environ: Mapping[str, str]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class ContextStages:
     """NVML's free bytes in the life of the throw-away process; `end`: after it.
 
     `total`: CUDA's total of the card; 0 where it wasn't told.
@@ -104,8 +104,8 @@ class Stages:
 def measure(
     gpu: Gpu,
     environ: Mapping[str, str] = os.environ,
-    run: "Callable[[Gpu, Mapping[str, str]], Stages] | None" = None,
-) -> Stages:
+    run: "Callable[[Gpu, Mapping[str, str]], ContextStages] | None" = None,
+) -> ContextStages:
     """Measure the cost on `gpu` and remember it. Takes some seconds.
 
     Raises:
@@ -126,7 +126,7 @@ def measure(
     )
 
 
-def _remember(gpu: Gpu, stages: Stages, environ: Mapping[str, str]) -> None:
+def _remember(gpu: Gpu, stages: ContextStages, environ: Mapping[str, str]) -> None:
     place = calibration.place_of(gpu, snugvl="")
     assert place is not None  # a probed GPU has a driver
     figures = [(COMPONENT, estimate(gpu), stages.context_bytes)]
@@ -148,7 +148,7 @@ def _remember(gpu: Gpu, stages: Stages, environ: Mapping[str, str]) -> None:
     calibration.add(calibration.calibration_file(environ), measurements)
 
 
-def _run(gpu: Gpu, environ: Mapping[str, str], command: Sequence[str] = ()) -> Stages:
+def _run(gpu: Gpu, environ: Mapping[str, str], command: Sequence[str] = ()) -> ContextStages:
     """One throw-away process; its stages."""
     line = [*(command or (sys.executable, "-m", "snugvl.hardware.context_child")), str(gpu.uuid)]
     environment = {**environ, "CUDA_VISIBLE_DEVICES": str(gpu.uuid)}
@@ -160,7 +160,7 @@ def _run(gpu: Gpu, environ: Mapping[str, str], command: Sequence[str] = ()) -> S
         raise EngineError(f"measuring the context of {gpu.name} took more than {SECONDS} s") from None
     lines = ran.stdout.strip().splitlines()
     try:
-        return Stages(**_whole(json.loads(lines[-1])))
+        return ContextStages(**_whole(json.loads(lines[-1])))
     except (IndexError, ValueError, TypeError):
         said = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()[-1]
         raise EngineError(

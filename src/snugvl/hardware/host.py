@@ -31,14 +31,14 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class HostMemory:
     """Main memory: all, and what of it may still be taken."""
 
     total_bytes: int
     free_bytes: int
 
 
-def memory(root: Path = Path("/")) -> Memory:
+def memory(root: Path = Path("/")) -> HostMemory:
     """Memory of this machine, or of this process's control group where that allows less."""
     return _within(container.limits(root), _memory(root))
 
@@ -81,21 +81,21 @@ def _cores(quota: float | None) -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def _within(limits: container.Limits, whole: Memory) -> Memory:
+def _within(limits: container.Limits, whole: HostMemory) -> HostMemory:
     free = whole.free_bytes if limits.memory_free_bytes is None else limits.memory_free_bytes
-    return Memory(
+    return HostMemory(
         min(whole.total_bytes, limits.memory_bytes or whole.total_bytes), min(whole.free_bytes, free)
     )
 
 
-def _memory(root: Path) -> Memory:
+def _memory(root: Path) -> HostMemory:
     """Memory of the whole machine, from /proc/meminfo or else psutil."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
-        return Memory(values["MemTotal"], values["MemAvailable"])
+        return HostMemory(values["MemTotal"], values["MemAvailable"])
     except (OSError, ValueError, KeyError):
         import psutil
 
         found = psutil.virtual_memory()
-        return Memory(found.total, found.available)
+        return HostMemory(found.total, found.available)

@@ -32,7 +32,7 @@ def opened(prompt: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ThinkingDefault:
     """Whether a loaded model thinks where a request doesn't say.
 
     `pictures`: about pictures, by the catalogue; None: as its template has it.
@@ -57,7 +57,7 @@ class Thinking:
         return request.template if wanted is None else {**request.template, VARIABLE: wanted}
 
 
-PLAIN: Final = Thinking()
+PLAIN: Final = ThinkingDefault()
 
 
 class ReasoningSplitter:

@@ -60,7 +60,7 @@ LAYOUTS: Final[dict[GgmlType, Layout]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TypedRows:
     """Rows of a matrix that are of one type.
 
     Attributes:
@@ -97,21 +97,21 @@ def ggml_type(dtype: str) -> GgmlType | None:
     return next((kind for kind in LAYOUTS if kind == dtype), None)
 
 
-def parts_of(rows: Sequence[tuple[GgmlType, int]], columns: int) -> tuple[Part, ...]:
+def parts_of(rows: Sequence[tuple[GgmlType, int]], columns: int) -> tuple[TypedRows, ...]:
     """Parts of a matrix whose rows are so many of each type, in order; equal neighbours are one.
 
     Raises:
         ValueError: the columns don't divide into blocks.
     """
-    made: list[Part] = []
+    made: list[TypedRows] = []
     start = offset = 0
     for kind, count in rows:
         if columns % LAYOUTS[kind].block:
             raise ValueError(f"{columns} columns don't divide into blocks of {LAYOUTS[kind].block} ({kind})")
         if made and made[-1].type == kind:
-            made[-1] = Part(kind, made[-1].start, made[-1].rows + count, made[-1].offset)
+            made[-1] = TypedRows(kind, made[-1].start, made[-1].rows + count, made[-1].offset)
         else:
-            made.append(Part(kind, start, count, offset))
+            made.append(TypedRows(kind, start, count, offset))
         start += count
         offset = made[-1].offset + made[-1].nbytes(columns)
     return tuple(made)
@@ -125,7 +125,7 @@ def sort_bytes(raw: torch.Tensor, kind: GgmlType) -> list[torch.Tensor]:
     return [plane.reshape(len(raw), -1) for plane in made]
 
 
-def wide(data: torch.Tensor, part: Part, columns: int, start: int, end: int) -> torch.Tensor:
+def wide(data: torch.Tensor, part: TypedRows, columns: int, start: int, end: int) -> torch.Tensor:
     """Rows `start … end` of a part, counted from its first: `[end − start, columns]` float32."""
     planes = [plane[start:end] for plane in part.planes(data, columns)]
     return wide_planes(planes, part.type)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import linear, silu
 
 from snugvl.core.formats import FEW_BITS, FORMATS
-from snugvl.layers.ggml import GgmlType, Part, parts_of, sort_bytes, wide_planes
+from snugvl.layers.ggml import GgmlType, TypedRows, parts_of, sort_bytes, wide_planes
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import GROUP, WORDS, FormatName, Weights, to_few_bits, to_int8
 
@@ -32,7 +32,7 @@ class Linear(nn.Module):
         self.rows, self.columns, self.quantises = rows, columns, quantises
         self.format: FormatName = "bf16"
         self.group = GROUP
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[TypedRows, ...] = ()
         self.squares: torch.Tensor | None = None  # of its input, while weights are rounded: `to_few_bits`
         self.weight = nn.Parameter(torch.empty(rows, columns), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None

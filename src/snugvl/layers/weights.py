@@ -12,7 +12,7 @@ import torch
 
 from snugvl.core.formats import FORMATS, FewBits
 from snugvl.layers import ggml
-from snugvl.layers.ggml import Part
+from snugvl.layers.ggml import TypedRows
 
 FormatName = Literal["bf16", "fp8", "int8", FewBits, "ggml"]  # "ggml" is read, never made
 GROUP = 128  # columns that share a scale (those of few bits may have 32 or 64, int8 a whole row)
@@ -45,7 +45,7 @@ class Weights:
     scale: torch.Tensor | None = None
     zero: torch.Tensor | None = None
     group: int = GROUP
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TypedRows, ...] = ()
     upper: torch.Tensor | None = None
 
     @property

@@ -42,7 +42,7 @@ from snugvl.models.linear_attention import join_projections
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
-from snugvl.models.readers import Readers, Stored, blocks_of
+from snugvl.models.readers import Readers, StoredTensors, blocks_of
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, check_dtype
 
 GPU_READERS = 4
@@ -84,7 +84,7 @@ class OpenCheckpoint:
     """A network without memory, what its files hold, and how it is to be stored."""
 
     model: LoadableNetwork
-    stored: Stored
+    stored: StoredTensors
     storage: Storage
 
     @property
@@ -205,7 +205,7 @@ def load_model(
 
 
 def _weigh_inputs(
-    model: LoadableNetwork, stored: Stored, device: torch.device, readers: int, piece_bytes: int | None
+    model: LoadableNetwork, stored: StoredTensors, device: torch.device, readers: int, piece_bytes: int | None
 ) -> None:
     wide = without_memory(replace(model.config, vision=None))
     wide.requires_grad_(False).eval().to(model.dtype)
@@ -256,7 +256,7 @@ def open_checkpoint(
     storage = storage or Storage()
     ready_made.store_blocks(dict(targets_of(model)), tensors)
     choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
-    return OpenCheckpoint(model, Stored(tensors, matrices, form), storage)
+    return OpenCheckpoint(model, StoredTensors(tensors, matrices, form), storage)
 
 
 def choose_formats(

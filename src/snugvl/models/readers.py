@@ -15,7 +15,7 @@ from snugvl.models.tensor_files import TensorFiles, TensorPiece, dequantise
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensors:
     """What the files hold, by the network's names."""
 
     tensors: Mapping[str, TensorEntry]
@@ -35,7 +35,7 @@ class Readers:
     """Threads that fill a device, each with a file and a buffer of its own, which they keep until `close`."""
 
     def __init__(
-        self, stored: Stored, device: torch.device, count: int, piece_bytes: int | None = None
+        self, stored: StoredTensors, device: torch.device, count: int, piece_bytes: int | None = None
     ) -> None:
         """`count`: of a GPU's; a CPU has one. `piece_bytes`: see `TensorFiles`."""
         self._stored, self._device = stored, device

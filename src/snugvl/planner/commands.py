@@ -3,7 +3,7 @@
 import shlex
 from typing import Any, Final
 
-from snugvl.core.options import LoadOptions, flag
+from snugvl.core.options import ROWS, LoadOptions, typed
 from snugvl.core.sizes import exact_size
 from snugvl.planner.engines import rules_of
 from snugvl.planner.plan import Choice
@@ -11,7 +11,7 @@ from snugvl.planner.settings import PREFERRED
 from snugvl.planner.wishes import Wishes
 
 # Options that the server's command has and a task's hasn't.
-SERVERS: Final = frozenset(("purpose", "images", "concurrency", "language_only", "speculation"))
+SERVERS: Final = frozenset(name for name, row in ROWS.items() if "load" not in row.commands)
 SERVED = "caption"  # the task of wishes that name none
 TARGETS = {
     "scene": ["IMAGE"],
@@ -21,8 +21,9 @@ TARGETS = {
 
 
 def next_command(choice: Choice, wishes: Wishes) -> str:
-    """One line for a POSIX shell."""
-    return shlex.join(our_arguments(choice, wishes))
+    """One line for a POSIX shell: ours, or the engine's own where we don't start it."""
+    theirs = None if rules_of(choice.option.engine).starts else plain_command(choice)
+    return theirs or shlex.join(our_arguments(choice, wishes))
 
 
 def plain_command(choice: Choice) -> str | None:
@@ -62,9 +63,7 @@ def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
 
 
 def _words(said: dict[str, Any]) -> list[str]:
-    return [
-        word for name, value in said.items() for word in (flag(name, value), str(value)) if word != "True"
-    ]
+    return [word for name, value in said.items() for word in typed(name, value)]
 
 
 def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
@@ -95,4 +94,5 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
         tower=wishes.tower,
         embedding=wishes.embedding,
         speculation=wishes.speculation,
+        **dict(wishes.also),
     )

@@ -1,15 +1,15 @@
 """Which models a plan without a model chooses from: those of the catalogue that have a place in its order."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, q4_k_m
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
 from snugvl.core.formats import READY_MADE
-from snugvl.core.options import flag
+from snugvl.core.options import typed
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import budgets
@@ -18,10 +18,9 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES
 from snugvl.planner.solve import Candidate, solve
-from snugvl.planner.wishes import Wishes, wishes_of
+from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
-FLAGS: Final = {"memory_bytes": "memory"}
 GROUP: Final = 128  # inputs that share a scale in nearly all ready-made 4-bit editions
 
 
@@ -93,17 +92,14 @@ def _served(
 
 def _cure(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Cure | None:
     """The first wish without which something runs."""
-    for field in fields(Wishes):
-        value = getattr(wishes, field.name)
-        if value == field.default or field.name in KEPT:
+    for name, value in wishes.said().items():
+        if name in KEPT:
             continue
-        left_out: dict[str, Any] = {field.name: field.default}
-        fewer = replace(wishes, **left_out)
+        fewer = wishes.without(name)
         choice = solve(candidates, machine, fewer).choice
         if choice is not None and not choice.option.offload:
-            typed = exact_size(value) if field.name == "memory_bytes" else value
-            name = flag(FLAGS.get(field.name, field.name), value)
-            return Cure(name if value is True else f"{name} {typed}", choice, fewer)
+            said = exact_size(value) if name == "memory_bytes" else value
+            return Cure(" ".join(typed(OPTION.get(name, name), said)), choice, fewer)
     return None
 
 

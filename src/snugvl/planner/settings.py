@@ -6,6 +6,7 @@ from typing import Final, Literal, get_args
 from snugvl.core.config import KVFormat as KVFormat
 from snugvl.core.formats import Precision
 from snugvl.core.options import Engine as Engine
+from snugvl.planner.engines import PREFERRED as PREFERRED
 from snugvl.planner.engines import rules_of
 
 HeadFormat = Literal["bf16", "int8"]
@@ -13,7 +14,6 @@ VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
-PREFERRED: Final[Engine] = "native"  # of a command that names none
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
 DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs

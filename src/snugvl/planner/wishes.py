@@ -1,10 +1,11 @@
 """What the user asked for: constraints of the solver."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 from snugvl.core.formats import QUALITY, Floor, Precision
 from snugvl.core.options import (
+    ROWS,
     EmbeddingName,
     LoadOptions,
     PurposeName,
@@ -21,6 +22,7 @@ GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anc
 LEAST_TOKENS: Final = 256
 ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template
 LEAST_ROOM_TOKENS: Final = 256
+OPTION: Final = {"memory_bytes": "memory"}  # of wishes that have another name than their option
 ANY_TOKENS: Final = 1  # as `min_image_tokens`: pictures may even be too large for the context
 
 
@@ -46,6 +48,8 @@ class Wishes:
         prefix_cache: prompts start from what earlier ones left, which takes memory with recurrent states.
         speculation: "mtp": with the checkpoint's multi-token predictor; "auto": with it, if it has one, where
             plenty of GPU memory is left. Other kinds take none.
+        also: options of `snugvl plan` that change no byte, by name and value: engines that can't do them are
+            passed over, and the plan's command says them.
     """
 
     context: int | None = None
@@ -67,6 +71,7 @@ class Wishes:
     step_graphs: bool = True
     prefix_cache: bool = True
     speculation: SpeculationName = "off"
+    also: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -114,9 +119,17 @@ class Wishes:
             refuse_lacking(self.backend, self.said(), why=f"--backend {self.backend}")
 
     def said(self) -> dict[str, Any]:
-        """Wishes that differ from the defaults, by name."""
-        values = ((each, getattr(self, each.name)) for each in fields(self))
-        return {each.name: value for each, value in values if value != each.default}
+        """Wishes that differ from the defaults, and the options beside them, by name."""
+        values = ((each, getattr(self, each.name)) for each in fields(self) if each.name != "also")
+        return {each.name: value for each, value in values if value != each.default} | dict(self.also)
+
+    def without(self, name: str) -> "Wishes":
+        """All wishes but one, which is left to the solver."""
+        if name in dict(self.also):
+            return replace(self, also=tuple(each for each in self.also if each[0] != name))
+        default = next(each.default for each in fields(self) if each.name == name)
+        left_out: dict[str, Any] = {name: default}
+        return replace(self, **left_out)
 
     @property
     def good_for(self) -> PurposeName:
@@ -162,4 +175,7 @@ def wishes_of(
         "float32": None if options.dtype == "auto" else options.dtype == "float32",
         "step_graphs": options.step_graphs is not False,
     }
-    return Wishes(**{**wished, **more})
+    known = {OPTION.get(name, name) for name in wished}
+    beside = {name: value for name, value in options.said().items() if name not in known}
+    also = tuple((name, value) for name, value in beside.items() if "plan" in ROWS[name].commands)
+    return Wishes(**{**wished, "also": also, **more})

@@ -32,7 +32,7 @@ from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from snugvl.quantize import writing
 from snugvl.quantize.passes import Matrix, Place
-from snugvl.quantize.setup import COPY, ROUND, Made, label, matrices_of, source_of
+from snugvl.quantize.setup import COPY, ROUND, WrittenCheckpoint, label, matrices_of, source_of
 
 READERS: Final = 1
 
@@ -102,7 +102,7 @@ class CopyJob:
         """What matrices are rounded to."""
         return f"{self.weights}, as while loading"
 
-    def run(self) -> Made:
+    def run(self) -> WrittenCheckpoint:
         """Load, write.
 
         Raises:
@@ -124,7 +124,9 @@ class CopyJob:
             nbytes = sum(path.stat().st_size for path in work.iterdir())
         bits = 8 * held / sum(each.weights for each in self.matrices.values())
         widths = {label(place): FORMATS[self.weights].bits for place in sorted(self.matrices)}
-        return Made(bits, bits, len(self.matrices), self.wide, widths, nbytes, self._clock.seconds)
+        return WrittenCheckpoint(
+            bits, bits, len(self.matrices), self.wide, widths, nbytes, self._clock.seconds
+        )
 
     def close(self) -> None:
         """Nothing runs beside."""

@@ -34,7 +34,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Material:
+class CalibrationData:
     """What passes through the network.
 
     Attributes:
@@ -54,7 +54,7 @@ class Material:
         return sum(len(prompt) for prompt in self.prompts)
 
 
-def material_of(side: Participant, given: Given) -> Material:
+def material_of(side: Participant, given: Given) -> CalibrationData:
     """
     Raises:
         InputError: pictures for a model that reads none, or no text worth reading.
@@ -69,11 +69,13 @@ def material_of(side: Participant, given: Given) -> Material:
         if given.texts:
             raise InputError(f"the texts have fewer than {LEAST} tokens each; give longer ones, or pictures")
         drawn = _random(config)
-        return Material(tuple(_checked(piece, config) for piece in drawn), _probe(drawn, config), own=False)
+        return CalibrationData(
+            tuple(_checked(piece, config) for piece in drawn), _probe(drawn, config), own=False
+        )
     prompts = [*seen, *(_checked(piece, config) for piece in pieces)]
     kept = _evenly(prompts)
     left_out = sum(map(len, prompts)) - sum(map(len, kept))
-    return Material(kept, _probe(pieces or _random(config), config), own=True, left_out=left_out)
+    return CalibrationData(kept, _probe(pieces or _random(config), config), own=True, left_out=left_out)
 
 
 def _pieces(side: Participant, text: str) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from snugvl.core.sizes import format_size
 from snugvl.engine.oom import release
 from snugvl.engine.sequence import CheckedPrompt
 from snugvl.errors import DoesNotFit, UnsupportedModel
-from snugvl.fidelity.memory import Load, PassPlan, plan_pass
+from snugvl.fidelity.memory import PassPlan, QuestionMemory, plan_pass
 from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.progress import Clock, Tell
 from snugvl.fidelity.sweep import Sequences
@@ -35,12 +35,12 @@ from snugvl.planner.engines.native.footprint import LATE_BYTES
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.settings import Settings
 from snugvl.quantize import FileFormat, packed, passes, writing
-from snugvl.quantize.inputs import Given, Material, material_of
+from snugvl.quantize.inputs import CalibrationData, Given, material_of
 from snugvl.quantize.packed import Scheme
 from snugvl.quantize.passes import Matrix, Parts
 from snugvl.quantize.passes import Place as At
 from snugvl.quantize.rounding import SLICE_ROWS, Rounded
-from snugvl.quantize.widths import Choice, choice_of, group_of, stored_bits
+from snugvl.quantize.widths import WidthOptions, choice_of, group_of, stored_bits
 
 EIGHT: Final = 8  # rows whose zero points share a word
 INVERSES: Final = 4  # matrices of products that are held at once while a factor is made
@@ -50,7 +50,7 @@ MEASURE, ROUND, COPY = "measuring what 4 bits cost", "rounding", "copying the re
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QuantizePlan:
     """What it will take.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Made:
+class WrittenCheckpoint:
     """What was written.
 
     Attributes:
@@ -93,7 +93,7 @@ class Made:
     costs: dict[str, float] = field(default_factory=dict)
 
 
-class Job:
+class QuantizeJob:
     """A checkpoint that is to be quantised."""
 
     def __init__(
@@ -125,11 +125,11 @@ class Job:
         self.side = Participant(options, Settings("native", float32=wide), self._place, options.max_pixels)
         opened = self._opened()
         self.matrices, self.wide = matrices_of(opened)
-        self.choice: Choice = choice_of(self.matrices, bits, form, group)
+        self.choice: WidthOptions = choice_of(self.matrices, bits, form, group)
         if not self.matrices:
             raise UnsupportedModel(f"{options.model} has no matrix whose columns divide into groups of 32")
         self.choice.check(bits)
-        self.material: Material = material_of(self.side, given)
+        self.material: CalibrationData = material_of(self.side, given)
         self._entries = read_tensors(folder)
         self._replaced = {name for matrix in self.matrices.values() for name, _ in matrix.parts}
         read = sum(self._entries[name].nbytes for name in self._replaced)
@@ -148,7 +148,7 @@ class Job:
         more = f", {self.material.left_out:,} more left out" if self.material.left_out else ""
         return f"{self.bits:g} bits a weight for {own}{more}"
 
-    def run(self) -> Made:
+    def run(self) -> WrittenCheckpoint:
         """Measure, round, write.
 
         Raises:
@@ -226,11 +226,13 @@ class Job:
             passes.quantise(network, sequences, sizes, schemes, done, compensate=compensate, whole=whole)
         self._clock.end(ROUND)
 
-    def _plan(self, opened: OpenCheckpoint, rest: int) -> Plan:
+    def _plan(self, opened: OpenCheckpoint, rest: int) -> QuantizePlan:
         with closing(LayeredNetwork(opened, self._place.device)) as network:
             probe = self.material.probe
             measured = [
-                Load(Extent(len(probe.prompt), 0, 0), len(probe.answers), max(map(len, probe.answers)))
+                QuestionMemory(
+                    Extent(len(probe.prompt), 0, 0), len(probe.answers), max(map(len, probe.answers))
+                )
             ] * (1 + len(self.matrices))
             loads = [_load(prompt, self.side) for prompt in self.material.prompts]
             if self.material.own:
@@ -247,7 +249,7 @@ class Job:
             )
         weights = sum(matrix.weights for matrix in self.matrices.values())
         disk = writing.check_room(self.out, self.side.folder, int(weights * self.bits / 8) + rest)
-        return Plan(plans, disk)
+        return QuantizePlan(plans, disk)
 
     def _work(self) -> list[Component]:
         """What rounding a layer holds beside a pass."""
@@ -294,12 +296,14 @@ class Job:
         made = COMPARED * 4 * (matrix.rows + matrix.columns)
         return max(map(len, self.material.prompts)) * (kept + made)
 
-    def _made(self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int) -> Made:
+    def _made(
+        self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int
+    ) -> WrittenCheckpoint:
         weights = sum(matrix.weights for matrix in self.matrices.values())
         stored = sum(
             stored_bits(schemes[place], self.form) * each.weights for place, each in self.matrices.items()
         )
-        return Made(
+        return WrittenCheckpoint(
             bits=self.choice.mean(schemes),
             stored_bits=stored / weights,
             matrices=len(schemes),
@@ -353,10 +357,10 @@ def matrices_of(
     return found, wide
 
 
-def _load(prompt: CheckedPrompt, side: Participant) -> Load:
+def _load(prompt: CheckedPrompt, side: Participant) -> QuestionMemory:
     merge = 1 if side.config.vision is None else side.config.vision.spatial_merge_size
     tokens = len(prompt.placeholders)
-    return Load(Extent(len(prompt), tokens, tokens * merge**2), 0, 0)
+    return QuestionMemory(Extent(len(prompt), tokens, tokens * merge**2), 0, 0)
 
 
 def label(place: At) -> str:

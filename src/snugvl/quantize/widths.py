@@ -43,7 +43,7 @@ def group_of(columns: int, bits: int, asked: int | None = None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WidthOptions:
     """What each matrix may have, the first of which is measured, and the mean bits of all that may be had."""
 
     schemes: Mapping[Place, Sequence[Scheme]]
@@ -104,12 +104,12 @@ class Choice:
 
 def choice_of(
     matrices: Mapping[Place, Matrix], bits: float, form: FileFormat, group: int | None = None
-) -> Choice:
+) -> WidthOptions:
     """What matrices whose columns divide may have.
 
     `bits`: a mean that is wanted; `group`: columns that share a scale in 4 bits.
     """
-    return Choice(
+    return WidthOptions(
         {place: _schemes(each.columns, bits, form, group) for place, each in matrices.items()}, matrices
     )
 

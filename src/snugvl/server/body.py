@@ -242,7 +242,7 @@ async def form_of(request: Request, *, max_files: int, max_fields: int) -> Async
     limit = context_of(request).settings.max_body_bytes
     try:
         async with aclosing(request.stream()) as stream:
-            parser = _Parser(
+            parser = _FormParser(
                 request.headers, stream, max_files=max_files, max_fields=max_fields, max_part_size=limit
             )
             form = await parser.parse()
@@ -263,7 +263,7 @@ async def bytes_of(file: UploadFile) -> bytes:
     return content
 
 
-class _Parser(MultiPartParser):
+class _FormParser(MultiPartParser):
     """Starlette's, which takes what is not UTF-8 for Latin-1, and believes a form about its charset."""
 
     def on_headers_finished(self) -> None:

@@ -16,7 +16,7 @@ from snugvl.core.messages import Grammar
 
 
 @dataclass(frozen=True, slots=True)
-class _Style:
+class _JsonStyle:
     """How JSON is written.
 
     Attributes:
@@ -42,9 +42,9 @@ _DEEP: Final = 9  # more levels than there are
 # Two styles that begin alike would let white space without end come before a value.
 _NO_MORE_SPACE: Final = {"x-guidance": {"whitespace_flexible": False}}
 _STYLES: Final = (
-    _Style(0),
-    _Style(0, space=""),
-    *(_Style(lines, indent) for lines in (1, _DEEP) for indent in ("\t", "  ", "    ")),
+    _JsonStyle(0),
+    _JsonStyle(0, space=""),
+    *(_JsonStyle(lines, indent) for lines in (1, _DEEP) for indent in ("\t", "  ", "    ")),
 )
 
 
@@ -72,7 +72,7 @@ def _fenced(schema: dict[str, Any]) -> Grammar:
     return Grammar("lark", "\n".join(rules))
 
 
-def _written(schema: Mapping[str, Any], style: _Style, level: int, leaves: dict[str, str]) -> str:
+def _written(schema: Mapping[str, Any], style: _JsonStyle, level: int, leaves: dict[str, str]) -> str:
     """A value whose parts are at `level`, as an expression of Lark."""
     first, between, last = style.before(level), style.between(level), style.before(level - 1)
     if level > style.lines:
@@ -93,7 +93,7 @@ def _written(schema: Mapping[str, Any], style: _Style, level: int, leaves: dict[
     filled = f"{_literal('[' + first)} {item} {more} {_literal(last + ']')}"
     ways = [filled] if fewest else [filled, _literal("[]")]
     if first and schema["items"]["type"] not in ("object", "array"):  # which many leave on one line
-        ways.append(_written(schema, _Style(0), 1, leaves))
+        ways.append(_written(schema, _JsonStyle(0), 1, leaves))
     return f"({' | '.join(ways)})"
 
 

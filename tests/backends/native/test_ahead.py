@@ -51,7 +51,7 @@ def with_cores(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one process, unless a test says otherwise."""
-    monkeypatch.setattr(host, "memory", lambda: host.Memory(8 << 30, 3 << 30))
+    monkeypatch.setattr(host, "memory", lambda: host.HostMemory(8 << 30, 3 << 30))
     with_cores(2, monkeypatch)
 
 
@@ -107,7 +107,7 @@ def test_little_main_memory_is_left_alone(
     wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "snugvl")
-    monkeypatch.setattr(host, "memory", lambda: host.Memory(2 << 30, 1 << 30))
+    monkeypatch.setattr(host, "memory", lambda: host.HostMemory(2 << 30, 1 << 30))
     attempt("raise SystemExit").compile(wanted, tmp_path, "3.6.0")
     assert caplog.messages == ["too little main memory is free to compile kernels ahead"]
 
@@ -132,7 +132,7 @@ def test_several_processes_have_a_share_each(
     wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "snugvl")
-    monkeypatch.setattr(host, "memory", lambda: host.Memory(64 << 30, 32 << 30))
+    monkeypatch.setattr(host, "memory", lambda: host.HostMemory(64 << 30, 32 << 30))
     with_cores(6, monkeypatch)
     told = f"open({str(tmp_path / 'told')!r}, 'a').write(f'{{number}} of {{count}}\\n'); "
     kernels = attempt("import pickle; job, number, count = pickle.loads(order); " + told + SAYS)
@@ -147,7 +147,7 @@ def test_several_processes_have_a_share_each(
 def test_as_many_as_there_is_room_for(
     free_gib: int, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "memory", lambda: host.Memory(64 << 30, free_gib << 30))
+    monkeypatch.setattr(host, "memory", lambda: host.HostMemory(64 << 30, free_gib << 30))
     with_cores(cores, monkeypatch)
     assert room() == count
 

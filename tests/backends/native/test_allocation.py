@@ -13,7 +13,7 @@ import snugvl
 from snugvl.backends.native import loading
 from snugvl.backends.native.allocation import allocate, as_planned, engine_config
 from snugvl.backends.native.planned import planned_rows
-from snugvl.backends.place import Place, place_on
+from snugvl.backends.place import TargetDevice, place_on
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import LoadOptions, PurposeName
@@ -47,13 +47,15 @@ PURPOSES = get_args(PurposeName)
 FP8 = FACTS[NAMES[1]]
 
 
-def gpu(free_bytes: int, **changes: Any) -> Place:
+def gpu(free_bytes: int, **changes: Any) -> TargetDevice:
     return replace(
-        Place(torch.device("cuda"), "a GPU", free_bytes, (12, 0), context_bytes=450 * MIB), **changes
+        TargetDevice(torch.device("cuda"), "a GPU", free_bytes, (12, 0), context_bytes=450 * MIB), **changes
     )
 
 
-def made(facts: ModelFacts, place: Place, planned: Allocation | None = None, **said: Any) -> Allocation:
+def made(
+    facts: ModelFacts, place: TargetDevice, planned: Allocation | None = None, **said: Any
+) -> Allocation:
     return allocate(facts, LoadOptions(facts.name, **said), place, planned)
 
 
@@ -84,7 +86,7 @@ def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
     place = (
         gpu(plan.budget.free_bytes, system=system)
         if not none
-        else Place(torch.device("cpu"), "main memory", here.ram_free_bytes)
+        else TargetDevice(torch.device("cpu"), "main memory", here.ram_free_bytes)
     )
     if place.usable_bytes >= planned.footprint.total_bytes:
         assert allocate(facts, options, place, planned) is planned
@@ -239,6 +241,17 @@ def test_guessing_tokens_takes_no_memory(facts: ModelFacts) -> None:
     assert plan.footprint == made(facts, gpu(48 * GIB)).footprint
     assert engine_config(plan, LoadOptions(speculation="ngram")).speculation == "ngram"
     assert engine_config(plan, LoadOptions()).speculation == "off"
+
+
+def test_the_engine_is_configured_by_options_of_its_fields_names() -> None:
+    """But for what the plan decides: that may be "auto" where somebody said nothing."""
+    plan = made(FP8, gpu(48 * GIB))
+    said: dict[str, Any] = {"prefix_cache": False, "speculation": "ngram", "max_waiting": 7}
+    config = engine_config(plan, LoadOptions(**said, context=1, kv_cache="auto"))
+    assert {name: getattr(config, name) for name in said} == said
+    assert (config.max_model_len, config.kv_cache) == (plan.settings.context, plan.settings.kv)
+    plain = engine_config(plan, LoadOptions())
+    assert (plain.prefix_cache, plain.speculation, plain.max_waiting) == (True, "off", 256)
 
 
 def test_a_predictor_is_planned_for_who_asks_and_where_memory_is_plenty() -> None:

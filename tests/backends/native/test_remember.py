@@ -8,7 +8,7 @@ import torch
 
 from snugvl.backends.measure import CONTEXT, LATE
 from snugvl.backends.native.remember import FEW, GRAIN_BYTES, keeper
-from snugvl.backends.place import Place
+from snugvl.backends.place import TargetDevice
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
@@ -20,7 +20,7 @@ from snugvl.planner.engines.native.step_graphs import MOST
 
 MIB = 1 << 20
 GPU = Gpu(0, "Test GPU", 8 << 30, 7 << 30, (12, 0), driver="580.1", uuid="GPU-1")
-PLACE = Place(torch.device("cuda", 0), "Test GPU", 7 << 30, (12, 0), context_bytes=350 * MIB, gpu=GPU)
+PLACE = TargetDevice(torch.device("cuda", 0), "Test GPU", 7 << 30, (12, 0), context_bytes=350 * MIB, gpu=GPU)
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_only_growth_is_written_down(cache: Path) -> None:
 
 
 def test_without_nvml_nothing_is_written_down(cache: Path) -> None:
-    unknown = Place(torch.device("cuda", 0), "a GPU", 7 << 30)
+    unknown = TargetDevice(torch.device("cuda", 0), "a GPU", 7 << 30)
     keeper(unknown, "subject")(ledger(400 * MIB, 60 * MIB), Load())
     assert not calibration.load(cache).measurements
 

@@ -98,7 +98,7 @@ def test_a_12_megapixel_picture_crosses() -> None:
 def test_events_arrive_in_order() -> None:
     logprob = Logprob("a", b"a", -0.5, (TokenLogprob("b", b"b", -1.0),))
     events: list[wire.Event] = [
-        wire.Reply(1, None, RequestError("too hot", field="temperature")),
+        wire.MessageReply(1, None, RequestError("too hot", field="temperature")),
         (1, Delta("x", 1, (logprob,), "stop", Usage(3, 2, 1), "END")),
         wire.End(1),
     ]
@@ -114,7 +114,7 @@ def test_events_arrive_in_order() -> None:
     got = asyncio.run(receive())
     assert got is not None
     reply = got[0]
-    assert isinstance(reply, wire.Reply)
+    assert isinstance(reply, wire.MessageReply)
     assert isinstance(reply.error, RequestError)
     assert (str(reply.error), reply.error.field) == ("too hot", "temperature")
     assert got[1:] == events[1:]

@@ -11,7 +11,7 @@ import torch
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.transformers.backend import TransformersBackend
 from snugvl.backends.transformers.engine import TransformersEngine
-from snugvl.backends.transformers.loading import Loaded
+from snugvl.backends.transformers.loading import LoadedTransformers
 from snugvl.backends.transformers.loading import load_engine as load_with
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.core.messages import Delta, Message
@@ -27,7 +27,9 @@ NEW_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
 
 
-def load_engine(model: str | Path, *, placement: tuple[tuple[str, str], ...] = (), **options: Any) -> Loaded:
+def load_engine(
+    model: str | Path, *, placement: tuple[tuple[str, str], ...] = (), **options: Any
+) -> LoadedTransformers:
     """With options by name."""
     return load_with(LoadOptions(str(model), **options), placement=placement)
 

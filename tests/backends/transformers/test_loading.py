@@ -217,7 +217,7 @@ def test_dtype_auto_takes_float32_where_it_leaves_half_of_the_memory(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kind(free: int) -> str:
-        memory = host.Memory(2 * free, free)
+        memory = host.HostMemory(2 * free, free)
         with monkeypatch.context() as patched:
             patched.setattr(host, "memory", lambda: memory)
             loaded = load_engine(llama, device="cpu")

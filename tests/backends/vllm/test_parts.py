@@ -42,7 +42,7 @@ from snugvl.core.messages import (
 from snugvl.core.sampling import SamplingParams
 from snugvl.diagnose.result import Change
 from snugvl.errors import EngineError, ImageError, RequestError, RequestTooLarge
-from snugvl.inputs.reasoning import Thinking
+from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.inputs.trials import Trials, Verdict
 from tests.test_layering import modules_after
 
@@ -230,7 +230,7 @@ def test_the_model_is_told_whether_to_think_and_its_answer_is_read_so(tmp_path: 
     told = "{{ '<think>\\n\\n</think>\\n\\n' if enable_thinking is false else '<think>\\n' }}"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}" + told)
     facts = read_facts(str(tmp_path))
-    assert facts.thinking == Thinking(pictures=False)
+    assert facts.thinking == ThinkingDefault(pictures=False)
     seen = Request((Message("user", (Picture(Image.new("RGB", (64, 64))), Text("What is it?"))),))
     asked = replace(seen, template={"enable_thinking": True})
     for request, kwargs, begun in (

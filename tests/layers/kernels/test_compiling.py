@@ -13,7 +13,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import JITFunction, driver
 
 from snugvl.layers.compilations import Compilations
-from snugvl.layers.kernels.compiler.ahead_of_time import Launch, TensorAddress, compile_all, dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import KernelLaunch, TensorAddress, compile_all, dry_run
 from snugvl.layers.kernels.compiler.launch import LaunchedKernel
 from snugvl.layers.kernels.device import Hardware, capability, described, hardware_of
 from tests.layers.kernels.test_launch import VALUES, Recorder, doubled, recorder
@@ -36,7 +36,7 @@ def test_a_launch_finds_what_was_compiled_ahead(
     odd = (TensorAddress(torch.float32, 4), *values[1:])
     before = torch.cuda.is_initialized()
     done = compile_all(
-        [Launch(LaunchedKernel(JITFunction(kernel)), each, dict(CONSTANTS)) for kernel, each in (
+        [KernelLaunch(LaunchedKernel(JITFunction(kernel)), each, dict(CONSTANTS)) for kernel, each in (
             (doubled, values), (broken, values), (doubled, odd),
         )],
         H200,
@@ -61,7 +61,8 @@ def test_what_launches_a_kernel_is_compiled_with_it(
     monkeypatch.setattr(nvidia, "CudaLauncher", lambda src, metadata: made.append((src.fn.fn, metadata.name)))
     values = tuple(TensorAddress(v.dtype, 0) if isinstance(v, torch.Tensor) else v for v in VALUES)
     launches = [
-        Launch(LaunchedKernel(JITFunction(kernel)), values, dict(CONSTANTS)) for kernel in (doubled, broken)
+        KernelLaunch(LaunchedKernel(JITFunction(kernel)), values, dict(CONSTANTS))
+        for kernel in (doubled, broken)
     ]
     assert [error is None for _, error in compile_all(launches, H200)] == [True, False]
     driver.set_active(recorder)
@@ -78,7 +79,7 @@ def test_hardware_can_be_described() -> None:
 
 def test_what_is_written_down_is_told_at_once() -> None:
     """So it is compiled while the rest is found out."""
-    told: list[Launch] = []
+    told: list[KernelLaunch] = []
     kernel = LaunchedKernel(JITFunction(doubled))
     with dry_run(H200, told.append) as launches:
         for size in (16, 16, 32):

@@ -25,20 +25,20 @@ from snugvl.inputs.tools.forms import opening
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningSyntax:
     """How an answer thinks. `opened`: it begins inside the reasoning; `call`: what begins a tool's call."""
 
     opened: bool
     call: str | None
 
 
-def reasoning_of(request: Request, facts: Facts) -> Reasoning | None:
+def reasoning_of(request: Request, facts: Facts) -> ReasoningSyntax | None:
     """How the answer to a request thinks: not at all where a grammar makes it, or to a bare prompt."""
     if facts.reasoning is None or request.grammar is not None or request.prompt is not None:
         return None
     told = facts.thinking.template(request).get(VARIABLE)
     begun = facts.reasoning if told is None else bool(told and facts.reasoning_asked)
-    return Reasoning(begun, None if request.tools is None else opening(facts.tool_form))
+    return ReasoningSyntax(begun, None if request.tools is None else opening(facts.tool_form))
 
 
 class Chunks:
@@ -50,7 +50,7 @@ class Chunks:
 
     engine: ClassVar[str]
 
-    def __init__(self, sampling: SamplingParams, reasoning: Reasoning | None) -> None:
+    def __init__(self, sampling: SamplingParams, reasoning: ReasoningSyntax | None) -> None:
         """`reasoning`: None where none is to be told from the answer."""
         choices = range(1 if sampling.greedy else sampling.n)
         self._copies = sampling.n if sampling.greedy else 1

@@ -11,7 +11,7 @@ from snugvl.diagnose.facts import Card
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate
-from snugvl.inputs.reasoning import PLAIN, VARIABLE, Thinking, opened
+from snugvl.inputs.reasoning import PLAIN, VARIABLE, ThinkingDefault, opened
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
 IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work
@@ -57,7 +57,7 @@ class Facts:
     control_tokens: tuple[str, ...] = ()
     reasoning: bool | None = None
     reasoning_asked: bool | None = None
-    thinking: Thinking = PLAIN
+    thinking: ThinkingDefault = PLAIN
     gpu_uuids: tuple[str, ...] = ()
     card: Card | None = None
     plan: RunningPlan | None = None

@@ -42,7 +42,7 @@ class _Backend(httpcore.AnyIOBackend):
     ) -> httpcore.AsyncNetworkStream:
         try:
             async with asyncio.timeout(timeout):
-                return _Stream(*await asyncio.open_unix_connection(sock=await _connect(path)))
+                return _UnixStream(*await asyncio.open_unix_connection(sock=await _connect(path)))
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(str(error)) from error
         except OSError as error:
@@ -65,7 +65,7 @@ async def _connect(path: str) -> socket.socket:
         raise
 
 
-class _Stream(httpcore.AsyncNetworkStream):
+class _UnixStream(httpcore.AsyncNetworkStream):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer

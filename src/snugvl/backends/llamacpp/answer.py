@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from snugvl.backends.child.answer import Chunks, Reasoning
+from snugvl.backends.child.answer import Chunks, ReasoningSyntax
 from snugvl.backends.child.http import ChildApi
 from snugvl.core.messages import Delta, Logprob, Usage
 from snugvl.core.sampling import SamplingParams
@@ -25,7 +25,11 @@ class LlamacppChunks(Chunks):
     engine: ClassVar = "llama.cpp"
 
     def __init__(
-        self, sampling: SamplingParams, prompt_tokens: int, image_tokens: int, reasoning: Reasoning | None
+        self,
+        sampling: SamplingParams,
+        prompt_tokens: int,
+        image_tokens: int,
+        reasoning: ReasoningSyntax | None,
     ) -> None:
         """`prompt_tokens`: as counted before; where that couldn't be, llama.cpp's own count is taken."""
         super().__init__(sampling, reasoning)

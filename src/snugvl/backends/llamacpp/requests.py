@@ -52,7 +52,7 @@ SAMPLERS: Final = ("penalties", "temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
+class RequestBuilder:
     """What turns requests into bodies. `guided`: whether llama.cpp has llguidance."""
 
     model: ServedModel
@@ -80,7 +80,7 @@ class Prompt:
     image_tokens: int = 0
 
 
-def prompt_of(request: Request, speaker: Speaker, go_on: GoOn = going_on) -> Prompt:
+def prompt_of(request: Request, speaker: RequestBuilder, go_on: GoOn = going_on) -> Prompt:
     """The prompt, pictures encoded. Takes time for pictures: call it in a thread.
 
     Raises:
@@ -100,7 +100,7 @@ def prompt_of(request: Request, speaker: Speaker, go_on: GoOn = going_on) -> Pro
 def conversation(
     messages: tuple[Message, ...],
     tools: ToolUse | None,
-    speaker: Speaker,
+    speaker: RequestBuilder,
     variables: Mapping[str, Any],
     go_on: GoOn = going_on,
 ) -> Prompt:
@@ -141,7 +141,7 @@ def conversation(
     return Prompt(text, counted=counted, pictures=tuple(pictures), image_tokens=sum(counts))
 
 
-def _counted(text: str, counts: list[int], speaker: Speaker) -> str:
+def _counted(text: str, counts: list[int], speaker: RequestBuilder) -> str:
     begin, placeholder, end = speaker.gguf.picture
     first, *rest = text.split(speaker.served.marker)
     whole = [first]
@@ -150,7 +150,7 @@ def _counted(text: str, counts: list[int], speaker: Speaker) -> str:
     return "".join(whole)
 
 
-def _picture(part: Picture | Video | Text, where: str, speaker: Speaker) -> tuple[str, int]:
+def _picture(part: Picture | Video | Text, where: str, speaker: RequestBuilder) -> tuple[str, int]:
     if not isinstance(part, Picture):
         raise RequestError(
             "the llamacpp backend takes pictures, no videos; send frames as pictures, "
@@ -165,7 +165,7 @@ def _picture(part: Picture | Video | Text, where: str, speaker: Speaker) -> tupl
     return data, 0 if rule is None else rule.tokens(width, height)
 
 
-def _variables(request: Request, speaker: Speaker) -> Mapping[str, Any]:
+def _variables(request: Request, speaker: RequestBuilder) -> Mapping[str, Any]:
     for where, text in template_texts(request.template):
         refuse_control_tokens(text, speaker.model.facts, where)
     return speaker.model.facts.thinking.template(request)
@@ -200,7 +200,7 @@ def check_length(request: Request, tokens: int, context: int) -> None:
 
 
 def bodies(
-    request: Request, prompt: Prompt, ids: tuple[int, ...], form: Mapping[str, Any], speaker: Speaker
+    request: Request, prompt: Prompt, ids: tuple[int, ...], form: Mapping[str, Any], speaker: RequestBuilder
 ) -> tuple[bytes, ...]:
     """The bodies, one for each choice that has to be computed: a greedy one is asked for once."""
     params = request.sampling
@@ -219,7 +219,7 @@ def bodies(
     return tuple(made)
 
 
-def _sampling(params: SamplingParams, speaker: Speaker) -> dict[str, Any]:
+def _sampling(params: SamplingParams, speaker: RequestBuilder) -> dict[str, Any]:
     if params.prompt_logprobs:
         raise RequestError(
             "llama.cpp has no log-probabilities of a prompt's tokens (echo with logprobs); use --backend "
@@ -252,7 +252,9 @@ def _sampling(params: SamplingParams, speaker: Speaker) -> dict[str, Any]:
     }
 
 
-def form_of(request: Request, speaker: Speaker, trials: Trials, go_on: GoOn = going_on) -> Mapping[str, Any]:
+def form_of(
+    request: Request, speaker: RequestBuilder, trials: Trials, go_on: GoOn = going_on
+) -> Mapping[str, Any]:
     """The field that constrains the answer as our own engine would; none where nothing does.
 
     Takes time: call it in a thread.

@@ -23,7 +23,7 @@ from snugvl.backends.llamacpp.facts import GgufModel, complete, read_model, temp
 from snugvl.backends.llamacpp.measure import LlamacppGauge, read_load
 from snugvl.backends.llamacpp.requests import (
     COMPLETION,
-    Speaker,
+    RequestBuilder,
     bodies,
     check_length,
     conversation,
@@ -45,11 +45,11 @@ MAX_QUOTED: Final = 200
 
 
 @dataclass(slots=True)
-class _Own:
+class _LlamacppLife:
     """What is kept of a life of llama.cpp."""
 
     gauge: LlamacppGauge
-    speaker: Speaker
+    speaker: RequestBuilder
 
 
 class LlamacppEngine(ChildEngine):
@@ -115,14 +115,16 @@ class LlamacppEngine(ChildEngine):
         )
         return complete(facts, served, template_of(served))
 
-    async def begin(self, life: Life, served: Served, model: ServedModel) -> _Own:
+    async def begin(self, life: Life, served: Served, model: ServedModel) -> _LlamacppLife:
         """See `ChildEngine`."""
         assert isinstance(served, ServedGguf)
         choice: LlamacppChoice = self._choice
         buffers = await asyncio.to_thread(log.read_buffers, life.log)
         gauge = LlamacppGauge(choice.planned, buffers, model.facts.gpu_uuids, model.facts.device)
         template = template_of(served)
-        return _Own(gauge, Speaker(model, self._gguf, served, template, self._guided, choice.prefix_cache))
+        return _LlamacppLife(
+            gauge, RequestBuilder(model, self._gguf, served, template, self._guided, choice.prefix_cache)
+        )
 
     @property
     def _guided(self) -> bool:
@@ -131,7 +133,7 @@ class LlamacppEngine(ChildEngine):
 
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
         """See `ChildEngine`."""
-        speaker: Speaker = session.own.speaker
+        speaker: RequestBuilder = session.own.speaker
         weight = self._preparers.weigh(request)
         make = partial(prompt_of, request, speaker, preparation.go_on)
         prompt = await self._preparers.run(preparation, make, weight)
@@ -146,7 +148,7 @@ class LlamacppEngine(ChildEngine):
 
     async def measure(self, session: Session) -> Snapshot:
         """See `ChildEngine`."""
-        own: _Own = session.own
+        own: _LlamacppLife = session.own
         served = own.speaker.served
         load = read_load(await session.api.metrics(), served.slots, served.context_tokens)
         ledger = await asyncio.to_thread(own.gauge.read, session.life.family())
@@ -155,7 +157,7 @@ class LlamacppEngine(ChildEngine):
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a text as it is, or of a conversation through the chat template."""
         session, preparation = self._require_session(), Preparation()
-        speaker: Speaker = session.own.speaker
+        speaker: RequestBuilder = session.own.speaker
         if isinstance(prompt, str):
             return Tokens(await _api(session).tokens(prompt))
         variables = speaker.model.facts.thinking.template(Request(prompt, tools=tools))

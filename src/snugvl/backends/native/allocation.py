@@ -10,7 +10,7 @@ same solver plans with the same wishes, and what changed is said with the number
 
 from dataclasses import fields, replace
 
-from snugvl.backends.place import Place
+from snugvl.backends.place import TargetDevice
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import EngineConfig
 from snugvl.core.options import LoadOptions
@@ -29,7 +29,7 @@ DECIDING = ("speculation", "context", "weights", "kv_cache", "tower", "embedding
 
 
 def allocate(
-    facts: ModelFacts, options: LoadOptions, place: Place, planned: Allocation | None = None
+    facts: ModelFacts, options: LoadOptions, place: TargetDevice, planned: Allocation | None = None
 ) -> Allocation:
     """`planned`, if it still fits, or the plan for what is free at `place` now.
 
@@ -48,7 +48,7 @@ def allocate(
     return replace(found, changed=_difference(planned, found))
 
 
-def _more_driver(place: Place, planned: Allocation) -> int:
+def _more_driver(place: TargetDevice, planned: Allocation) -> int:
     """Bytes that the driver takes here beyond what was planned for it.
 
     So little that it is a part of what a plan leaves for late kernels is nothing.
@@ -57,12 +57,12 @@ def _more_driver(place: Place, planned: Allocation) -> int:
     return more if more > LATE_BYTES // 4 else 0
 
 
-def as_planned(place: Place, allocation: Allocation) -> Place:
+def as_planned(place: TargetDevice, allocation: Allocation) -> TargetDevice:
     """`place` with the driver's memory that the plan which runs has for it; a context that is there stays."""
     return replace(place, context_bytes=allocation.device.context_bytes) if place.context_bytes else place
 
 
-def choose(facts: ModelFacts, options: LoadOptions, place: Place, backend: Engine) -> Choice:
+def choose(facts: ModelFacts, options: LoadOptions, place: TargetDevice, backend: Engine) -> Choice:
     """The plan for an engine in this process; raises like `allocate`."""
     wishes = wishes_of(options, sees=facts.vision is not None, backend=backend)
     plan = solve([Candidate(facts)], place.machine, wishes, found=[place.budget])
@@ -91,18 +91,20 @@ def _difference(before: Allocation, now: Allocation) -> str:
 
 
 def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:
-    """The settings as our engine takes them."""
+    """The settings as our engine takes them, with the options that it has under the same name."""
     settings = allocation.settings
-    sizes = EngineConfig(
-        num_blocks=settings.kv_blocks,
-        max_model_len=settings.context,
-        max_num_seqs=settings.sequences,
-        max_batched_tokens=settings.chunk,
-        kv_cache=settings.kv,
-        prefix_cache=options.prefix_cache,
-        state_checkpoints=settings.state_checkpoints,
-        encoder_cache_bytes=settings.encoder_cache_bytes,
-        step_graph_bytes=allocation.footprint.named(POOL),
-        speculation=options.speculation,
+    values = ((each.name, getattr(options, each.name, None)) for each in fields(EngineConfig))
+    said = {name: value for name, value in values if value is not None}
+    return EngineConfig(
+        **said
+        | {
+            "num_blocks": settings.kv_blocks,
+            "max_model_len": settings.context,
+            "max_num_seqs": settings.sequences,
+            "max_batched_tokens": settings.chunk,
+            "kv_cache": settings.kv,
+            "state_checkpoints": settings.state_checkpoints,
+            "encoder_cache_bytes": settings.encoder_cache_bytes,
+            "step_graph_bytes": allocation.footprint.named(POOL),
+        }
     )
-    return sizes if options.max_waiting is None else replace(sizes, max_waiting=options.max_waiting)

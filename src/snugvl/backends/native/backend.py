@@ -26,7 +26,7 @@ from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
-from snugvl.inputs.reasoning import PLAIN, Thinking
+from snugvl.inputs.reasoning import PLAIN, ThinkingDefault
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class NativeBackend:
         engine: Engine,
         processor: Processor,
         capabilities: Capabilities,
-        thinking: Thinking = PLAIN,
+        thinking: ThinkingDefault = PLAIN,
         kernels: KernelsAhead | None = None,
     ) -> None:
         """`kernels`: who compiles them ahead, if somebody does."""

@@ -17,7 +17,7 @@ from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.allocation import allocate, as_planned, engine_config
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.backends.native.planned import planned_rows, watch_on
-from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on, with_driver
+from snugvl.backends.place import TargetDevice, cap, device_of, dtype_of, place_on, with_driver
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.families import read_config
@@ -38,7 +38,7 @@ from snugvl.engine.oom import release
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
-from snugvl.inputs.reasoning import Thinking
+from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
@@ -53,7 +53,7 @@ READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedEngine:
     """An engine, what makes its prompts, and what its memory was planned to be.
 
     Whoever looks at `backend` has it run in a thread of its own from then on; else its steps are for whoever
@@ -72,8 +72,8 @@ class Loaded:
     engine: Engine
     processor: Processor
     capabilities: Capabilities
-    thinking: Thinking
-    place: Place
+    thinking: ThinkingDefault
+    place: TargetDevice
     planned: Mapping[str, int]
     weights: Mapping[str, int]
     allocation: Allocation
@@ -94,7 +94,7 @@ def load_engine(
     machine: Machine | None = None,
     progress: Progress | None = None,
     kernels: KernelsAhead | None = None,
-) -> Loaded:
+) -> LoadedEngine:
     """Our own engine without the tasks, for a process that only runs the engine.
 
     Args:
@@ -116,7 +116,7 @@ def load_engine(
 def _loaded(
     options: LoadOptions, planned: Allocation | None, machine: Machine | None, report: Progress,
     kernels: KernelsAhead | None, claim: DeviceClaim,
-) -> Loaded:  # fmt: skip
+) -> LoadedEngine:  # fmt: skip
     """See `load_engine`. Where it raises, its variables are cleared, and those of whatever it has called."""
     files = gguf_files(options.model)
     folder = locate(options.model) if files is None else folder_of(files)
@@ -173,15 +173,15 @@ def _loaded(
     )
     if facts.gguf is not None and counted.has("blocks", "decoder"):
         capabilities = replace(capabilities, weights=facts.gguf.file_type)
-    thinking = Thinking(options.thinking, thinks_about_pictures(facts.family))
+    thinking = ThinkingDefault(options.thinking, thinks_about_pictures(facts.family))
     made = engine, processor, capabilities, thinking
     held = _held(network, settings)
-    return Loaded(*made, place, planned_bytes, held, allocation, cap_bytes, left_out, kernels)
+    return LoadedEngine(*made, place, planned_bytes, held, allocation, cap_bytes, left_out, kernels)
 
 
 def _network(
-    folder: Path, kind: torch.dtype, place: Place, allocation: Allocation, model: Inventory, report: Progress,
-    outlined: Callable[[LoadableNetwork], None],
+    folder: Path, kind: torch.dtype, place: TargetDevice, allocation: Allocation, model: Inventory,
+    report: Progress, outlined: Callable[[LoadableNetwork], None],
 ) -> LoadableNetwork:  # fmt: skip
     """The weights in place, as the plan has them.
 
@@ -226,7 +226,7 @@ def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
     return {Kind.TEXT: tensor_bytes(network) - vision - beside, Kind.VISION: vision}
 
 
-def _readers(model: Inventory, allocation: Allocation, place: Place) -> tuple[int, int]:
+def _readers(model: Inventory, allocation: Allocation, place: TargetDevice) -> tuple[int, int]:
     """Threads that load at once, and bytes of their pieces: what there is room for before the cache and the
     graphs are made. Where page-locked memory is scarce pieces are small: torch keeps it.
     """

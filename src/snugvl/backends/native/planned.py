@@ -6,7 +6,7 @@ from functools import partial
 
 from snugvl.backends.measure import CONTEXT, GRAPHS, INTERPRETER, process_reader
 from snugvl.backends.native.neighbours import Neighbours
-from snugvl.backends.place import Place, hold
+from snugvl.backends.place import TargetDevice, hold
 from snugvl.core.memory_kinds import Kind
 from snugvl.engine.pressure import CountedDriver, PlannedBytes, PressureMonitor, memory_reader
 from snugvl.layers.compilations import compilations
@@ -47,7 +47,7 @@ def planned_rows(allocation: Allocation, model: Inventory) -> dict[str, int]:
 
 
 def watch_on(
-    place: Place, planned: Mapping[str, int], cap_bytes: int | None = None
+    place: TargetDevice, planned: Mapping[str, int], cap_bytes: int | None = None
 ) -> PressureMonitor | None:
     """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU.
 

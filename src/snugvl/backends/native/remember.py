@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from snugvl.backends.measure import CONTEXT, GRAPHS, LATE
-from snugvl.backends.place import Place
+from snugvl.backends.place import TargetDevice
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
@@ -19,7 +19,7 @@ GRAIN_BYTES = 8 << 20  # growth that is worth writing down, but for the context'
 FEW = 4  # recordings whose part of the driver's memory is known well enough
 
 
-def keeper(place: Place, subject: str, graphs_bytes: int = 0) -> Callable[[Ledger, Load], None]:
+def keeper(place: TargetDevice, subject: str, graphs_bytes: int = 0) -> Callable[[Ledger, Load], None]:
     """A function that is shown the ledger now and then, and writes down what has grown.
 
     `graphs_bytes`: the driver's part of the graphs of steps with prompts, as planned. Few engines have it,
@@ -81,7 +81,7 @@ def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, count: int
 
 
 def _measurements(
-    place: Place, subject: str, ledger: Ledger, grown: dict[str, int]
+    place: TargetDevice, subject: str, ledger: Ledger, grown: dict[str, int]
 ) -> tuple[list[Measurement | None], list[Measurement | None]]:
     """As the planner asks for them, and the context."""
     planned = {row.name: row.planned_bytes or 0 for row in ledger.rows}
@@ -99,7 +99,7 @@ def _measurements(
 
 
 def _measurement(
-    place: Place, engine: str, component: str, subject: str = "", *, planned: int = 0, measured: int
+    place: TargetDevice, engine: str, component: str, subject: str = "", *, planned: int = 0, measured: int
 ) -> Measurement | None:
     """A figure of an engine's component here; None for a GPU of which NVML says nothing."""
     where = calibration.place_of(place.gpu) if place.gpu is not None else None

@@ -172,7 +172,7 @@ class Child:
             if not isinstance(message, wire.Submit | wire.Tokenize | wire.Detokenize):
                 raise
             self._streams.pop(message.id, None)
-            self._reply(wire.Reply(message.id, error=_reported(error)))
+            self._reply(wire.MessageReply(message.id, error=_reported(error)))
 
     def _handle(self, message: wire.ToEngine) -> None:
         match message:
@@ -206,9 +206,9 @@ class Child:
     def _answer(self, message: wire.Tokenize | wire.Detokenize, ask: Callable[[GoOn], Tokens | str]) -> None:
         def job(preparation: Preparation) -> None:
             try:
-                reply = wire.Reply(message.id, ask(preparation.go_on))
+                reply = wire.MessageReply(message.id, ask(preparation.go_on))
             except BaseException as error:  # what Rust panics at is no Exception
-                reply = wire.Reply(message.id, error=_reported(error))
+                reply = wire.MessageReply(message.id, error=_reported(error))
             self._reply(reply)
 
         self._prepare(message, job)
@@ -232,7 +232,7 @@ class Child:
         weight = "light" if submitted is None else self._preparers.weigh(submitted)
         self._preparers.submit(preparation, guarded, weight)
 
-    def _reply(self, reply: wire.Reply) -> None:
+    def _reply(self, reply: wire.MessageReply) -> None:
         """The one reply to a message: its preparation is over, however it ended."""
         self._preparations.pop(reply.id, None)
         self._outbox.put(reply)
@@ -244,10 +244,10 @@ class Child:
             stream = self._backend.submit(request, preparation.go_on)
         except BaseException as error:  # what Rust panics at is no Exception
             self._streams.pop(message.id, None)
-            self._reply(wire.Reply(message.id, error=_reported(error)))
+            self._reply(wire.MessageReply(message.id, error=_reported(error)))
             return
         self._preparers.remember(message.request)
-        self._reply(wire.Reply(message.id, stream.prompt_tokens))
+        self._reply(wire.MessageReply(message.id, stream.prompt_tokens))
         with self._lock:
             wanted = message.id in self._streams
             if wanted:

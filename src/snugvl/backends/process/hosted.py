@@ -46,7 +46,7 @@ class HostedBackend(Backend, Protocol):
         ...
 
 
-class Meter(Protocol):
+class ProcessMeter(Protocol):
     """Measures the process of one backend."""
 
     def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
@@ -63,5 +63,5 @@ class HostedModel:
     """
 
     backend: HostedBackend
-    meter: Meter
+    meter: ProcessMeter
     settled: Callable[[], None] = lambda: None

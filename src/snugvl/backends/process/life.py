@@ -256,7 +256,7 @@ class EngineProcess:
                 inbox = self._inboxes.pop(event.id, None)
                 if inbox is not None:
                     inbox.end(event.error)
-            case wire.Reply():
+            case wire.MessageReply():
                 self._free(event.id)
                 call = self._calls.get(event.id)
                 if call is None or call.done():

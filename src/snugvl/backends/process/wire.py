@@ -1,11 +1,11 @@
 """What crosses between the server and its engine process, and how: pickled, with the length before it.
 
     server ── Start, Submit, Abort, Tokenize, Detokenize, Ping, Bye ─► engine process
-           ◄── lists of Loading, Ready, Failed, Reply, (id, Delta), End, Pong, Snapshot ──
+           ◄── lists of Loading, Ready, Failed, MessageReply, (id, Delta), End, Pong, Snapshot ──
 
 The engine's events go out as one list a step. Pixels go beside the socket where they can (`arena.py`); every
-Submit and Tokenize has a Reply, after which the engine has read them. Both ends are this package in the same
-version, started by one another over a socket pair that nobody else can open; that is why pickle will do.
+Submit and Tokenize has a MessageReply, after which the engine has read them. Both ends are this package in
+the same version, started by one another over a socket pair that nobody else can open: so pickle will do.
 Pixels that have no room there follow their message over the socket, in the order in which it names them.
 """
 
@@ -78,7 +78,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """Start a request; answered by a `Reply`, then deltas, then an `End`. Aborted before: by a `Reply`."""
+    """Start a request; answered by a `MessageReply`, deltas, and an `End`; aborted before, by the first."""
 
     id: int
     request: Request
@@ -86,14 +86,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget a request, wherever it is, or a question; one without its `Reply` still gets it, soon."""
+    """Forget a request, wherever it is, or a question; one without its `MessageReply` still gets it, soon."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenize:
-    """Answered by a `Reply` with `Tokens`. `pixels`: whether they are needed, or sizes will do."""
+    """Answered by a `MessageReply` with `Tokens`. `pixels`: whether they are needed, or sizes will do."""
 
     id: int
     prompt: str | tuple[Message, ...]
@@ -103,7 +103,7 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """Answered by a `Reply` with text."""
+    """Answered by a `MessageReply` with text."""
 
     id: int
     ids: tuple[int, ...]
@@ -143,7 +143,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class MessageReply:
     """The answer to the message of that id: a value (of a `Submit`: tokens of the prompt), or an error."""
 
     id: int
@@ -180,7 +180,7 @@ class Note:
 
 
 ToEngine = Start | Submit | Abort | Tokenize | Detokenize | Ping | Bye
-Event = Loading | Ready | Failed | Reply | tuple[int, Delta] | End | Pong | Note | Snapshot
+Event = Loading | Ready | Failed | MessageReply | tuple[int, Delta] | End | Pong | Note | Snapshot
 
 
 def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from snugvl.backends.measure import Meter
-from snugvl.backends.place import Place
+from snugvl.backends.place import TargetDevice
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.streams import ReceiverStream
 from snugvl.backends.transformers.engine import TransformersEngine
@@ -35,7 +35,7 @@ from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.inputs.grammar import GrammarCompiler
-from snugvl.inputs.reasoning import PLAIN, Thinking
+from snugvl.inputs.reasoning import PLAIN, ThinkingDefault
 
 
 class TransformersBackend:
@@ -47,7 +47,7 @@ class TransformersBackend:
         preparer: Preparer,
         capabilities: Capabilities,
         weights: Mapping[str, int],
-        thinking: Thinking = PLAIN,
+        thinking: ThinkingDefault = PLAIN,
     ) -> None:
         """`weights`: bytes of the weights, by row of the ledger."""
         self._engine = engine
@@ -171,7 +171,7 @@ class TransformersBackend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class LoadedParts:
     """What was loaded, and how.
 
     Attributes:
@@ -182,13 +182,13 @@ class Parts:
     checkpoint: Checkpoint
     inputs: Inputs
     network: Any
-    place: Place
+    place: TargetDevice
     dtype: torch.dtype
     placed: Mapping[str, str] | None
     language_only: bool
     parameters: int
     most_images: int | None = None
-    thinking: Thinking = PLAIN
+    thinking: ThinkingDefault = PLAIN
     claim: DeviceClaim | None = None
 
     @property
@@ -208,7 +208,7 @@ class Made:
 
 
 def assemble(
-    parts: Parts,
+    parts: LoadedParts,
     *,
     context: int | None,
     max_pixels: int | None,
@@ -244,7 +244,7 @@ def assemble(
 
 
 def _capabilities(
-    parts: Parts, preparer: Preparer, resolution: Resolution | None, context: int, weights: str
+    parts: LoadedParts, preparer: Preparer, resolution: Resolution | None, context: int, weights: str
 ) -> Capabilities:
     config, quantization = parts.checkpoint.config, parts.checkpoint.quantization
     named = str(parts.dtype).removeprefix("torch.")
@@ -277,7 +277,7 @@ def _capabilities(
     )
 
 
-def _free(parts: Parts) -> int:
+def _free(parts: LoadedParts) -> int:
     """Bytes that may still be taken, now that the weights are in place."""
     place = parts.place
     if parts.device.type == "cpu":

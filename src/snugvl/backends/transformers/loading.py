@@ -11,7 +11,7 @@ import torch
 
 from snugvl.backends.measure import CONTEXT, Meter
 from snugvl.backends.native.allocation import choose
-from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on, with_driver
+from snugvl.backends.place import TargetDevice, cap, device_of, dtype_of, place_on, with_driver
 from snugvl.backends.process.hosted import HostedModel
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers.requirements import check_installed, check_weights
@@ -25,14 +25,14 @@ from snugvl.core.sizes import format_size
 from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.hardware.machine import Machine
-from snugvl.inputs.reasoning import Thinking
+from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.planner.engines.transformers.rules import placement, said_of
 
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
+class LoadedTransformers:
     """A running model with what its memory was planned to be.
 
     Attributes:
@@ -42,7 +42,7 @@ class Loaded:
     """
 
     backend: Any
-    place: Place
+    place: TargetDevice
     planned: Mapping[str, int]
     weights: Mapping[str, int]
     cap_bytes: int | None
@@ -62,7 +62,7 @@ def load_hosted(choice: EngineChoice, report: Progress) -> HostedModel:
     return HostedModel(loaded.backend, TransformersMeter(meter, host, loaded.planned))
 
 
-def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> Loaded:
+def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> LoadedTransformers:
     """Plan for what is free now, then load; a model that no plan knows is loaded as `sizes.py` finds room.
 
     Raises:
@@ -84,7 +84,7 @@ def load_engine(
     placement: tuple[tuple[str, str], ...] = (),
     machine: Machine | None = None,
     progress: Progress | None = None,
-) -> Loaded:
+) -> LoadedTransformers:
     """Load a checkpoint with transformers, in this process. Nothing is downloaded.
 
     Of `options`: dtype auto takes bfloat16 (float16 before Ampere) on a GPU, and on a CPU float32 where it
@@ -117,9 +117,9 @@ def _loaded(
     machine: Machine | None,
     report: Progress,
     claim: DeviceClaim,
-) -> Loaded:
+) -> LoadedTransformers:
     """See `load_engine`. Where it raises, its variables are cleared, and those of whatever it has called."""
-    from snugvl.backends.transformers.backend import Parts, assemble
+    from snugvl.backends.transformers.backend import LoadedParts, assemble
     from snugvl.backends.transformers.network import open_model, told
     from snugvl.backends.transformers.opening import open_checkpoint, open_inputs
 
@@ -142,8 +142,8 @@ def _loaded(
     with told(lambda done: report(text, WEIGHTS_FROM + (WEIGHTS_TO - WEIGHTS_FROM) * done)):
         network = open_model(checkpoint, dtype=kind, device_map=placed, weights=options.weights)
     report("making room for the KV cache", WEIGHTS_TO)
-    thinking = Thinking(options.thinking, thinks_about_pictures(checkpoint.config.model_type))
-    parts = Parts(
+    thinking = ThinkingDefault(options.thinking, thinks_about_pictures(checkpoint.config.model_type))
+    parts = LoadedParts(
         checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images, thinking, claim
     )
     made = assemble(
@@ -156,10 +156,10 @@ def _loaded(
     planned = made.planned if placement else {Kind.WEIGHTS: estimate, **made.planned}
     if target.type == "cuda":
         planned[CONTEXT] = place.context_bytes
-    return Loaded(made.backend, place, planned, made.weights, cap_bytes)
+    return LoadedTransformers(made.backend, place, planned, made.weights, cap_bytes)
 
 
-def _estimate(checkpoint: Any, options: LoadOptions, place: Place) -> tuple[int, int, torch.dtype]:
+def _estimate(checkpoint: Any, options: LoadOptions, place: TargetDevice) -> tuple[int, int, torch.dtype]:
     """Parameters, bytes of the weights once loaded, and the type of what isn't quantised."""
     from snugvl.backends.transformers.sizes import parameters_in, stored_bytes
 
@@ -198,7 +198,7 @@ def _device_map(
     return {"": str(device)}
 
 
-def _too_large(model: str, estimate: int, place: Place) -> str:
+def _too_large(model: str, estimate: int, place: TargetDevice) -> str:
     return (
         f"the weights of {model} need {format_size(estimate)}, but {place.name} has "
         f"{format_size(place.free_bytes)} free, of which {format_size(place.usable_bytes)} may be used; "

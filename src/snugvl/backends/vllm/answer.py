@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any, ClassVar
 
-from snugvl.backends.child.answer import Chunks, Reasoning
+from snugvl.backends.child.answer import Chunks, ReasoningSyntax
 from snugvl.backends.child.http import ChildApi
 from snugvl.core.messages import Delta, Logprob, TokenLogprob, Usage
 from snugvl.core.sampling import SamplingParams
@@ -25,7 +25,7 @@ class VllmChunks(Chunks):
     engine: ClassVar = "vLLM"
 
     def __init__(
-        self, sampling: SamplingParams, reasoning: Reasoning | None = None, prompt: str = ""
+        self, sampling: SamplingParams, reasoning: ReasoningSyntax | None = None, prompt: str = ""
     ) -> None:
         """`prompt`: what the answer begins with where log-probabilities of the prompt are wanted."""
         super().__init__(sampling, reasoning)

@@ -15,7 +15,7 @@ from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import SnugvlError
 from snugvl.inputs.chat import ChatTemplate
-from snugvl.inputs.reasoning import Thinking
+from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.inputs.settings import read_pixel_settings
 
 VISION = ("vision_config", "vit_config", "vision_model", "vision_tower")
@@ -40,7 +40,7 @@ def read_facts(model: str) -> Facts:
         dtype=str(config.get("dtype") or text.get("dtype") or config.get("torch_dtype") or ""),
         image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
         control_tokens=_control_tokens(folder),
-        thinking=Thinking(pictures=thinks_about_pictures(str(config.get("model_type")))),
+        thinking=ThinkingDefault(pictures=thinks_about_pictures(str(config.get("model_type")))),
     )
     if template is not None:
         facts = with_template(facts, template)

@@ -99,7 +99,7 @@ class Sleeper:
 
 
 @dataclass(slots=True)
-class _Own:
+class _VllmLife:
     """What is kept of a life of vLLM."""
 
     gauge: VllmGauge
@@ -154,7 +154,7 @@ class VllmEngine(ChildEngine):
             facts = await asyncio.to_thread(read_facts, self._choice.model or served.root)
         return apply_limits(facts, self._choice.arguments)
 
-    async def begin(self, life: Life, served: Served, model: ServedModel) -> _Own:
+    async def begin(self, life: Life, served: Served, model: ServedModel) -> _VllmLife:
         """See `ChildEngine`."""
         choice: VllmChoice = self._choice
         sleeper = None
@@ -162,7 +162,7 @@ class VllmEngine(ChildEngine):
             assert isinstance(life.api, VllmApi)
             sleeper = Sleeper(life.api, choice.sleep_after_s, choice.sleep_level, lambda: self.busy)
         gauge = VllmGauge(choice.planned, model.facts.gpu_uuids, model.facts.device)
-        return _Own(gauge, await asyncio.to_thread(log.read_measurements, life.log), sleeper)
+        return _VllmLife(gauge, await asyncio.to_thread(log.read_measurements, life.log), sleeper)
 
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
         """See `ChildEngine`."""
@@ -180,7 +180,7 @@ class VllmEngine(ChildEngine):
 
     async def measure(self, session: Session) -> Snapshot:
         """See `ChildEngine`."""
-        own: _Own = session.own
+        own: _VllmLife = session.own
         counters = read_counters(await session.api.metrics())
         ledger = await asyncio.to_thread(
             lambda: own.gauge.read(own.measured, counters, session.life.family())

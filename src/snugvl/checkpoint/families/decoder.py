@@ -74,7 +74,7 @@ class Decoder:
         )  # fmt: skip
 
     def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
-        """The decoder as the engine has it. `epsilon`: of norms; `limit`: tokens, where rotary settings say."""
+        """The decoder as the engine has it. `epsilon`: of norms; `limit`: tokens, if rotary settings say."""
         limit = limit or self.max_positions
         # A window that no context outgrows is none.
         windows = [None if each is None or each >= limit else each for each in self.windows]

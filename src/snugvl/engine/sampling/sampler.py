@@ -31,7 +31,7 @@ _COLDEST = 1e-6  # a lower temperature would underflow in float32; this one is g
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplerInput:
     """What one choice brings to the sampler.
 
     Attributes:
@@ -58,7 +58,7 @@ class Choice:
 
 
 def plain(params: SamplingParams) -> bool:
-    """See `Choice.plain`."""
+    """See `SamplerInput.plain`."""
     return params.greedy and params.logprobs is None and not params.logit_bias and not penalizes(params)
 
 
@@ -145,7 +145,7 @@ class Sampler:
     The choices' numbers and grammars are those of the first step; later ones bring their own numbers.
     """
 
-    def __init__(self, choices: Sequence[Choice], vocab: int, device: torch.device) -> None:
+    def __init__(self, choices: Sequence[SamplerInput], vocab: int, device: torch.device) -> None:
         self._choices, self._device = choices, device
         self._penalties = Penalties(choices, vocab, device)
         self._drawn = [index for index, choice in enumerate(choices) if not choice.params.greedy]
@@ -207,7 +207,7 @@ class Sampler:
         return own, (values, ids)
 
 
-def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Sampled]:
+def sample(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> list[Sampled]:
     """Choose a token for each choice from `logits` `[rows, vocab]`, which stay as they are."""
     return results_of(begin(logits, choices))
 
@@ -217,12 +217,12 @@ def results_of(begun: Sequence[PendingSample]) -> list[Sampled]:
     return [result for sampling in begun for result in sampling.results()]
 
 
-def begin(logits: torch.Tensor, choices: Sequence[Choice]) -> list[PendingSample]:
+def begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> list[PendingSample]:
     """Start choosing a token for each choice from `logits` `[rows, vocab]`, which stay as they are."""
     return [_begin(logits, choices[start : start + _ROWS]) for start in range(0, len(choices), _ROWS)]
 
 
-def _begin(logits: torch.Tensor, choices: Sequence[Choice]) -> PendingSample:
+def _begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> PendingSample:
     rows = [choice.row for choice in choices]
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, upload(rows, torch.int64, logits.device))
@@ -249,7 +249,7 @@ def scores_of(logits: torch.Tensor, targets: Sequence[int], most: Sequence[int])
     return [Sampled(token, value, _ranked(others, known, k)) for token, value, others, known, k in rows]
 
 
-def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:
+def constrained(scores: torch.Tensor, choices: Sequence[SamplerInput]) -> torch.Tensor:
     """`scores` `[n, vocab]` with -inf where a grammar forbids the token: everywhere, if it broke.
 
     The same tensor when nobody has a grammar. Last of all that moves scores, so that no bias lets a

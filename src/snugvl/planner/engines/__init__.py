@@ -3,18 +3,19 @@
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
-from snugvl.core import options
+from snugvl.core.options import Engine, special, typed
 from snugvl.errors import RequestError
 
 if TYPE_CHECKING:
     from snugvl.planner.engines.rules import EngineRules
-    from snugvl.planner.settings import Engine
+
+PREFERRED: Final[Engine] = "native"  # of a command that names none
 
 
 @cache
-def rules_of(engine: "Engine") -> "EngineRules":
+def rules_of(engine: Engine) -> "EngineRules":
     """The rules of an engine, from its folder, imported when they are first asked for."""
     rules: EngineRules = import_module(f"snugvl.planner.engines.{engine}.rules").RULES
     return rules
@@ -22,24 +23,23 @@ def rules_of(engine: "Engine") -> "EngineRules":
 
 def having(names: Collection[str]) -> "list[EngineRules]":
     """Rules of the engines that can do all of these options, of those that not every engine can."""
-    every = map(rules_of, get_args(options.Engine))
+    every = map(rules_of, get_args(Engine))
     return [rules for rules in every if rules.honours.issuperset(names)]
 
 
-def lacking(engine: "Engine", asked: Mapping[str, Any]) -> dict[str, Any]:
+def lacking(engine: Engine, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Options that an engine can't do and others can, of those that are asked for by name and value."""
     honours = rules_of(engine).honours
-    return {name: value for name, value in options.special(asked).items() if name not in honours}
+    return {name: value for name, value in special(asked).items() if name not in honours}
 
 
 def worded(asked: Mapping[str, Any]) -> str:
     """Options with their values, and the verb: `--tower streamed and --embedding cpu are`."""
-    flags = ((options.flag(name, value), value) for name, value in asked.items())
-    said = (f"{flag} {value}" if isinstance(value, str) else flag for flag, value in flags)
+    said = (" ".join(typed(name, value)) for name, value in asked.items())
     return f"{' and '.join(said)} {'is' if len(asked) == 1 else 'are'}"
 
 
-def for_others(engine: "Engine", asked: Mapping[str, Any]) -> str | None:
+def for_others(engine: Engine, asked: Mapping[str, Any]) -> str | None:
     """Clause of what is asked for that others than this engine can do, and who they are; None for nothing."""
     if not (lacks := lacking(engine, asked)):
         return None
@@ -49,7 +49,7 @@ def for_others(engine: "Engine", asked: Mapping[str, Any]) -> str | None:
 
 
 def refuse_lacking(
-    engine: "Engine", asked: Mapping[str, Any], *, why: str = "", in_process: bool = False
+    engine: Engine, asked: Mapping[str, Any], *, why: str = "", in_process: bool = False
 ) -> None:
     """Refuse options that an engine can't do and others can.
 

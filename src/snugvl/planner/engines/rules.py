@@ -58,6 +58,7 @@ class EngineRules(ABC):
         offloads: it can keep decoder layers in main memory.
         reads_only_gguf: it reads GGUF files, nothing else, and of them it is the first choice.
         runs_remote_code: it can run Python files that a checkpoint brings.
+        starts: snugvl starts it; else it is planned for alone, and its own command is what is printed.
         in_process: a task's command runs it; others come with the server alone.
         drops_unused_tower: without images the vision tower isn't loaded.
         process_bytes: main memory of its process without a GPU, idle.
@@ -83,6 +84,7 @@ class EngineRules(ABC):
     offloads: ClassVar[bool] = False
     reads_only_gguf: ClassVar[bool] = False
     runs_remote_code: ClassVar[bool] = False
+    starts: ClassVar[bool] = True
     in_process: ClassVar[bool] = False
     drops_unused_tower: ClassVar[bool] = False
     process_bytes: ClassVar[int] = PROCESS_BYTES

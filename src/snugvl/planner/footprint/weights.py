@@ -181,7 +181,7 @@ def sizes(
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """(bytes, how many) of our decoder's tensors as allocated: q, k and v are one matrix, gate and up, too."""
+    """(bytes, how many) of our decoder's tensors as allocated: q, k, v are one matrix, gate and up, too."""
     if model.has("blocks", "decoder"):
         yield from _joined_blocks(model, settings)
         return

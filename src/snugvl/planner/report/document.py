@@ -21,6 +21,7 @@ from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.sections import Measured, headline
 from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import why_engine
+from snugvl.planner.wishes import Wishes
 
 SCHEMA_VERSION = 1
 BUDGET = ("total_bytes", "held_bytes", "margin_bytes", "usable_bytes")
@@ -41,7 +42,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "schema": SCHEMA_VERSION,
         "headline": headline(plan, machine),
         "fits": plan.choice is not None,
-        "wishes": asdict(plan.wishes),
+        "wishes": _wishes(plan.wishes),
         "machine": {"os": machine.os, "gpus": len(machine.gpus), "source": machine.source},
         "budget": {
             "device": budget.name,
@@ -60,6 +61,13 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "streamed": _choice(plan.streamed, measured) if plan.streamed else None,
         "refusals": [_named(each, REFUSAL) for each in plan.refusals],
     }
+
+
+def _wishes(wishes: Wishes) -> dict[str, Any]:
+    """Wishes by name, each option beside them under its own."""
+    values = asdict(wishes)
+    del values["also"]
+    return values | dict(wishes.also)
 
 
 def _named(reason: Reason, names: Mapping[str, str]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class TensorAddress:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launch:
+class KernelLaunch:
     """A kernel with what it would be given: addresses for tensors, and numbers."""
 
     kernel: LaunchedKernel
@@ -188,19 +188,21 @@ def _without_compiler() -> Iterator[None]:
 
 
 @contextmanager
-def dry_run(hardware: Hardware, noted: Callable[[Launch], None] = lambda _: None) -> Iterator[list[Launch]]:
+def dry_run(
+    hardware: Hardware, noted: Callable[[KernelLaunch], None] = lambda _: None
+) -> Iterator[list[KernelLaunch]]:
     """Write down launches on `hardware` instead of launching, each variant once, in the order of first use.
 
     For a process of its own: kernels can't be launched meanwhile, in any thread. `noted` is told each.
     """
-    launches: list[Launch] = []
+    launches: list[KernelLaunch] = []
     seen: set[object] = set()
 
     def note(kernel: LaunchedKernel, values: tuple[object, ...], constants: dict[str, object]) -> None:
         variant = id(kernel), kernel.variant(values, constants)
         if variant not in seen:
             seen.add(variant)
-            launches.append(Launch(kernel, tuple(map(_kept, values)), constants))
+            launches.append(KernelLaunch(kernel, tuple(map(_kept, values)), constants))
             noted(launches[-1])
 
     assert LaunchedKernel.instead is None, "one dry run at a time"
@@ -242,15 +244,15 @@ class Compiler:
     def __init__(self, hardware: Hardware, threads: int = 1) -> None:
         driver.set_active(_DescribedDriver(hardware))
         self._pool = ThreadPoolExecutor(threads)
-        self._begun: list[tuple[Launch, Future[Exception | None]]] = []
+        self._begun: list[tuple[KernelLaunch, Future[Exception | None]]] = []
 
-    def add(self, launch: Launch) -> Future[Exception | None]:
+    def add(self, launch: KernelLaunch) -> Future[Exception | None]:
         """Compile one, when it is its turn; what went wrong, once it is done."""
         compiling = self._pool.submit(_compile, launch)
         self._begun.append((launch, compiling))
         return compiling
 
-    def results(self) -> Iterator[tuple[Launch, Exception | None]]:
+    def results(self) -> Iterator[tuple[KernelLaunch, Exception | None]]:
         """Each of them, in their order, with what went wrong, if something did; waiting for it."""
         for launch, compiling in self._begun:
             yield launch, compiling.result()
@@ -258,8 +260,8 @@ class Compiler:
 
 
 def compile_all(
-    launches: Sequence[Launch], hardware: Hardware, threads: int = 1
-) -> Iterator[tuple[Launch, Exception | None]]:
+    launches: Sequence[KernelLaunch], hardware: Hardware, threads: int = 1
+) -> Iterator[tuple[KernelLaunch, Exception | None]]:
     """Compile what `dry_run` wrote down: see `Compiler`."""
     compiler = Compiler(hardware, threads)
     for launch in launches:
@@ -267,13 +269,13 @@ def compile_all(
     yield from compiler.results()
 
 
-def compiled(launch: Launch) -> Any:
+def compiled(launch: KernelLaunch) -> Any:
     """Triton's compiled kernel, within `compile_all` or after it: found in the folder, or compiled now."""
     read(launch.kernel.kernel)
     return launch.kernel.kernel.warmup(*launch.values, grid=(1,), **launch.constants)
 
 
-def _compile(launch: Launch) -> Exception | None:
+def _compile(launch: KernelLaunch) -> Exception | None:
     try:
         _compile_launcher(compiled(launch))
     except Exception as error:  # the others are wanted all the same; whoever launches it will see it

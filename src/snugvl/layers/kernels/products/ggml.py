@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.ggml import GgmlType, Part
+from snugvl.layers.ggml import GgmlType, TypedRows
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, normalised, rms_factor, swiglu
 from snugvl.layers.kernels.products.ggml_blocks import (
@@ -226,7 +226,7 @@ def few(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) 
         _few(x, weights, part, beside, out)
 
 
-def _few(x: torch.Tensor, weights: Weights, part: Part, beside: Epilogue, out: torch.Tensor) -> None:
+def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, out: torch.Tensor) -> None:
     outputs, columns, tokens = beside.outputs(part.rows), weights.columns, len(x)
     mine = slice(part.start, part.start + outputs)
     bias = None if beside.bias is None else beside.bias[part.start : part.start + part.rows]
@@ -283,7 +283,9 @@ def lookup(ids: torch.Tensor, weights: Weights, dtype: torch.dtype) -> torch.Ten
     return out
 
 
-def _widen(weights: Weights, part: Part, out: torch.Tensor, first: int, ids: torch.Tensor | None) -> None:
+def _widen(
+    weights: Weights, part: TypedRows, out: torch.Tensor, first: int, ids: torch.Tensor | None
+) -> None:
     rows = 16 if ids is None else 1
     widen_rows[(-(-len(out) // rows), -(-weights.columns // 256))](
         weights.data[part.offset :], out if ids is None else ids, out, part.rows, first, len(out),

@@ -20,7 +20,7 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.gguf_network import ours
 from snugvl.core.formats import FEW_BITS, FORMATS, INTEGERS, Precision
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.options import EmbeddingName, TowerName
+from snugvl.core.options import SPECIAL, EmbeddingName, TowerName
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
 from snugvl.planner.capabilities import WHOLE, Option, Parts, no_kernels, prefers_fp32, stored_format, too_old
@@ -49,7 +49,7 @@ class NativeRules(EngineRules):
     title = "snugvl's own engine"
     kind = "snugvl's own (native)"
     rank = 3
-    honours = frozenset(("tower", "embedding", "speculation", "kv_cache", "step_graphs"))
+    honours = SPECIAL
     own_layout = True
     has_parts = True
     pooled = True
