@@ -7,10 +7,11 @@ import pytest
 
 from snugvl.core.options import ROWS, SPECIAL, LoadOptions, OptionRow
 from snugvl.errors import RequestError
-from snugvl.planner import commands, saved
+from snugvl.planner import commands
 from snugvl.planner.commands import load_options, next_command
 from snugvl.planner.engines import rules_of
 from snugvl.planner.plan import Plan
+from snugvl.planner.report import document as saved
 from snugvl.planner.report.document import document
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes, wishes_of
@@ -48,7 +49,7 @@ def test_it_excludes_engines_that_can_not_do_it_by_name() -> None:
     assert plan.choice is not None
     assert plan.choice.option.engine == "native"
     why = {refusal.engine: refusal.text for refusal in plan.refusals}
-    assert why["vllm"] == why["transformers"] == "only our own engine can do --nap 3"
+    assert why["vllm"] == why["transformers"] == "--nap 3 is for snugvl's own engine alone"
     assert not {"vllm", "transformers"} & {each.engine for each in planned().refusals}
     with pytest.raises(
         RequestError, match="--nap 3 is not for --backend vllm; say --backend native"
