@@ -238,6 +238,10 @@ class LoadOptions:
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
+        for name, least in COUNTS.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise RequestError(f"{name} is a whole number of at least {least}, not {value!r}", field=name)
         if DEVICE.fullmatch(str(self.device)) is None:
             raise RequestError(
                 f"device {self.device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device"
@@ -257,6 +261,11 @@ class LoadOptions:
 
 
 CHOICES = {each.name: get_args(each.type) for each in fields(LoadOptions) if get_origin(each.type) is Literal}
+COUNTS = {
+    each.name: each.metadata["row"].least or 0
+    for each in fields(LoadOptions)
+    if each.type == int | None and "row" in each.metadata
+}
 ROWS: Final[dict[str, Row]] = {
     each.name: each.metadata["row"] for each in fields(LoadOptions) if "row" in each.metadata
 }
