@@ -340,6 +340,11 @@ def test_two_names_with_two_values_are_refused(
     assert answer.json()["error"]["param"] == param, answer.text
 
 
+def test_a_base_url_without_its_version_is_told(http: httpx.Client) -> None:
+    said = http.post("/chat/completions", json={}).text
+    assert "there is no POST /chat/completions; use /v1/chat/completions (is the base URL right?)" in said
+
+
 @pytest.mark.parametrize("protocol", BODIES)
 def test_a_picture_in_the_wrong_place_is_never_left_unseen(http: httpx.Client, protocol: str) -> None:
     """Answered without it, and with confidence: of a body, and of a message within it."""
