@@ -589,3 +589,20 @@ def test_27_other_types_are_refused_by_name(call: Callable[[Any], Any], message:
 
 def test_28_one_stop_string_is_one_not_its_letters() -> None:
     assert snugvl.SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_29_results_are_gone_through_as_what_they_hold(model: Tasks) -> None:
+    """By pydantic each would be its fields' names and values: silently nothing that anybody looks for."""
+    found = snugvl.Detections(
+        width=9,
+        height=9,
+        objects=(snugvl.Detection(label="cup", box=snugvl.Box(x1=1, y1=2, x2=3, y2=4)),),
+    )
+    assert [item.label for item in found] == ["cup"]
+    assert snugvl.Detections(width=9, height=9)  # finding nothing is an answer, too
+    x1, y1, x2, y2 = found.objects[0].box
+    assert (x1, y1, x2, y2) == tuple(found.objects[0].box) == (1, 2, 3, 4)
+    assert snugvl.Detections.model_validate_json(found.model_dump_json()) == found
+    caption = model.caption(IMAGE)
+    assert caption.text[:3] in caption
+    assert "no such words" not in caption
