@@ -532,3 +532,77 @@ def test_a_client_sends_what_a_model_thought() -> None:
     first, second = (message_of(turn) for turn in turns(said))
     assert first == {"role": "assistant", "content": "A cat.", "reasoning_content": "It has whiskers."}
     assert "reasoning_content" not in second
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, words: model.chat(IMAGE, words),
+        lambda model, words: model.stream_chat(IMAGE, words),
+        lambda model, words: model.caption(IMAGE, sampling=words),
+        lambda model, words: model.ask(IMAGE, "What?", sampling=words),
+        lambda model, words: model.scene(IMAGE, sampling=words),
+        lambda model, words: model.detect(IMAGE, sampling=words),
+        lambda model, words: model.chat().send("hi", sampling=words),
+    ],
+)
+def test_25_words_in_the_place_of_the_sampling_say_how_they_go_with_a_picture(
+    call: Callable[[Any, Any], Any], model: Tasks
+) -> None:
+    with pytest.raises(WrongType, match=r"not 'What is it\?'; a picture and words are one message"):
+        call(model, "What is it?")
+    with pytest.raises(WrongType, match=r"its fields are arguments of it: snugvl\.SamplingParams\(\*\*\{"):
+        call(model, {"temperature": 0.5})
+
+
+@pytest.mark.parametrize("key", ["images", "image", "image_url", "videos"])
+def test_26_a_picture_beside_the_content_is_never_left_unseen(key: str, model: Tasks) -> None:
+    """Ollama's clients put it there; ignored, the question would be answered without it."""
+    with pytest.raises(RequestError, match=rf"messages\[0\] has {key} beside its content; put it there"):
+        model.chat([{"role": "user", "content": "How many?", key: ["shapes.png"]}])
+    model.chat([{"role": "user", "content": "How many?", key: None, "images": []}])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.chat("hi", system=5), "system takes words, not 5"),
+        (lambda model: model.chat(system=5), "system takes words, not 5"),
+        (lambda model: model.caption(IMAGE, max_pixels="big"), "max_pixels"),
+        (lambda _: snugvl.Client(8123), "such as 'http://127.0.0.1:8123'"),  # type: ignore[arg-type]
+        (lambda _: snugvl.AsyncClient(None), "the address is None"),  # type: ignore[arg-type]
+        (lambda _: snugvl.Client(api_key=5), "an API key is a string"),  # type: ignore[arg-type]
+        (lambda _: snugvl.Client(timeout="5"), "timeout is a number"),  # type: ignore[arg-type]
+        (lambda _: snugvl.Client(max_retries="5"), "max_retries is a number"),  # type: ignore[arg-type]
+        (lambda _: snugvl.Model("pocket"), r"snugvl\.load\('pocket'\)"),  # type: ignore[arg-type]
+        (lambda _: snugvl.load(None), "no model was named"),  # type: ignore[arg-type]
+        (lambda _: snugvl.load("pocket", context="4k"), "context is a whole number"),  # type: ignore[arg-type]
+        (lambda _: snugvl.SamplingParams(stop=None), "stop takes strings"),  # type: ignore[arg-type]
+        (lambda _: snugvl.SamplingParams(logit_bias=[1]), "logit_bias takes"),  # type: ignore[arg-type]
+        (lambda _: snugvl.SamplingParams(top_k=None), "top_k must be"),  # type: ignore[arg-type]
+    ],
+)
+def test_27_other_types_are_refused_by_name(call: Callable[[Any], Any], message: str, model: Tasks) -> None:
+    with pytest.raises(RequestError, match=message):
+        call(model)
+
+
+def test_28_one_stop_string_is_one_not_its_letters() -> None:
+    assert snugvl.SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_29_results_are_gone_through_as_what_they_hold(model: Tasks) -> None:
+    """By pydantic each would be its fields' names and values: silently nothing that anybody looks for."""
+    found = snugvl.Detections(
+        width=9,
+        height=9,
+        objects=(snugvl.Detection(label="cup", box=snugvl.Box(x1=1, y1=2, x2=3, y2=4)),),
+    )
+    assert [item.label for item in found] == ["cup"]
+    assert snugvl.Detections(width=9, height=9)  # finding nothing is an answer, too
+    x1, y1, x2, y2 = found.objects[0].box
+    assert (x1, y1, x2, y2) == tuple(found.objects[0].box) == (1, 2, 3, 4)
+    assert snugvl.Detections.model_validate_json(found.model_dump_json()) == found
+    caption = model.caption(IMAGE)
+    assert caption.text[:3] in caption
+    assert "no such words" not in caption

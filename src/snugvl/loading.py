@@ -20,7 +20,7 @@ from snugvl.core.options import (
     TowerName,
     in_python,
 )
-from snugvl.errors import RequestError, SnugvlError, UnsupportedModel
+from snugvl.errors import RequestError, SnugvlError, UnsupportedModel, WrongType
 from snugvl.model import Model
 from snugvl.planner.engines import refuse_lacking, rules_of
 
@@ -100,6 +100,11 @@ def load(
         DoesNotFit: the weights and one conversation need more memory than is free, with the numbers.
         RequestError: an argument is wrong.
     """
+    if not isinstance(model, str | Path):
+        raise WrongType(
+            f"no model was named: {model!r} is neither a name nor a folder; snugvl.load() alone loads pocket",
+            field="model",
+        )
     options = LoadOptions(
         str(model), device=device, dtype=dtype, weights=weights, kv_cache=kv_cache, context=context,
         max_pixels=max_pixels, memory=memory, backend=backend, language_only=language_only,

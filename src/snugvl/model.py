@@ -1,11 +1,12 @@
 """A loaded model with the four tasks and chat: what `snugvl.load` returns."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self, overload
 
 from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, with_names
 from snugvl.core.sampling import SamplingParams, chosen
-from snugvl.errors import SnugvlError, warn
+from snugvl.errors import SnugvlError, WrongType, warn
 from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
 from snugvl.tasks import ask, caption, detect, scene
@@ -34,6 +35,10 @@ class Model(Tasks):
     """
 
     def __init__(self, backend: Backend) -> None:
+        if isinstance(backend, str | Path):
+            raise WrongType(
+                f"a Model is made of an engine; snugvl.load({str(backend)!r}) loads one by its name"
+            )
         self.backend = backend
 
     @property

@@ -147,7 +147,7 @@ def test_arguments_that_have_no_place_are_named(snugvl: Run) -> None:
 def test_no_server_is_answered_with_the_option_that_names_one(snugvl: Run) -> None:
     ran = snugvl("top", "--server", "http://127.0.0.1:1")
     assert "no server answers at http://127.0.0.1:1 (" in ran.err
-    assert "; start one with `snugvl serve`, or name one with --server URL" in ran.err
+    assert "; start one with `snugvl serve --port 1`, or name one with --server URL" in ran.err
     assert "Errno" not in ran.err
 
 

@@ -96,6 +96,8 @@ def test_no_deadline(served: Served) -> None:
     ("words", "said"),
     [
         (["--host", "0.0.0.0"], "give an --api-key, or say --no-auth"),
+        (["--host", "localhost:8142"], "write it like --host 127.0.0.1 --port 8000"),
+        (["--host", "http://127.0.0.1"], "is more than a name or an address"),
         (["--no-auth", "--api-key", "k"], "give no API key with it"),
         (["--port", "65536"], "--port"),
         (["--max-concurrent", "0"], "--max-concurrent"),

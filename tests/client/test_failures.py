@@ -16,7 +16,7 @@ from PIL import Image
 import snugvl
 from snugvl import AsyncClient, Client, Message, SamplingParams, errors, user
 from snugvl.client import failures
-from snugvl.client.connection import Sockets
+from snugvl.client.connection import Sockets, address_of
 from snugvl.core.messages import Picture, Text, Video
 from snugvl.core.service import Health
 from snugvl.server.settings import ServerSettings
@@ -154,12 +154,23 @@ def test_nothing_else_is_tried_again(raw: RawServer, status: int) -> None:
     assert len(raw.asked) == 2
 
 
+def test_https_where_there_is_none() -> None:
+    error = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
+    sdks = openai.APIConnectionError(request=httpx.Request("GET", "https://box:8123/health"))
+    sdks.__cause__ = error
+    said = str(failures.translated(sdks, address_of("https://box:8123")))
+    assert said == "what answers at https://box:8123 doesn't speak https; use http://box:8123"
+
+
 def test_nobody_there(unused_url: str) -> None:
     async def asked() -> None:
         async with AsyncClient(unused_url, max_retries=0) as client:
             await client.health()
 
-    wanted = rf"no server answers at {unused_url} \([^\[]*refused\); start one with `snugvl serve`"
+    port = unused_url.rpartition(":")[2]
+    wanted = (
+        rf"no server answers at {unused_url} \([^\[]*refused\); start one with `snugvl serve --port {port}`"
+    )
     with Client(unused_url, max_retries=0) as client:
         for call in (client.health, client.memory, client.models, lambda: client.caption(PICTURE)):
             with pytest.raises(snugvl.EngineUnavailable, match=wanted):

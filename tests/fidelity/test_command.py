@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from snugvl.fidelity import stages
 from snugvl.fidelity.sweep import Sweep
@@ -204,6 +205,17 @@ def test_another_comparison_is_not_continued(
     other = compare(*command, "--weights", "bf16", "--resume")
     assert (other.code, other.err.count("\n")) == (3, 1)
     assert "--resume continues the same comparison only" in other.err
+
+
+def test_a_picture_that_cannot_be_asked_about_is_named(compare: Run, pictures: Path) -> None:
+    """Too long a strip is found by the model's rules alone, after the files were read."""
+    Image.new("RGB", (3000, 10)).save(pictures / "strip.png")
+    ran = compare(pictures, "-q", "What?", *SHORT)
+    assert ran.code == 3
+    assert "strip.png: the image is 3000×10 pixels" in ran.err
+    assert "3 questions" in ran.err
+    one = compare(pictures / "0.png", "-q", "What?", *SHORT)
+    assert ": 1 question\n" in one.err
 
 
 def test_a_bad_picture_is_told_and_left_out(compare: Run, pictures: Path) -> None:

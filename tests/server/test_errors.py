@@ -200,6 +200,14 @@ def test_lost_paths_and_methods(client: TestClient) -> None:
     assert lost.status_code == 404
     assert "GET /v1/nothing" in lost.json()["error"]["message"]
     assert client.get("/api/nothing").json().keys() == {"error"}
+    assert "GET /openapi.json lists" in lost.json()["error"]["message"]
+    for path, right in (
+        ("/chat", "/v1/chat"),  # the base URL without its /v1
+        ("/v1/v1/messages", "/v1/messages"),  # and with two
+        ("/v1/api/chat", "/api/chat"),
+    ):
+        said = client.post(path).text
+        assert f"there is no POST {path}; use {right} (is the base URL right?)" in said
     wrong = client.get("/v1/chat")
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "POST"

@@ -338,3 +338,24 @@ def test_two_names_with_two_values_are_refused(
     answer = http.post(path, json={**body, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param, answer.text
+
+
+def test_a_base_url_without_its_version_is_told(http: httpx.Client) -> None:
+    said = http.post("/chat/completions", json={}).text
+    assert "there is no POST /chat/completions; use /v1/chat/completions (is the base URL right?)" in said
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_a_picture_in_the_wrong_place_is_never_left_unseen(http: httpx.Client, protocol: str) -> None:
+    """Answered without it, and with confidence: of a body, and of a message within it."""
+    path, body = BODIES[protocol][:2]
+    for name in ("image", "images", "image_url"):
+        if protocol == "ollama" and name == "images":
+            continue  # there it is the right place, of a message and of a prompt
+        turn = [{"role": "user", "content": "How many?", name: ["QUJD"]}]
+        within = [{**body, key: turn} for key in ("messages", "input") if key in body]
+        for wrong in ({**body, name: ["QUJD"]}, *within):
+            answer = http.post(path, json=wrong)
+            assert answer.status_code == 400, (protocol, name)
+            assert "pictures go into" in answer.text, (protocol, name)
+        assert http.post(path, json={**body, name: None}).status_code == 200

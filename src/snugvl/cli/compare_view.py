@@ -27,9 +27,10 @@ def plan_lines(comparison: Comparison) -> Iterator[str]:
     reference, rivals = comparison.reference, comparison.rivals
     pixels = reference.max_pixels
     size = "" if pixels is None else f", pictures of up to {megapixels(pixels)}"
+    questions = f"{len(comparison.items)} question{'s' * (len(comparison.items) != 1)}"
     yield (
         f"compares {'; '.join(rival.name for rival in rivals)} with {reference.capabilities.model} "
-        f"as published ({reference.settings.weights}{size}): {len(comparison.items)} questions"
+        f"as published ({reference.settings.weights}{size}): {questions}"
     )
     plans = comparison.plans().values()
     held = max(plan.footprint.total_bytes for plan in plans)

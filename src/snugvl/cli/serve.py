@@ -195,6 +195,10 @@ def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> t
     from snugvl.server import settings as keys
     from snugvl.server.settings import is_loopback
 
+    if "/" in host or (host.count(":") == 1):  # two colons and more are an IPv6 address
+        raise typer.BadParameter(
+            f"--host {host} is more than a name or an address; write it like --host 127.0.0.1 --port 8000"
+        )
     found = list(given)
     if os.environ.get("SNUGVL_API_KEY"):
         found.append(os.environ["SNUGVL_API_KEY"])

@@ -13,7 +13,7 @@ import httpx
 
 from snugvl.client.pictures import in_our_names
 from snugvl.core.addresses import http_address
-from snugvl.errors import RequestError, warn
+from snugvl.errors import RequestError, WrongType, warn
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -45,8 +45,12 @@ def address_of(url: str) -> Address:
     """The address in `url`, with or without http:// before a host and a port, and a final /v1.
 
     Raises:
-        RequestError: not an http(s) URL.
+        RequestError: not an http(s) URL; `WrongType` where it is no string, such as a port alone.
     """
+    given: object = url
+    if not isinstance(given, str):
+        example = f"http://127.0.0.1:{given}" if isinstance(given, int) else DEFAULT_URL
+        raise WrongType(f"the address is {given!r}, not a string such as {example!r}", field="base_url")
     root = http_address(url.strip()).rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parsed = httpx.URL(root)
@@ -66,6 +70,11 @@ def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_ret
     Raises:
         RequestError: a key or number that can't be sent.
     """
+    if api_key is not None and not isinstance(api_key, str):
+        raise WrongType(f"an API key is a string, not of type {type(api_key).__name__}", field="api_key")
+    for name, value in (("timeout", timeout_s), ("max_retries", max_retries)):
+        if not isinstance(value, int | float):
+            raise WrongType(f"{name} is a number, not {value!r}", field=name)
     if api_key is not None and (not api_key or not api_key.isascii() or not api_key.isprintable()):
         raise RequestError("an API key is printable ASCII without line breaks", field="api_key")
     if not timeout_s > 0:

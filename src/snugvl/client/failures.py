@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
 
-from snugvl.client.connection import NO_KEY, Address, sent
+from snugvl.client.connection import DEFAULT_URL, NO_KEY, Address, sent
 from snugvl.client.pictures import in_our_names
 from snugvl.errors import (
     BodyTooLarge,
@@ -55,7 +55,8 @@ _BY_STATUS: Final[Mapping[int, type[SnugvlError]]] = {
     504: DeadlineExceeded,
 }
 WRONG_KEY: Final = "the API key is wrong"  # as server/access.py says it
-_START: Final = "start one with `snugvl serve`, or give its address"
+_START: Final = "start one with `snugvl serve{port}`, or give its address"
+_NO_TLS: Final = "WRONG_VERSION_NUMBER"  # OpenSSL's word for an answer that isn't encrypted
 
 
 @contextmanager
@@ -102,7 +103,14 @@ def _unreachable(cause: BaseException | None, address: Address) -> SnugvlError:
     if isinstance(cause, RuntimeError):
         return EngineError("the client is closed")
     if isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
-        return EngineUnavailable(f"no server answers at {address.root} ({_reason(cause)}); {_START}")
+        if _NO_TLS in str(cause):
+            plain = address.root.replace("https://", "http://", 1)
+            return EngineUnavailable(f"what answers at {address.root} doesn't speak https; use {plain}")
+        port = httpx.URL(address.root).port
+        start = _START.format(
+            port=f" --port {port}" if port and address.local and port != httpx.URL(DEFAULT_URL).port else ""
+        )
+        return EngineUnavailable(f"no server answers at {address.root} ({_reason(cause)}); {start}")
     return EngineUnavailable(
         f"the connection to {address.root} broke ({_reason(cause)}); is the server still running?"
     )

@@ -23,6 +23,11 @@ _UNNAMED: Final = re.compile(r"^the (?:image|video)(?= (?!at ))")
 GoOn = Callable[[], None]
 """Called between two parts of some work; it raises where nobody wants the rest."""
 
+BESIDE_CONTENT: Final = (
+    "image", "images", "image_url", "image_urls", "image_data", "video", "videos", "video_url",
+)  # fmt: skip
+"""Where pictures stand in other programs' messages: ignored, an answer would be given without them."""
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 

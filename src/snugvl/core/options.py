@@ -245,10 +245,15 @@ class LoadOptions:
                 raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
         for each in fields(self):
             value, row = getattr(self, each.name), each.metadata.get("row", NO_ROW)
-            if row.least is not None and value is not None and value < row.least:
-                raise RequestError(
-                    f"{each.name} must be at least {row.least}, not {value:,}", field=each.name
-                )
+            counts = each.type in (int, int | None)
+            if value is None or (row.least is None and not counts):
+                continue
+            least = row.least or 0
+            if counts and type(value) is not int:
+                said = f"{each.name} is a whole number of at least {least}, not {value!r}"
+                raise RequestError(said, field=each.name)
+            if value < least:
+                raise RequestError(f"{each.name} must be at least {least}, not {value:,}", field=each.name)
         if DEVICE.fullmatch(str(self.device)) is None:
             raise RequestError(
                 f"device {self.device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device"

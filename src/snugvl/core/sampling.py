@@ -1,10 +1,11 @@
 """Sampling parameters, checked once where they enter."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from snugvl.errors import RequestError
+from snugvl.errors import RequestError, WrongType
 
 MAX_STOP = 64  # stop strings
 MAX_STOP_CHARACTERS = 1024  # of all of them
@@ -26,6 +27,11 @@ _COUNTS = {
     "logprobs": (0, 20),
     "no_repeat_ngram_size": (0, 256),
     "no_repeat_window": (0, _MOST),
+}
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "stop": ((tuple, list), "strings"),
+    "stop_token_ids": ((tuple, list), "token ids"),
+    "logit_bias": ((Mapping,), "token ids with numbers"),
 }
 
 
@@ -50,7 +56,7 @@ class SamplingParams:
         prompt_logprobs: whether the tokens of a bare prompt have theirs, too, with as many alternatives; so
             has the token that ends the answer, then.
         n: choices.
-        stop: strings that end the answer and are not part of it.
+        stop: strings that end the answer and are not part of it; one may stand alone.
         stop_token_ids: token ids that do the same.
         special: whether control tokens that don't end the answer are part of its text, as checkpoints for
             documents mark boxes with them.
@@ -81,12 +87,17 @@ class SamplingParams:
     prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
+        stop: object = self.stop
+        if isinstance(stop, str):  # as a sequence, each of its characters would end the answer
+            object.__setattr__(self, "stop", (stop,))
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name in _RANGES:
                 _check_range(item.name, value)
-            elif item.name in _COUNTS and value is not None:
+            elif item.name in _COUNTS and (value is not None or item.default is not None):
                 _check_count(item.name, value)
+            elif item.name in _KINDS and not isinstance(value, _KINDS[item.name][0]):
+                raise WrongType(f"{item.name} takes {_KINDS[item.name][1]}, not {value!r}", field=item.name)
         if self.top_p == 0:
             object.__setattr__(self, "temperature", 0.0)
             object.__setattr__(self, "top_p", 1.0)
@@ -115,8 +126,16 @@ def chosen(
     """`sampling` with the two that are most often chosen alone; None where nothing is chosen.
 
     Raises:
-        RequestError: a value out of range.
+        RequestError: a value out of range; `WrongType` where `sampling` is something else, such as the words
+            of somebody who gave them after a picture.
     """
+    other: object = sampling
+    if other is not None and not isinstance(other, SamplingParams):
+        given = reprlib.repr(other)
+        hint = "a picture and words are one message: chat(snugvl.user(picture, 'words'))"
+        if isinstance(other, Mapping):
+            hint = f"its fields are arguments of it: snugvl.SamplingParams(**{given})"
+        raise WrongType(f"sampling takes a snugvl.SamplingParams, not {given}; {hint}", field="sampling")
     said = {"max_tokens": max_tokens, "temperature": temperature}
     said = {name: value for name, value in said.items() if value is not None}
     return replace(sampling or SamplingParams(), **said) if said else sampling  # type: ignore[arg-type]

@@ -18,12 +18,12 @@ from snugvl.backends.native.loading import load_engine
 from snugvl.backends.place import TargetDevice, cap, device_of, place_on
 from snugvl.core.options import LoadOptions
 from snugvl.engine.oom import release
-from snugvl.errors import DoesNotFit, SnugvlError
+from snugvl.errors import DoesNotFit, ImageError, RequestError, SnugvlError
 from snugvl.fidelity import memory
 from snugvl.fidelity.answers import Answered, Wanted, answers
 from snugvl.fidelity.distributions import Judged, Side, judge, masks_of
 from snugvl.fidelity.memory import PassPlan, plan_pass
-from snugvl.fidelity.participant import Participant
+from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.progress import Clock
 from snugvl.fidelity.questions import Question
 from snugvl.fidelity.sweep import Sequences, Sweep
@@ -94,6 +94,18 @@ class Stages:
         finally:
             network.close()
 
+    def extent(self, side: Participant, item: Item) -> Extent:
+        """How large the prompt of a question is.
+
+        Raises:
+            ImageError, RequestError: it can't be asked about its picture, which the error names.
+        """
+        try:
+            return side.extent(item.question, item.size)
+        except (ImageError, RequestError) as error:
+            error.args = (f"{item.name}: {error}", *error.args[1:])
+            raise
+
     def plan(self, side: Participant, answers: int, place: TargetDevice) -> PassPlan:
         """What a pass over `side` holds, with so many answers of the longest kind to each question.
 
@@ -101,7 +113,7 @@ class Stages:
             DoesNotFit: it has no room.
         """
         loads = [
-            memory.QuestionMemory(side.extent(item.question, item.size), answers, item.question.limit)
+            memory.QuestionMemory(self.extent(side, item), answers, item.question.limit)
             for item in self.items
         ]
         with self.network(side) as network:
@@ -152,7 +164,7 @@ class Stages:
         if missing:
             self.clock.begin(stage, text)
             place, numbers = self.place(), list(missing)
-            extents = [side.extent(self.items[n].question, self.items[n].size) for n in numbers]
+            extents = [self.extent(side, self.items[n]) for n in numbers]
             loads = [
                 memory.QuestionMemory(extent, len(missing[n]), max(map(len, missing[n])))
                 for n, extent in zip(numbers, extents, strict=True)

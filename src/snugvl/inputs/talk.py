@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from PIL.Image import Image
 
-from snugvl.core.messages import Message, Part, Picture, Role, Text, ToolCall, Video
+from snugvl.core.messages import BESIDE_CONTENT, Message, Part, Picture, Role, Text, ToolCall, Video
 from snugvl.core.suffixes import PICTURES, VIDEOS
 from snugvl.errors import ImageError, RequestError, WrongType, warn
 from snugvl.inputs.given import VisualSource, described, look
@@ -152,7 +152,20 @@ def turns(said: Spoken | Sequence[Spoken], system: str | None = None) -> list[Tu
         found = [_turn(one, f"messages[{index}]") for index, one in enumerate(said)]
     else:
         found = [_turn(said, "the message")]
-    return found if system is None else [Turn("system", (Text(system),)), *found]
+    return [*told(system), *found]
+
+
+def told(system: str | None) -> tuple[Turn, ...]:
+    """What a model is told beforehand, as a turn of its own; none where it is told nothing.
+
+    Raises:
+        WrongType: it isn't words.
+    """
+    if system is None:
+        return ()
+    if not isinstance(system, str):
+        raise WrongType(f"system takes words, not {described(system)}", field="system")
+    return (Turn("system", (Text(system),)),)
 
 
 def _turn(said: Any, what: str) -> Turn:
@@ -227,7 +240,14 @@ def _of_dict(said: Mapping[str, Any], what: str) -> Turn:
         raise RequestError(
             f"{what} has the role {said.get('role')!r}; roles are {', '.join(_ROLES)}", field=f"{what}.role"
         )
-    for name in said.keys() - _TURN:
+    for name in BESIDE_CONTENT:
+        if said.get(name) not in (None, "", [], ()):
+            raise RequestError(
+                f"{what} has {name} beside its content; put it there: "
+                "{'role': 'user', 'content': [{'type': 'image', 'image': …}, {'type': 'text', 'text': …}]}",
+                field=f"{what}.{name}",
+            )
+    for name in said.keys() - _TURN - {*BESIDE_CONTENT}:
         if said[name] is not None:
             warn(f"ignored {name} of {what}")
     content = said.get("content")

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 
 from snugvl.errors import (
     BodyTooLarge,
@@ -168,6 +169,11 @@ def _no_such_route(request: Request, error: HTTPException) -> str:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         return f"{where} is not possible; use {_either(allowed.split(', '))}"
+    path = request.url.path
+    for other in (f"/v1{path}", path.removeprefix("/v1")):  # a base URL without its /v1, or with one too many
+        scope = {**request.scope, "path": other}
+        if other != path and any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return f"there is no {where}; use {other[:200]} (is the base URL right?)"
     return f"there is no {where}; GET /openapi.json lists what there is"
 
 

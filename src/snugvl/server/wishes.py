@@ -13,6 +13,8 @@ from typing import Any, Final, Literal
 
 from pydantic_core import PydanticCustomError
 
+from snugvl.core.messages import BESIDE_CONTENT
+
 NEUTRAL: Final = (0, 0.0)
 ONE: Final = (1, 1.0)
 
@@ -129,6 +131,17 @@ THINKING: Final = ("think", "enable_thinking", "thinking")
 FORMS: Final = ("format", "response_format", "structured_outputs", "guided_json", "guided_regex",
                 "guided_choice", "guided_grammar")  # fmt: skip
 
+
+def _in(place: str) -> Wishes:
+    """Pictures beside the messages, or beside the content of one: unseen, they would change every answer."""
+    return dict.fromkeys(BESIDE_CONTENT, refused(f"pictures go into {place}", "", []))
+
+
+PICTURE_PART: Final = _in('a message\'s content, as {"type": "image_url", "image_url": {"url": "data:…"}}')
+INPUT_PICTURE: Final = _in('a message\'s content, as {"type": "input_image", "image_url": "data:…"}')
+PICTURE_BLOCK: Final = _in('a message\'s content, as {"type": "image", "source": {"type": "base64", …}}')
+OLLAMA_PICTURES: Final = _in("images, a list of base64, of the message (of the prompt on /api/generate)")
+
 # Of any program that generates text; what OpenAI's own API has, then vLLM's, llama.cpp's and others'.
 GENERATION: Final[Wishes] = {
     "audio": refused("this server answers with text only; leave it out"),
@@ -207,6 +220,7 @@ GENERATION: Final[Wishes] = {
 
 CHAT: Final[Wishes] = {
     **GENERATION,
+    **PICTURE_PART,
     "prompt": refused("send it as a user's message, or to /v1/completions"),
     "input": refused("send messages, or to /v1/responses"),
     "system": refused("send it as a message of role system"),
@@ -214,10 +228,12 @@ CHAT: Final[Wishes] = {
 }
 COMPLETIONS: Final[Wishes] = {
     **{name: wish for name, wish in GENERATION.items() if name not in ("mm_processor_kwargs", *THINKING)},
+    **_in("a message of /v1/chat/completions"),
     "messages": refused("send them to /v1/chat/completions"),
 }
 RESPONSES: Final[Wishes] = {
     **GENERATION,
+    **INPUT_PICTURE,
     "reasoning_effort": read("reasoning", meant=lambda value: {"effort": value}),
     **dict.fromkeys(THINKING, read("reasoning", meant=_effort)),
     "n_predict": read("max_output_tokens", -1),
@@ -253,6 +269,7 @@ MESSAGES_PROMPT: Final[Wishes] = {
 }
 MESSAGES: Final[Wishes] = {
     **GENERATION,
+    **PICTURE_BLOCK,
     **MESSAGES_PROMPT,
     **dict.fromkeys(("think", "enable_thinking"), read("thinking", meant=_switch)),
     "stop": refused("send stop_sequences", []),
@@ -267,6 +284,7 @@ CLIENT_TOOL: Final[Wishes] = {
 
 OLLAMA: Final[Wishes] = {
     **GENERATION,
+    **OLLAMA_PICTURES,
     **dict.fromkeys(("enable_thinking", "thinking"), read("think", meant=thinks)),
     "suffix": refused("the models served here can't fill a gap in a text", ""),
     "template": refused("the model's own template is used; use raw with a prompt of your own", ""),

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from snugvl.core.messages import Delta, Text
 from snugvl.core.sampling import SamplingParams, chosen
-from snugvl.inputs.talk import Shown, Turn, of_user
+from snugvl.inputs.talk import Shown, Turn, of_user, told
 from snugvl.tasks.request import collect
 from snugvl.tasks.results import Reply
 
@@ -38,7 +38,7 @@ class _Remembers(Generic[M]):
 
     def __init__(self, take: Callable[[Turn], M], system: str | None, name: str) -> None:
         self._take, self._name = take, name
-        self._system = [] if system is None else [take(Turn("system", (Text(system),)))]
+        self._system = [take(turn) for turn in told(system)]
         self._said: list[M] = []
 
     @property

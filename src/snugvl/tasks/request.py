@@ -18,7 +18,7 @@ from snugvl.core.messages import (
     Video,
 )
 from snugvl.core.sampling import SamplingParams
-from snugvl.errors import EngineError, RequestError
+from snugvl.errors import EngineError, RequestError, WrongType
 from snugvl.tasks.results import Reply
 
 Shown = Image | Picture | Video
@@ -45,8 +45,11 @@ def about(
     small model keeps room for the image.
 
     Raises:
-        RequestError: the sampling asks for several choices; a task has one result.
+        RequestError: the sampling asks for several choices; a task has one result. `WrongType`: `max_pixels`
+            is no number.
     """
+    if not isinstance(max_pixels, int | None):
+        raise WrongType(f"max_pixels is a number of pixels, not {max_pixels!r}", field="max_pixels")
     sampling = sampling or SamplingParams()
     if sampling.n != 1:
         raise RequestError(f"a task gives one result: n must be 1, not {sampling.n}", field="n")

@@ -5,6 +5,7 @@ Fields are only ever added, never renamed or taken away, within a major version.
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -30,6 +31,10 @@ class _Said(_Frozen):
 
     def __str__(self) -> str:
         return self.text
+
+    def __contains__(self, words: str) -> bool:
+        """Whether the text has these words; as of its fields, `in` would always be false."""
+        return words in self.text
 
 
 class Reply(_Said):
@@ -110,6 +115,10 @@ class Box(_Frozen):
     x2: float
     y2: float
 
+    def __iter__(self) -> Iterator[float]:  # type: ignore[override]
+        """x1, y1, x2, y2: `tuple(box)` is what Pillow draws."""
+        return iter((self.x1, self.y1, self.x2, self.y2))
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not all(map(math.isfinite, (self.x1, self.y1, self.x2, self.y2))):
@@ -147,6 +156,10 @@ class Detections(Result):
     width: int
     height: int
     objects: tuple[Detection, ...] = ()
+
+    def __iter__(self) -> Iterator[Detection]:  # type: ignore[override]
+        """The objects: `for item in found`."""
+        return iter(self.objects)
 
     def __str__(self) -> str:
         lines = (

@@ -54,7 +54,11 @@ PNG = object()  # stands for the picture
     ("files", "data", "message"),
     [
         ({"detail": (None, "short")}, {}, "image is missing: send it as a file, -F image=@FILE with curl"),
-        ({"photo": ("a.png", b"x")}, {}, "photo is a file; only image takes files"),
+        (
+            {"photo": ("a.png", b"x")},
+            {},
+            "photo is a file; the field of the picture is called image: -F image=@FILE",
+        ),
         ({"image": ("a.png", PNG)}, {"x": "y"}, "x is not supported; leave it out"),
         ({"image": ("a.png", PNG)}, {"seed": ["1", "2"]}, "the form has seed twice"),
         (

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from snugvl.core.sampling import MAX_STOP
 from snugvl.server.fields import WHOLE, Body, Part, StringOrArray
-from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, Wishes
+from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, Wishes
 
 MAX_BLOCKS = 1024
 
@@ -175,6 +175,8 @@ MAX_MESSAGES = 10_000
 
 class UserTurn(Part):
     """What the user said, and what tools answered."""
+
+    wishes: ClassVar[Wishes] = PICTURE_BLOCK
 
     role: Literal["user"]
     content: UserContent

@@ -10,7 +10,7 @@ from snugvl.errors import RequestError
 from snugvl.server.fields import WHOLE, Body, Part
 from snugvl.server.forms import Stop, stops_of
 from snugvl.server.record import current
-from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, Wishes
+from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, Wishes
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
@@ -103,6 +103,8 @@ class PastCall(Part):
 
 class ChatMessage(Part):
     """One turn. `images`: shown before the text; `tool_name`, `tool_call_id`: which call a tool answers."""
+
+    wishes: ClassVar[Wishes] = OLLAMA_PICTURES
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None

@@ -13,7 +13,7 @@ from snugvl.server.forms import call_arguments
 from snugvl.server.openai.media import Detail, MediaSource, Pixels
 from snugvl.server.record import current
 from snugvl.server.together import fetch_all, in_turns
-from snugvl.server.wishes import WRITTEN, Wishes
+from snugvl.server.wishes import PICTURE_PART, WRITTEN, Wishes
 
 MAX_PARTS = 1024
 
@@ -130,6 +130,8 @@ class SystemMessage(RequestPart):
 
 class UserMessage(RequestPart):
     """What the user said, with pictures and videos."""
+
+    wishes: ClassVar[Wishes] = PICTURE_PART
 
     role: Literal["user"]
     content: UserContent

@@ -38,6 +38,7 @@ from snugvl.server.record import current
 from snugvl.server.together import fetch_all, in_turns
 from snugvl.server.wishes import (
     INPUT_IMAGE,
+    INPUT_PICTURE,
     ITEM,
     RESPONSES,
     TEXT_FORM,
@@ -77,6 +78,8 @@ WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 
 class InputMessage(RequestPart):
     """What a user or an instruction says."""
+
+    wishes: ClassVar[Wishes] = INPUT_PICTURE
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer"]

@@ -284,7 +284,9 @@ def _fields(form: FormData) -> dict[str, object]:
         if name == "image":
             continue
         if isinstance(value, UploadFile):
-            raise RequestError(f"{name} is a file; only image takes files", field=name)
+            raise RequestError(
+                f"{name} is a file; the field of the picture is called image: -F image=@FILE", field=name
+            )
         if name in LISTS:
             if value.count(",") >= MAX_OBJECTS:
                 raise RequestError(

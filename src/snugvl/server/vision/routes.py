@@ -150,7 +150,7 @@ async def post_detect(http: HttpRequest) -> Any:
     if options.format == "coco":
         data_set = await asyncio.to_thread(export.coco, [(_file_name(task.sources[0]), found)], names)
         return Response(data_set, media_type="application/json")
-    return DetectionsResponse(model=name, **dict(found))
+    return DetectionsResponse(model=name, **vars(found))
 
 
 async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply], ResultT]) -> ResultT:
