@@ -52,7 +52,7 @@ def test_it_excludes_engines_that_can_not_do_it_by_name() -> None:
     assert why["vllm"] == why["transformers"] == "--nap 3 is for snugvl's own engine alone"
     assert not {"vllm", "transformers"} & {each.engine for each in planned().refusals}
     with pytest.raises(
-        RequestError, match="--nap 3 is not for vLLM .--backend vllm.; say --backend native"
+        RequestError, match=r"--nap 3 is not for vLLM \(--backend vllm\); say --backend native"
     ) as error:
         planned(nap=3, backend="vllm")
     assert error.value.field == "nap"
