@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Shown = tuple[str, Picture | Video]
 
 ME: Final = "You"
-SUFFIXES: Final = sources.SUFFIXES | sources.VIDEO_SUFFIXES | {".pdf"}
+SUFFIXES: Final = sources.IN_FOLDERS | sources.VIDEO_SUFFIXES
 PROMPT = "> "
 COMMANDS: Final = ("/image", "/clear", "/save", "/load", "/help", "/exit")
 WITH_FILES: Final = ("/image", "/save", "/load")
