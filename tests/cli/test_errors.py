@@ -171,6 +171,15 @@ def test_what_other_programs_call_a_command(snugvl: Run, words: list[str], ours:
     )
 
 
+@pytest.mark.parametrize("word", ["stop", "kill", "shutdown", "down", "restart"])
+def test_what_would_stop_a_server_says_how_one_is_stopped(snugvl: Run, word: str) -> None:
+    ran = snugvl(word)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"snugvl: No such command '{word}'. A server ends with Ctrl+C where it runs, ")
+    assert "kill PID in the background (snugvl ps shows the PID)" in ran.err
+    assert "Did you mean" not in ran.err
+
+
 def test_a_picture_where_a_command_belongs(snugvl: Run) -> None:
     named = "No such command 'x/a.png'; to describe that: snugvl caption x/a.png"
     assert snugvl("x/a.png") == Ran(2, "", f"snugvl: {named} (see snugvl --help)\n")

@@ -169,6 +169,11 @@ _ELSEWHERE: Final = {
         "help": "--help",
     },
 }
+_STOPS: Final = ("stop", "kill", "shutdown", "quit", "exit", "restart", "down", "unload")
+_STOPPED: Final = (
+    "A server ends with Ctrl+C where it runs, with kill PID in the background (snugvl ps shows the PID), and "
+    "as a service of systemd with systemctl stop"
+)
 _STRAY_SERVER: Final = re.compile(r"too many arguments: (https?://\S+)$")
 _NO_COMMAND: Final = re.compile(r"No such command '(.*?)'\.?")
 
@@ -189,6 +194,8 @@ def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
     found = _NO_COMMAND.match(message)
     if found and found[1] in (ours := _ELSEWHERE.get(command, {})):
         message = f"{found[0].rstrip('.')}. Did you mean {ours[found[1]]!r}?"
+    elif found and command == "snugvl" and found[1] in _STOPS:
+        message = f"{found[0].rstrip('.')}. {_STOPPED}"
     elif found and command == "snugvl" and sources.pictured(found[1]):
         message = f"{found[0].rstrip('.')}; to describe that: {shlex.join(['snugvl', 'caption', found[1]])}"
     elif option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
