@@ -200,8 +200,13 @@ def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
         message = f"{found[0].rstrip('.')}; to describe that: {shlex.join(['snugvl', 'caption', found[1]])}"
     elif option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         known = [name.lstrip("-") for name in getattr(error, "possibilities", None) or []]
-        near = meant(option.lstrip("-"), known)
+        word = next((each for each in words if each.startswith(option)), option)
+        if not word.startswith("--") and context:  # of `-gpu` the parser names `-g` alone
+            known = [name[2:] for each in context.command.params for name in each.opts if name[:2] == "--"]
+        near = meant(word.partition("=")[0].lstrip("-"), known)
         message = f"No such option: {option}" + (f". Did you mean --{near}?" if near else "")
+        if sources.pictured(word):
+            message = f"No such option: {word}; a file of that name is given as ./{word}"
     elif url := _STRAY_SERVER.match(message):
         message = f"{message}; a server is named with --server {url[1]}"
     say(f"{message}{config.blame(words, message)} (see {command} --help)")
