@@ -58,6 +58,7 @@ from tests.server.live import live
 from tests.tasks.fake import FakeBackend
 
 IMAGE = Image.new("RGB", (64, 48), "red")
+CALL = {"id": "1", "function": {"name": "look", "arguments": "{}"}}
 
 
 @pytest.fixture(scope="module")
@@ -421,6 +422,69 @@ def test_20_pictures_come_first(model: Tasks) -> None:
         model.ask(IMAGE, 42)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+@pytest.mark.parametrize("beside", [{}, {"content": None}])
+def test_a_message_without_content_is_refused_as_a_server_does(
+    model: Tasks, role: str, beside: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError, match=r"messages\[1\] has no content; give words, or a list of parts"):
+        model.chat(["hi", {"role": role, **beside}])
+    assert turns([{"role": "assistant", "content": None, "tool_calls": [CALL]}])[0].tool_calls
+
+
+ARGUMENTS: dict[str, tuple[Callable[[Tasks], Any], str]] = {
+    "max_new_tokens": (
+        lambda model: model.caption(IMAGE, max_new_tokens=5),
+        "caption takes no max_new_tokens; max_",
+    ),  # type: ignore[call-arg]
+    "prompt": (
+        lambda model: model.caption(IMAGE, prompt="What?"),
+        r"no prompt; ask\(images, question\) asks",
+    ),  # type: ignore[call-arg]
+    "stream": (
+        lambda model: model.ask(IMAGE, "What?", stream=True),
+        "ask takes no stream; stream_caption, stream_",
+    ),  # type: ignore[call-arg]
+    "top_p": (lambda model: model.stream_chat("hi", top_p=1), "stream_chat takes no top_p; temperature=0"),  # type: ignore[call-arg]
+    "of a conversation": (lambda model: model.chat().send("hi", do_sample=True), "send takes no do_sample"),  # type: ignore[call-arg]
+    "device_map": (lambda _: snugvl.load(device_map="auto"), "load takes no device_map; device='cuda'"),  # type: ignore[call-arg]
+    "torch_dtype": (lambda _: snugvl.load(torch_dtype="auto"), "load takes no torch_dtype; dtype='bfloat16'"),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_of_other_libraries_say_what_to_type(model: Tasks, name: str) -> None:
+    call, said = ARGUMENTS[name]
+    with pytest.raises(TypeError, match=said):
+        call(model)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        model.caption(IMAGE, nonsense=1)  # type: ignore[call-arg]
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[Tasks], Any], str]] = {
+    "from_pretrained": (
+        lambda _: snugvl.Model.from_pretrained("x"),
+        r"'from_pretrained'; snugvl.load\(name\) loads",
+    ),  # type: ignore[attr-defined]
+    "pipeline": (lambda _: snugvl.pipeline("x"), r"'pipeline'; snugvl.load\(name\) loads"),
+    "xyxy": (lambda model: next(iter(model.detect(IMAGE))).box.xyxy, r"'Box' .* 'xyxy'; tuple\(box\) is x1"),  # type: ignore[attr-defined]
+    "bbox": (lambda model: next(iter(model.detect(IMAGE))).bbox, "'bbox'; box is where it is"),  # type: ignore[attr-defined]
+    "content": (lambda model: model.chat("hi").content, "'Reply' .* 'content'; the words are its text"),  # type: ignore[attr-defined]
+    "history": (
+        lambda model: model.chat().history,
+        "'Conversation' .* 'history'; messages has what was said",
+    ),  # type: ignore[attr-defined]
+    "nonsense": (lambda model: model.chat("hi").nonsense, "'Reply' object has no attribute 'nonsense'$"),  # type: ignore[attr-defined]
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_of_other_libraries_say_what_to_type(model: Tasks, name: str) -> None:
+    look, said = ATTRIBUTES[name]
+    with pytest.raises(AttributeError, match=said):
+        look(model)
+
+
 def test_21_other_libraries_names_say_what_to_type(model: Tasks) -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'generate'; chat\(messages\) continues"):
         model.generate()  # type: ignore[attr-defined]
@@ -489,6 +553,8 @@ def test_an_asynchronous_client_talks_streams_and_gathers(
             with pytest.raises(WrongType, match="the image is None"):
                 await client.caption(None)  # type: ignore[arg-type]
             assert repr(client).startswith("<snugvl.AsyncClient http://")
+            with pytest.raises(TypeError, match="caption takes no max_new_tokens; max_tokens is"):
+                await client.caption(shapes, max_new_tokens=5)  # type: ignore[call-arg]
             with pytest.raises(AttributeError, match="no attribute 'generate'; chat"):
                 client.generate()  # type: ignore[attr-defined]
 

@@ -160,7 +160,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         tasks = ("caption", "ask", "scene", "detect", "chat")
-        hint = f": a model has it: snugvl.load().{name}(…)" if name in tasks else ""
+        from snugvl.core.guesses import hint as meant
+
+        hint = f": a model has it: snugvl.load().{name}(…)" if name in tasks else meant(name)
         raise AttributeError(f"module 'snugvl' has no attribute {name!r}{hint}")
     value = getattr(import_module(f"snugvl.{_LAZY[name]}"), name)
     globals()[name] = value

@@ -37,6 +37,8 @@ from typing import ClassVar, Final
 # What is meant for a thread or the whole process, not for one request. Any other `BaseException` is a fault
 # like others: what Rust panics at is no `Exception`.
 ENDINGS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
+# Packages of which frames lie between a program and what warns: ours, and what our client asks through.
+CALLED: Final = frozenset({"snugvl", "openai", "httpx"})
 SHORT: Final = 200  # characters of what a library says
 LONG: Final = 2000  # characters of what is wrong with a checkpoint, two paths included
 _ASKED: Final = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")
@@ -57,7 +59,7 @@ class SnugvlWarning(UserWarning):
 def warn(text: str) -> None:
     """Issue a `SnugvlWarning` that points at the line of the program that called snugvl."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("snugvl."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in CALLED:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, SnugvlWarning, stacklevel=level)
 

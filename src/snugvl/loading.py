@@ -7,6 +7,7 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.core.formats import WeightsName
+from snugvl.core.guesses import arguments_hinted
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -25,6 +26,7 @@ from snugvl.model import Model
 from snugvl.planner.engines import refuse_lacking, rules_of
 
 
+@arguments_hinted
 def load(
     model: str | Path = "pocket",
     *,

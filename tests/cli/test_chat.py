@@ -225,3 +225,20 @@ def test_tab_completes_commands_and_files(pictures: Path, monkeypatch: pytest.Mo
     assert module.completions("What is ") == []
     monkeypatch.setenv("HOME", str(pictures.parent))
     assert module.completions("/image ~/pictures/b.") == ["/image ~/pictures/b.jpg "]
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye", "exit", "Quit"])
+def test_words_that_end_a_conversation(
+    snugvl: Run, backend: FakeBackend, piped: Callable[[bytes], None], word: str
+) -> None:
+    piped(f"{word}\nnever".encode())
+    assert (snugvl("chat").code, backend.requests) == (0, [])
+
+
+def test_a_name_with_blanks_needs_no_quotes(
+    snugvl: Run, backend: FakeBackend, pictures: Path, piped: Callable[[bytes], None]
+) -> None:
+    (pictures / "a.png").rename(pictures / "IMG 0002.png")
+    piped(f"/image {pictures}/IMG 0002.png\nWhat?\n".encode())
+    assert snugvl("chat").code == 0
+    assert images_of(backend.requests[0])[0].size == (10, 50)

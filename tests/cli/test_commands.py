@@ -65,6 +65,20 @@ def test_the_model_is_loaded_as_asked(
     assert backend.closed == 2
 
 
+def test_a_type_is_taken_in_short(
+    monkeypatch: pytest.MonkeyPatch, snugvl: Run, pictures: Path, tmp_path: Path
+) -> None:
+    from snugvl.model import Model
+
+    chosen: list[options.ModelChoice] = []
+    monkeypatch.setattr(session, "load_model", lambda choice: chosen.append(choice) or Model(FakeBackend()))
+    assert snugvl("caption", pictures / "a.png", "-m", "x/y", "--dtype", "fp16").code == 0
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert snugvl("config", "set", "dtype", "fp32").code == 0
+    assert snugvl("caption", pictures / "a.png", "-m", "x/y").code == 0
+    assert [choice.load.dtype for choice in chosen] == ["float16", "float32"]
+
+
 def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[LoadOptions] = []
     monkeypatch.setattr("snugvl.loading.load_with", seen.append)

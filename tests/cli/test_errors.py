@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from snugvl import errors
 from snugvl.cli.app import app, run
+from snugvl.server.settings import checked
 from tests.cli.conftest import NOTE
 from tests.command import Ran
 from tests.tasks.fake import FakeBackend
@@ -169,6 +170,44 @@ def test_what_other_programs_call_a_command(snugvl: Run, words: list[str], ours:
         2,
         f"snugvl: No such command '{words[-1]}'. Did you mean '{ours}'?",
     )
+
+
+@pytest.mark.parametrize("word", ["stop", "kill", "shutdown", "down", "restart"])
+def test_what_would_stop_a_server_says_how_one_is_stopped(snugvl: Run, word: str) -> None:
+    ran = snugvl(word)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"snugvl: No such command '{word}'. A server ends with Ctrl+C where it runs, ")
+    assert "kill PID in the background (snugvl ps shows the PID)" in ran.err
+    assert "Did you mean" not in ran.err
+
+
+def test_one_dash_of_two_and_a_file_that_begins_with_one(snugvl: Run) -> None:
+    ran = snugvl("plan", "-gpu", "x")
+    assert ran.err == "snugvl: No such option: -g. Did you mean --gpu? (see snugvl plan --help)\n"
+    ran = snugvl("caption", "-5.png")
+    assert ran.code == 2
+    assert ran.err.startswith("snugvl: No such option: -5.png; a file of that name is given as ./-5.png (see")
+
+
+def test_a_server_with_options_of_loading_says_what_to_leave_out(snugvl: Run) -> None:
+    ran = snugvl("caption", "x.png", "--server", "http://127.0.0.1:9", "--device", "cuda")
+    assert (ran.code, "leave it out, or leave out --server" in ran.err) == (2, True)
+
+
+def test_more_held_than_there_is_names_the_option(snugvl: Run) -> None:
+    ran = snugvl("plan", "pocket", "--gpu", "RTX 3060", "--vram", "8GiB", "--held", "12GiB")
+    assert (ran.code, "--held 12.00 GiB is more than the GPU has" in ran.err) == (2, True), ran.err
+
+
+def test_a_log_that_is_no_text(snugvl: Run, tmp_path: Path) -> None:
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.webp")
+    ran = snugvl("doctor", "--log", tmp_path / "a.webp")
+    assert ran == Ran(3, "", f"snugvl: {tmp_path / 'a.webp'} isn't a text file; name the log of an engine\n")
+
+
+def test_an_empty_key_is_called_empty() -> None:
+    with pytest.raises(errors.InputError, match="API key 1 is empty; give one"):
+        checked([""])
 
 
 def test_a_picture_where_a_command_belongs(snugvl: Run) -> None:

@@ -151,3 +151,40 @@ def test_what_pdfium_gave_is_closed_before_another_thread_may_call_it(
     assert len(left) == 3
     assert all(item.raw is None for item in left)  # type: ignore[attr-defined]
     assert not pdf._PDFIUM.locked()
+
+
+def test_a_folder_and_a_pattern_give_the_pages_of_their_pdfs(
+    snugvl: Callable[..., Ran], file: Path, tmp_path: Path
+) -> None:
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    pages = [f"{file}#page={number}" for number in (1, 2, 3)]
+    for named, wanted in ((tmp_path, [str(tmp_path / "a.png"), *pages]), (f"{tmp_path}/*.pdf", pages)):
+        ran = snugvl("caption", named, "--json")
+        assert [json.loads(line)["image"] for line in ran.out.splitlines()] == wanted, ran.err
+
+
+def test_a_pdf_of_a_folder_that_cannot_be_opened_is_named_and_the_others_are_done(
+    snugvl: Callable[..., Ran], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.7\nnothing")
+    ran = snugvl("caption", tmp_path)
+    assert (ran.code, ran.out.count("A picture of")) == (7, 3)
+    assert "torn.pdf can't be opened: it is not a PDF, or a damaged one" in ran.err
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
+    ran = snugvl("caption", tmp_path)
+    assert (ran.code, ran.out.count("A picture of")) == (7, 1)
+    assert f"{file} is a PDF, and its pages are drawn by pypdfium2, which is not installed" in ran.err
+
+
+@pytest.mark.parametrize("said", ["page=x", "page=", "2", "page=1-2", "p2", ""])
+def test_a_page_without_a_number(snugvl: Callable[..., Ran], file: Path, said: str) -> None:
+    ran = snugvl("caption", f"{file}#{said}")
+    assert ran.code == 3
+    assert f"{file}#{said} names no page by its number; write it like {file}#page=1" in ran.err
+
+
+def test_a_name_with_the_letters_of_a_pattern_is_that_file(snugvl: Callable[..., Ran], file: Path) -> None:
+    odd = file.rename(file.with_name("three[1].pdf"))
+    assert snugvl("caption", f"{odd}#page=2") == Ran(0, "A picture of 683x2048.\n", NOTE)
+    assert snugvl("caption", odd).out.count("A picture of") == 3

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from snugvl.checkpoint.gguf_files import hub_id
+from snugvl.checkpoint.locate import locate
 from snugvl.cli.app import run
+from snugvl.errors import CheckpointNotFound
 from tests.checkpoint.conftest import hub as hub
 from tests.checkpoint.hub_server import FakeHub
 
@@ -25,6 +28,24 @@ def test_prints_the_folder_and_the_next_command(small: FakeHub, capsys: pytest.C
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
     assert "downloaded and verified" in err
     assert f"next: snugvl serve {REPO}" in err
+
+
+@pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "?library=x"])
+@pytest.mark.parametrize("host", ["https://huggingface.co/", "huggingface.co/", "https://hf.co/"])
+def test_a_page_s_address_names_its_model(
+    small: FakeHub, capsys: pytest.CaptureFixture[str], host: str, rest: str
+) -> None:
+    assert run(["pull", f"{host}{REPO}{rest}"]) == 0
+    assert f"next: snugvl serve {REPO}\n" in capsys.readouterr().err
+
+
+def test_an_address_with_a_quantisation_and_where_a_name_belongs() -> None:
+    assert hub_id("hf.co/o/n-GGUF:Q4_K_M") == "o/n-GGUF:Q4_K_M"
+    assert hub_id("https://huggingface.co/o/n-GGUF/blob/main/n-Q8_0.gguf") == "o/n-GGUF:Q8_0"
+    for other in ("https://huggingface.co/o/n/tree/dev", "o/n", "https://example.org/o/n"):
+        assert hub_id(other) == other
+    with pytest.raises(CheckpointNotFound, match=r"is an address; the model's name is o/n$"):
+        locate("https://huggingface.co/o/n")
 
 
 def test_quiet_prints_the_folder_alone(small: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:

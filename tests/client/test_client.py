@@ -3,7 +3,7 @@
 import asyncio
 import io
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from snugvl import AsyncClient, Client, Model, SamplingParams, user
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.core.messages import Message, Text, ToolCall
 from snugvl.core.service import Health, Load
+from snugvl.core.training import Training
 from snugvl.tasks.request import collect
 from tests.client.conftest import LEDGER, RawServer, ScriptedEngine
 from tests.patience import until
-from tests.tasks.fake import images_of, prompt_of
+from tests.photographs import photograph
+from tests.server.live import live
+from tests.tasks.fake import FakeBackend, images_of, prompt_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "images"
 SHAPES = EXAMPLES / "shapes.png"
@@ -214,3 +217,20 @@ def test_a_closed_stream_stops_the_server(engine: ScriptedEngine, scripted: str)
         next(iter(stream))
     (served,) = engine.backend.streams
     until(lambda: served.closed)
+
+
+def test_a_warning_of_a_server_points_at_the_line_of_the_program() -> None:
+    backend = FakeBackend()
+    backend.described = replace(backend.described, training=Training(drawings=True, min_images=1))
+    shown = photograph(96, 64)
+
+    async def asked(url: str) -> None:
+        async with snugvl.AsyncClient(url) as client:
+            await client.caption(shown)
+
+    with live(ScriptedEngine(backend)) as url:
+        with snugvl.Client(url) as client, pytest.warns(snugvl.SnugvlWarning) as found:
+            client.caption(shown)
+        with pytest.warns(snugvl.SnugvlWarning) as also:
+            asyncio.run(asked(url))
+    assert [each.filename for each in (*found, *also)] == [__file__, __file__]

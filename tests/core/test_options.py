@@ -1,9 +1,12 @@
 """Options as the command line and as Python spell them."""
 
+from typing import Any
+
 import pytest
 
 import snugvl
-from snugvl.core.options import in_python, typed
+from snugvl.core.options import LoadOptions, in_python, typed
+from snugvl.errors import RequestError
 
 
 @pytest.mark.parametrize(
@@ -43,3 +46,20 @@ def test_an_option_is_typed_with_its_value_and_a_switch_without(
 ) -> None:
     """`--no-prefix-cache False` would be an argument too many."""
     assert typed(name, value) == words
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("fp32", "float32"),
+        ("fp16", "float16"),
+        ("bf16", "bfloat16"),
+        ("torch.float16", "float16"),
+        ("auto", "auto"),
+    ],
+)
+def test_a_type_may_be_written_as_reports_and_other_programs_write_it(said: Any, meant: str) -> None:
+    options = LoadOptions(dtype=said)
+    assert (options.dtype, options) == (meant, LoadOptions(dtype=meant))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="dtype 'int3' is unknown; use auto, float32, bfloat16, float16"):
+        LoadOptions(dtype="int3")  # type: ignore[arg-type]

@@ -26,6 +26,10 @@ OLLAMA: Final = "ollama:"
 HUB: Final = "hf:"
 DEFAULT_QUANT: Final = "Q4_K_M"  # llama.cpp's own
 IMAGE, PROJECTOR = "application/vnd.ollama.image.model", "application/vnd.ollama.image.projector"
+_PAGE: Final = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?"
+    r"(?:/(?:tree|blob|resolve)/main(?:/(?P<file>[^?#]*))?)?/?(?:[?#].*)?"
+)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -51,6 +55,16 @@ def repository(model: str) -> tuple[str, str] | None:
     name, _, quant = model.removeprefix(HUB).partition(":")
     named = model.startswith(HUB) or bool(quant)
     return (name, quant or DEFAULT_QUANT) if named and is_repo(name) else None
+
+
+def hub_id(model: str) -> str:
+    """The id, with the quantisation of a GGUF, of a page's or file's address at the Hub; other names as they
+    are, and addresses of other branches than main."""
+    found = _PAGE.fullmatch(model.strip())
+    if found is None:
+        return model
+    quant = quant_of(found["file"]) if (found["file"] or "").endswith(SUFFIX) else found["quant"]
+    return f"{found['id']}:{quant}" if quant else found["id"]
 
 
 def gguf_files(model: str) -> GgufFiles | None:

@@ -344,7 +344,7 @@ def _speaking(what: str) -> Iterator[None]:
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise HubUnreachable(
-            f"{what}: the Hub can't be reached ({reason}); is there a network?{did_you_mean(what)}"
+            f"{what}: the Hub can't be reached ({reason}); check the network{did_you_mean(what)}"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise not_the_hub(what) from None

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from snugvl.checkpoint.gguf_files import gguf_files, repository
+from snugvl.checkpoint.gguf_files import gguf_files, hub_id, repository
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import hub_cache
@@ -46,6 +46,8 @@ def no_such(model: str) -> CheckpointNotFound:
     from snugvl.checkpoint.catalogue import meant_or
 
     hint = f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
+    if (meant := hub_id(model)) != model:
+        return CheckpointNotFound(f"{model} is an address; the model's name is {meant}")
     if _like_a_path(model):
         return CheckpointNotFound(f"there is no folder {model!r}; {hint}")
     return CheckpointNotFound(f"no model {model!r} on this machine{meant_or(model, hint)}")

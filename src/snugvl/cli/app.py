@@ -169,6 +169,11 @@ _ELSEWHERE: Final = {
         "help": "--help",
     },
 }
+_STOPS: Final = ("stop", "kill", "shutdown", "quit", "exit", "restart", "down", "unload")
+_STOPPED: Final = (
+    "A server ends with Ctrl+C where it runs, with kill PID in the background (snugvl ps shows the PID), and "
+    "as a service of systemd with systemctl stop"
+)
 _STRAY_SERVER: Final = re.compile(r"too many arguments: (https?://\S+)$")
 _NO_COMMAND: Final = re.compile(r"No such command '(.*?)'\.?")
 
@@ -189,12 +194,19 @@ def _say_usage(error: typer.TyperException, words: Sequence[str]) -> None:
     found = _NO_COMMAND.match(message)
     if found and found[1] in (ours := _ELSEWHERE.get(command, {})):
         message = f"{found[0].rstrip('.')}. Did you mean {ours[found[1]]!r}?"
+    elif found and command == "snugvl" and found[1] in _STOPS:
+        message = f"{found[0].rstrip('.')}. {_STOPPED}"
     elif found and command == "snugvl" and sources.pictured(found[1]):
         message = f"{found[0].rstrip('.')}; to describe that: {shlex.join(['snugvl', 'caption', found[1]])}"
     elif option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         known = [name.lstrip("-") for name in getattr(error, "possibilities", None) or []]
-        near = meant(option.lstrip("-"), known)
+        word = next((each for each in words if each.startswith(option)), option)
+        if not word.startswith("--") and context:  # of `-gpu` the parser names `-g` alone
+            known = [name[2:] for each in context.command.params for name in each.opts if name[:2] == "--"]
+        near = meant(word.partition("=")[0].lstrip("-"), known)
         message = f"No such option: {option}" + (f". Did you mean --{near}?" if near else "")
+        if sources.pictured(word):
+            message = f"No such option: {word}; a file of that name is given as ./{word}"
     elif url := _STRAY_SERVER.match(message):
         message = f"{message}; a server is named with --server {url[1]}"
     say(f"{message}{config.blame(words, message)} (see {command} --help)")

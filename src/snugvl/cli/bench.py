@@ -141,7 +141,7 @@ def bench(
     start = [*chosen, *(serve_options or ())]
     if server is not None and start:
         raise typer.BadParameter(
-            f"{' '.join(start)} can't be chosen for a server that runs ({server}); leave it out, or --server"
+            f"{' '.join(start)} can't be chosen for a server that runs ({server}); leave it or --server out"
         )
     if model is not None and model.startswith("-"):
         raise typer.BadParameter(f"{model} stands where the MODEL belongs: snugvl bench MODEL -- {model} ...")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Shown = tuple[str, Picture | Video]
 
 ME: Final = "You"
-SUFFIXES: Final = sources.SUFFIXES | sources.VIDEO_SUFFIXES | {".pdf"}
+SUFFIXES: Final = sources.IN_FOLDERS | sources.VIDEO_SUFFIXES
 PROMPT = "> "
 COMMANDS: Final = ("/image", "/clear", "/save", "/load", "/help", "/exit")
 WITH_FILES: Final = ("/image", "/save", "/load")
@@ -252,10 +252,11 @@ def _done(talk: ChatSession, model: Model | Client, line: str, *, quiet: bool) -
     """Do what a line says; whether that is to leave."""
     word, _, rest = line.partition(" ")
     rest, tell = rest.strip(), (lambda text: None) if quiet else say
-    if word == "/exit":
+    if word in ("/exit", "/quit", "/bye", "/q") or line.lower() in ("exit", "quit"):
         return True
     if word == "/image":
-        _shown(talk, _names(_needed(word, rest)), tell)
+        whole = Path(_needed(word, rest)).expanduser().is_file()  # a name with blanks, without quotes
+        _shown(talk, [rest] if whole else _names(rest), tell)
     elif word in ("/save", "/load"):
         name, *more = _names(_needed(word, rest))
         if more:

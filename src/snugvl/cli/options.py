@@ -145,7 +145,7 @@ class ModelChoice:
         if said := [flag(name, value) for name, value in asked.items()]:
             raise typer.BadParameter(
                 f"{' and '.join(said)} can't be chosen for a model that a server has loaded "
-                f"({self.server}); leave {'it' if len(said) == 1 else 'them'} out, or --server"
+                f"({self.server}); leave {'it' if len(said) == 1 else 'them'} out, or leave out --server"
             )
 
     @property

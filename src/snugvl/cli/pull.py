@@ -72,10 +72,11 @@ def fetch(
 ) -> None:
     """The command itself. `fits`: why the model can't be used on this machine, or None if it can."""
     from snugvl.checkpoint import download
-    from snugvl.checkpoint.gguf_files import repository
+    from snugvl.checkpoint.gguf_files import hub_id, repository
     from snugvl.checkpoint.locate import POCKET, near
     from snugvl.core.sizes import GIB
 
+    model = hub_id(model)
     if model == POCKET:
         say("pocket is built in; there is nothing to download")
         write(f"{near(POCKET)}\n")

@@ -1,15 +1,15 @@
 """Which images a command line means: files, folders, globs, PDFs and standard input, in a stable order.
 
 A file is taken whatever its name, a video too; of an animation, `moves.gif#video` shows all. A folder gives
-the pictures in it (no videos), told by their suffix, sorted by name, hidden ones left out; its own folders
-only with --recursive. A pattern is expanded here when the shell didn't. An image that is named twice is done
-once.
+the pictures in it and the pages of its PDFs (no videos), told by their suffix, sorted by name, hidden ones
+left out; its own folders only with --recursive. A pattern is expanded here when the shell didn't.
+An image that is named twice is done once.
 """
 
 import glob
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ STDIN: Final = "-"
 AS_VIDEO: Final = "#video"
 SUFFIXES: Final = PICTURES
 VIDEO_SUFFIXES: Final = VIDEOS
+IN_FOLDERS: Final = PICTURES | {pdf.SUFFIX}
 
 
 def as_video(name: str) -> str | None:
@@ -44,15 +45,25 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
         path = Path(argument)
         if argument == STDIN:
             names.append(_stdin())
-        elif pdf.is_pdf(argument) and not path.is_dir():
-            names.extend(pdf.pages(argument))
         elif path.is_dir():
-            names.extend(_in_folder(path, recursive))
-        elif glob.has_magic(argument) and not path.exists():
-            names.extend(_matching(argument))
+            names.extend(_sheets(_in_folder(path, recursive)))
+        elif glob.has_magic(argument) and not (path.exists() or Path(argument.partition("#")[0]).exists()):
+            names.extend(_sheets(_matching(argument)))
+        elif pdf.is_pdf(argument):
+            names.extend(pdf.pages(argument))
         else:
             names.append(argument)
     return list(dict.fromkeys(names))
+
+
+def _sheets(files: Sequence[str]) -> Iterator[str]:
+    """The names with those of its pages for each PDF; one that can't be opened stays: its own error comes
+    later, and the others are done."""
+    for name in files:
+        try:
+            yield from pdf.pages(name) if pdf.is_pdf(name) else [name]
+        except InputError:
+            yield name
 
 
 def pictured(word: str) -> bool:
@@ -126,7 +137,7 @@ def _in_folder(folder: Path, recursive: bool) -> list[str]:
     if not any(folder.iterdir()):
         raise InputError(f"no pictures in {folder}: it is empty")
     raise InputError(
-        f"no pictures in {folder}: none of its files ends in {', '.join(sorted(SUFFIXES))}; "
+        f"no pictures in {folder}: none of its files ends in {', '.join(sorted(IN_FOLDERS))}; "
         "name a file to try it, whatever its name"
     )
 
@@ -135,7 +146,7 @@ def _pictures(folder: Path, recursive: bool) -> list[str]:
     found = []
     for path in sorted(folder.rglob("*") if recursive else folder.iterdir()):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in SUFFIXES and not hidden and path.is_file():
+        if path.suffix.lower() in IN_FOLDERS and not hidden and path.is_file():
             found.append(str(path))
     return found
 

@@ -10,6 +10,7 @@ import openai
 from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import DEFAULT_URL, Address, address_of, answered, sdk_options
+from snugvl.core.guesses import hint_arguments, unknown
 from snugvl.core.messages import Delta
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Health
@@ -18,7 +19,7 @@ from snugvl.inputs.talk import Spoken
 from snugvl.tasks.conversation import AsyncConversation
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
-from snugvl.tasks.surface import Tasks, documented_as, unknown
+from snugvl.tasks.surface import TASKS, Tasks, documented_as
 
 T = TypeVar("T")
 
@@ -238,6 +239,9 @@ class AsyncClient(calls.Requester):
                 stream_cls=openai.AsyncStream[object],
             )
         return AsyncClientStream(self._address, call, events)
+
+
+hint_arguments(AsyncClient, TASKS)
 
 
 class AsyncClientStream:

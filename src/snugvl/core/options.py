@@ -15,7 +15,9 @@ from snugvl.core.formats import WeightsName
 from snugvl.core.sizes import parse_size
 from snugvl.errors import RequestError
 
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
+# As reports, and other programs, write them.
+_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 KVCacheName = Literal["auto", "bf16", "fp8"]
 TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]
@@ -240,6 +242,8 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
+        dtype = str(self.dtype).removeprefix("torch.")
+        object.__setattr__(self, "dtype", _DTYPES.get(dtype, dtype))
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)

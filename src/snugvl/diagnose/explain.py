@@ -30,6 +30,7 @@ _RULES: Final[tuple[Callable[[RunFacts], list[Cause]], ...]] = (
     other.plain,
     other.flags,
 )
+BEGINNING: Final = 4096  # bytes that tell text from other files
 _ORDER: Final = {"certain": 0, "likely": 1, "possible": 2}
 
 
@@ -42,6 +43,9 @@ def explain_file(path: Path) -> Diagnosis:
     """Diagnose a file of any size, in bounded memory."""
     try:
         with path.open("rb") as file:
+            if b"\0" in file.read(BEGINNING):
+                raise InputError(f"{path} isn't a text file; name the log of an engine")
+            file.seek(0)
             return explain_stream(file)
     except OSError as error:
         raise InputError(

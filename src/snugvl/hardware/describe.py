@@ -128,7 +128,7 @@ def _gpus(
     if held_bytes > total - reserved:
         kept = f", of which the driver keeps {format_size(reserved)}" if reserved else ""
         raise InputError(
-            f"held {format_size(held_bytes)} is more than the GPU has ({format_size(total)}{kept})"
+            f"--held {format_size(held_bytes)} is more than the GPU has ({format_size(total)}{kept})"
         )
     return tuple(_gpu(index, model, total, held_bytes, reserved) for index in range(count))
 

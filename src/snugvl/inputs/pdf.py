@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 _PDFIUM: Final = threading.Lock()
 MOST_PAGES: Final = 500  # of one file; more are named one by one
 LONGER_SIDE: Final = 2048  # pixels of a drawn page: text of 8 points has letters 20 pixels high
-_PAGE: Final = re.compile(r"(?P<file>.+\.pdf)#page=(?P<number>\d{1,6})", re.IGNORECASE)
+SUFFIX: Final = ".pdf"
+_PAGE: Final = re.compile(r"(?P<file>.+\.pdf)#(?:page=(?P<number>\d{1,6})|[\w=,-]*)", re.IGNORECASE)
 
 
 def is_pdf(name: str) -> bool:
-    """Whether a name is that of a PDF, or of one of its pages."""
-    return name.lower().endswith(".pdf") or _PAGE.fullmatch(name) is not None
+    """Whether a name is that of a PDF, or of one of its pages, or written much like one."""
+    return name.lower().endswith(SUFFIX) or _PAGE.fullmatch(name) is not None
 
 
 def pages(name: str) -> list[str]:
@@ -67,6 +68,8 @@ def page(name: str) -> Picture | None:
     from snugvl.core.messages import Picture  # with Pillow, which names of files need not
 
     found = _PAGE.fullmatch(name)
+    if found and found["number"] is None:
+        raise ImageError(f"{name} names no page by its number; write it like {found['file']}#page=1")
     drawn = _drawn(found["file"], int(found["number"])) if found else _drawn(name)
     return Picture(drawn, name=name)
 

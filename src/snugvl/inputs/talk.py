@@ -251,6 +251,12 @@ def _of_dict(said: Mapping[str, Any], what: str) -> Turn:
         if said[name] is not None:
             warn(f"ignored {name} of {what}")
     content = said.get("content")
+    if content is None and role != "assistant":
+        raise RequestError(
+            f"{what} has no content; give words, or a list of parts: "
+            f"{{'role': {said['role']!r}, 'content': …}}",
+            field=f"{what}.content",
+        )
     if content is None or isinstance(content, str):
         parts: tuple[Part | Unseen, ...] = (Text(content),) if content else ()
     elif isinstance(content, list | tuple):

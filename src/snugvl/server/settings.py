@@ -96,7 +96,9 @@ def checked(keys: Sequence[str]) -> tuple[str, ...]:
         InputError: one is empty, or can't be sent in a header.
     """
     for number, key in enumerate(keys, 1):
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
+        if not key:
+            raise InputError(f"API key {number} is empty; give one, or none at all for no key")
+        if not key.isascii() or not key.isprintable() or " " in key:
             # The key itself is not shown: it is a secret.
             raise InputError(f"API key {number} must be printable ASCII characters without spaces")
     return tuple(dict.fromkeys(keys))

@@ -6,8 +6,9 @@ answer is there: after an error the conversation is as it was before.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
+from snugvl.core.guesses import arguments_hinted, unknown
 from snugvl.core.messages import Delta, Text
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.inputs.talk import Shown, Turn, of_user, told
@@ -53,6 +54,11 @@ class _Remembers(Generic[M]):
     def _remember(self, mine: M, answer: str) -> None:
         self._said += [mine, self._take(Turn("assistant", (Text(answer),)))]
 
+    if not TYPE_CHECKING:  # or every attribute would be taken to exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(unknown(type(self).__name__, name))
+
     def __repr__(self) -> str:
         turns = len(self._said) // 2
         return f"<conversation with {self._name}: {turns} {'turn' if turns == 1 else 'turns'}>"
@@ -80,6 +86,7 @@ class Conversation(_Remembers[M]):
         super().__init__(take, system, name)
         self._ask = ask
 
+    @arguments_hinted
     def send(
         self,
         *parts: Shown,

@@ -7,10 +7,11 @@ Fields are only ever added, never renamed or taken away, within a major version.
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from snugvl.core.guesses import hint
 from snugvl.core.messages import Usage
 from snugvl.errors import ImageError
 
@@ -22,6 +23,14 @@ if TYPE_CHECKING:  # they import Pillow
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    if not TYPE_CHECKING:  # or every attribute would be taken to exist
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError as error:
+                raise AttributeError(f"{error}{hint(name)}") from None
 
 
 class _Said(_Frozen):

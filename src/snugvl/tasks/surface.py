@@ -4,10 +4,11 @@
 same methods as coroutines, and borrows their documentation.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 
+from snugvl.core.guesses import HintedClass, hint_arguments, unknown
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import WrongType
 from snugvl.inputs.given import ImageSource, VisualSource
@@ -17,23 +18,12 @@ from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 
 F = TypeVar("F", bound=Callable[..., Any])
-_GUESSES: Mapping[str, str] = {
-    "generate": "chat(messages) continues a conversation, ask(images, question) answers a question",
-    "generate_content": "chat(messages) continues a conversation, ask(images, question) answers a question",
-    "predict": "caption, ask, scene and detect are the tasks",
-    "describe": "caption(image) describes an image",
-    "query": "ask(images, question) answers a question",
-    "completions": "chat(messages) takes OpenAI's messages; client.openai is the official SDK's client",
-    "responses": "chat(messages) takes OpenAI's messages; client.openai is the official SDK's client",
-    "to": "snugvl.load(name, device='cuda') chooses the device",
-    "cuda": "snugvl.load(name, device='cuda') chooses the device",
-    "half": "snugvl.load(name, dtype='float16') chooses the type",
-    "eval": "a loaded model is ready; nothing is to be switched",
-    "stream": "stream_caption, stream_ask and stream_chat give pieces as they are generated",
-}
+TASKS: Final = frozenset(
+    f"{form}{task}" for task in ("caption", "ask", "scene", "detect", "chat") for form in ("", "stream_")
+)
 
 
-class Tasks(ABC):
+class Tasks(metaclass=HintedClass):
     """Caption, ask, scene, detect and chat, of a model in this process or on a server.
 
     An image is a path, the bytes of a file, an open file, a Pillow image, or an array (height × width × 3,
@@ -267,16 +257,13 @@ class Tasks(ABC):
         """`chat` as it is generated: see `stream_caption`. With `sampling.n` above 1, `delta.choice` tells
         the answers apart."""
 
+    def __init_subclass__(cls) -> None:
+        hint_arguments(cls, TASKS)
+
     if not TYPE_CHECKING:  # or every attribute would be taken to exist
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(unknown(type(self).__name__, name))
-
-
-def unknown(kind: str, name: str) -> str:
-    """Error for an attribute that isn't there: with what to type instead, where it is known."""
-    hint = f"; {_GUESSES[name]}" if name in _GUESSES else ""
-    return f"{kind!r} object has no attribute {name!r}{hint}"
 
 
 def documented_as(method: Callable[..., Any]) -> Callable[[F], F]:

@@ -32,10 +32,15 @@ GEMMA: Final = PictureTokens("<start_of_image>", "<image_soft_token>", "<end_of_
 
 
 class GgufModel(NamedTuple):
-    """A file's facts. `rule`: of its pictures' sizes; None where it isn't known or it sees none."""
+    """A file's facts.
+
+    `rule`: of its pictures' sizes; None where it isn't known or it sees none. `blind`: why it sees none, and
+    what to do.
+    """
 
     facts: Facts
     rule: SmartResize | FixedSquare | None = None
+    blind: str = "its server was started without an mmproj; start it with --mmproj FILE"
 
     @property
     def picture(self) -> PictureTokens:
@@ -57,7 +62,7 @@ def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> Gg
         control = control_tokens(path)
         found = facts_of(file, offline=True)
     except SnugvlError:  # llama.cpp runs more than can be planned
-        return GgufModel(Facts(images=None if projector else False))
+        return GgufModel(Facts(images=None if projector else False), blind=_blind(file, arguments, ""))
     dtypes = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     kind = found.gguf.file_type if found.gguf else ""
     facts = Facts(
@@ -69,7 +74,7 @@ def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> Gg
     )
     rule = None if found.vision is None else found.vision.rule
     if projector is None or not isinstance(rule, SmartResize | FixedSquare):
-        return GgufModel(facts)
+        return GgufModel(facts, blind=_blind(file, arguments, found.gguf.unlike if found.gguf else ""))
     least, most, factor = 0, rule.max_pixels, 0
     if isinstance(rule, SmartResize):
         least, factor = rule.min_pixels, rule.factor
@@ -79,6 +84,13 @@ def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> Gg
         least = int(told) * factor**2 if told else least
     facts = replace(facts, max_pixels=most, min_pixels=min(least, most), pixel_factor=factor)
     return GgufModel(facts, rule)
+
+
+def _blind(file: str, arguments: Sequence[str], unlike: str) -> str:
+    if "--no-mmproj" in arguments:
+        return "it was started so (--language-only, or --images 0); leave that out"
+    beside = f"put the mmproj file of this model into {Path(file).absolute().parent}, or name another model"
+    return f"{unlike.removesuffix('.') or 'no mmproj, which is its vision tower, lies beside it'}; {beside}"
 
 
 def control_tokens(path: Path) -> tuple[str, ...]:

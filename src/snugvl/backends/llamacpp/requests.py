@@ -159,7 +159,8 @@ def _picture(part: Picture | Video | Text, where: str, speaker: RequestBuilder) 
         )
     facts = speaker.model.facts
     if not facts.images:
-        raise RequestError("this model is served without pictures (mmproj); send text only", field=where)
+        file = speaker.served.root or "this model"
+        raise RequestError(f"{file} takes no pictures: {speaker.gguf.blind}, or send text only", field=where)
     data, (width, height) = png(part, facts)
     rule = speaker.gguf.rule
     return data, 0 if rule is None else rule.tokens(width, height)
