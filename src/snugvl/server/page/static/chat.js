@@ -112,7 +112,7 @@ function reask(mine, asked, text, signal) {
 function checkSight(mine) {
   const films = pictures().some(({ kind }) => kind === "video");
   if (films && !takesVideo()) {
-    throw new Needed("This conversation has a video, and this model takes none. Begin a new conversation.");
+    throw new Needed("This conversation has a video, and this model does not understand videos. Begin a new conversation.");
   }
   if (!takesPictures()) {
     if (pictures().length) {

@@ -151,7 +151,7 @@ function drawStage() {
 function sayMotion() {
   const sent = takesVideo()
     ? "An animation: questions, Caption and Scene send its frames, Detect looks at its first one."
-    : "An animation: its first frame is sent, because this model takes no video.";
+    : "An animation: its first frame is sent, because this model does not understand videos.";
   say(byId("motion"), current?.moves ? sent : "");
 }
 
