@@ -343,7 +343,7 @@ def test_a_conversation_that_is_taken_away_means_the_same(
     serve: Serve, open_page: OpenPage, tmp_path: Path, shapes: Path, video: bool
 ) -> None:
     """The JSON of the list of conversations, sent as it is with one more question."""
-    service = FakeService(capabilities=capabilities)
+    service = FakeService(capabilities=replace(CAPABILITIES, video=video))
     url = serve(service)
     page = open_page(url)
     expect(page.locator("#model-facts")).to_contain_text("512 tokens")
@@ -498,7 +498,7 @@ def sent(page: Page) -> list[bytes]:
 def test_an_animation_goes_as_it_is(
     serve: Serve, open_page: OpenPage, tmp_path: Path, capabilities: Capabilities, video: bool
 ) -> None:
-    """Where the model takes no video, or never learned any, the server looks at the first frame, and says so."""
+    """Where the model takes no video, or learned none, the server looks at the first frame, and says so."""
     scene = '{"summary": "Red.", "setting": "", "objects": [], "text": [], "relations": []}'
     service = FakeService(Script((scene,)), capabilities=capabilities)
     page = open_page(serve(service))
@@ -506,7 +506,7 @@ def test_an_animation_goes_as_it_is(
     page.evaluate(RECORD)
     (tmp_path / "moves.gif").write_bytes(animation())
     choose(page, tmp_path / "moves.gif")
-    note = "is animated (3 frames): its first was looked at"
+    note = "moves.gif is animated (3 frames): only its first frame was looked at"
     ask(page, "What is it?")
     expect(answers(page)).to_have_count(1)
     assert sent(page)[-1] == animation()
