@@ -1,6 +1,8 @@
 """Several pictures and videos in one conversation, and what is refused before anything is sent."""
 
+import base64
 import json
+import re
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -528,6 +530,34 @@ def test_an_animation_goes_as_it_is(
         else:
             assert isinstance(shown, Picture), request
             assert shown.image.getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_boxes_are_over_a_still_and_what_is_missing_is_named(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    box = '[{"bbox_2d": [100, 100, 600, 900], "label": "Red cat"}]'
+    page = open_page(serve(FakeService(Script((box,)))))
+    (tmp_path / "moves.gif").write_bytes(animation())
+    choose(page, tmp_path / "moves.gif")
+    tab(page, "Detect")
+    page.get_by_label("What to look for").fill("cat, cup, dog")
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator("#detect-blocks p")).to_have_text(["cup not found", "dog not found"])
+    image = page.locator("#image")
+    expect(image).to_have_attribute("src", re.compile("^data:image/png"))
+    data = str(image.get_attribute("src")).partition(",")[2]
+    still = Image.open(BytesIO(base64.b64decode(data)))
+    assert still.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
+    page.get_by_role("button", name="Hide the boxes").click()
+    expect(image).to_have_attribute("src", re.compile("^blob:"))
+    (tmp_path / "blue.png").write_bytes(png("blue"))
+    choose(page, tmp_path / "blue.png")
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator("#detect-blocks img").first).to_have_attribute("src", re.compile("^data:image/png"))
+    tab(page, "Caption")
+    expect(page.get_by_role("button", name="Caption 2 pictures")).to_be_visible()
+    page.locator("#one").check()
+    expect(page.get_by_role("button", name="Caption the picture")).to_be_visible()
 
 
 HEIC = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heic" + bytes(64)  # no browser here draws any
