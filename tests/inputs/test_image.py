@@ -390,8 +390,8 @@ def test_an_animation_is_its_first_frame_and_says_so(kind: str) -> None:
     open_image(animation(kind), name="moves", note=told.append)
     assert told == [
         (
-            "moves is animated (12 frames): only its first frame was looked at. For another, save it as a file "
-            "of its own, or show all as a video to a model that reads videos"
+            "moves is animated (12 frames): only its first frame was looked at. For another, save it as a "
+            "file of its own, or show all as a video to a model that reads videos"
         )
     ]
 
