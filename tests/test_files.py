@@ -214,9 +214,12 @@ def test_of_several_one_is_seen_and_it_is_said(name: str, door: Door, house: Hou
     assert isinstance(outcome.seen, Picture), outcome
     assert quarters_of(outcome.seen.image) == UPRIGHT
     expected = (
-        "holds 3 pictures: its main one was looked at, and no other"
+        "holds 3 pictures: only its main picture was looked at. For another, save it as a file of its own"
         if name == "burst.heic"
-        else "is animated (4 frames): its first was looked at, and no other (a video shows all)"
+        else (
+            "is animated (4 frames): only its first frame was looked at. For another, save it as a file "
+            "of its own, or show all as a video to a model that reads videos"
+        )
     )
     assert outcome.notes.count(expected) == 1
 
@@ -305,7 +308,10 @@ def test_the_command_line_names_the_files(
     task, *rest = words
     assert run([task, str(first), str(second), *rest, *common]) == 0
     told = capsys.readouterr().err.splitlines()
-    note = "is animated (4 frames): its first was looked at, and no other (a video shows all)"
+    note = (
+        "is animated (4 frames): only its first frame was looked at. For another, save it as a file "
+        "of its own, or show all as a video to a model that reads videos"
+    )
     assert sorted(told) == [f"snugvl: {path} {note}" for path in (first, second)]
     code = run([task, str(first), str(pages), *rest, *common])
     assert code == (3 if "--together" in words else 7)

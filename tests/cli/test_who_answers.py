@@ -249,5 +249,8 @@ def test_the_servers_refusals_name_the_picture_once_and_its_warnings_are_lines(
         assert ran.err.startswith(f"snugvl: {file} is not a picture that can be read: it looks like text")
         ran = snugvl("caption", tmp_path / "b.gif", *at)
         assert ran.code == 0
-        told = "is animated (2 frames): its first was looked at, and no other (a video shows all)"
+        told = (
+            "is animated (2 frames): only its first frame was looked at. For another, save it as a file "
+            "of its own, or show all as a video to a model that reads videos"
+        )
         assert ran.err == f"snugvl: {tmp_path / 'b.gif'} {told}\n"

@@ -383,13 +383,16 @@ def test_image_and_resize_import_no_torch() -> None:
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "AVIF"])
 def test_an_animation_is_its_first_frame_and_says_so(kind: str) -> None:
     first = np.asarray(picture(seed=0)).astype(int)
-    with pytest.warns(SnugvlWarning, match=r"the image is animated \(12 frames\): its first was looked at"):
+    with pytest.warns(SnugvlWarning, match=r"the image is animated \(12 frames\): only its"):
         seen = open_image(animation(kind))
     assert np.abs(np.asarray(seen) - first).mean() < 12
     told: list[str] = []
     open_image(animation(kind), name="moves", note=told.append)
     assert told == [
-        "moves is animated (12 frames): its first was looked at, and no other (a video shows all)"
+        (
+            "moves is animated (12 frames): only its first frame was looked at. For another, save it as a "
+            "file of its own, or show all as a video to a model that reads videos"
+        )
     ]
 
 

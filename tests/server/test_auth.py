@@ -32,8 +32,8 @@ def test_any_key_opens(headers: dict[str, str]) -> None:
     ("headers", "said"),
     [
         ({}, "no API key"),
-        ({"Authorization": "Bearer"}, "no API key"),
-        ({"Authorization": "first-key"}, "no API key"),
+        ({"Authorization": "Bearer"}, "the Authorization header holds no 'Bearer KEY'; send one as"),
+        ({"Authorization": "first-key"}, "the Authorization header holds no 'Bearer KEY'; send one as"),
         ({"Authorization": "Bearer first-ke"}, "wrong"),
         ({"Authorization": "Bearer first-key2"}, "wrong"),
         ({"x-api-key": "FIRST-KEY"}, "wrong"),

@@ -232,6 +232,12 @@ def test_lost_paths_and_methods(client: TestClient) -> None:
         (b"[" + b"0," * 300_000 + b"0]", "more than 300,000 values"),
         (b'{"a": 1', "line 1, column 8"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+        (
+            b"\x89PNG\r\n\x1a\n",
+            "the body is a file (image/png), not JSON; send it to /v1/vision/caption, for one, as a",
+        ),
+        (b"RIFF\xff\0\0\0WEBPVP8 ", "curl -F image=@FILE"),
+        (b"\x1aE\xdf\xa3\x80", "the body is a file (video/webm)"),
     ],
 )
 def test_json_that_would_trip_somebody_later(data: bytes, said: str) -> None:

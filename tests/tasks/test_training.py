@@ -40,3 +40,7 @@ def test_python_is_warned_of_what_the_model_never_learned() -> None:
     with pytest.warns(snugvl.SnugvlWarning) as found:
         model.chat("Hello")
     assert [str(each.message) for each in found] == [FEW.format(least=1, count="none")]
+    assert FEW.format(least=1, count="none").startswith(
+        "The model learned to answer only about pictures. It needs 1 or more of them, and this "
+        "conversation has none"
+    )

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import pi_heif
 from PIL import (
@@ -269,6 +269,9 @@ def _open_header(data: bytes, name: str, quote: bool) -> Image.Image:
         ) from None
 
 
+_ONE_OF_SEVERAL: Final = "only its {} was looked at. For another, save it as a file of its own"
+
+
 def _check(image: Image.Image, name: str, limits: ImageLimits) -> str | None:
     """Refuses what isn't to be decoded. Returns what of the file isn't looked at, in a sentence."""
     width, height = image.size
@@ -286,8 +289,8 @@ def _check(image: Image.Image, name: str, limits: ImageLimits) -> str | None:
     if image.format == "TIFF":
         raise ImageError(f"{name} has {frames} pages; extract one page as PNG first")
     if image.format == "HEIF":
-        return f"{name} holds {frames} pictures: its main one was looked at, and no other"
-    seen = "its first was looked at, and no other (a video shows all)"
+        return f"{name} holds {frames} pictures: {_ONE_OF_SEVERAL.format('main picture')}"
+    seen = f"{_ONE_OF_SEVERAL.format('first frame')}, or show all as a video to a model that reads videos"
     return f"{name} is animated ({frames} frames): {seen}"
 
 

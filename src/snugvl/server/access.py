@@ -68,7 +68,12 @@ class Auth:
     def _check_key(self, headers: Headers) -> None:
         key = _key_of(headers)
         if not key:
-            raise Unauthorized("no API key; send one as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+            why = (
+                "the Authorization header holds no 'Bearer KEY'"
+                if "authorization" in headers
+                else "no API key"
+            )
+            raise Unauthorized(f"{why}; send one as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
         digest = _digest(key)
         # Every key is compared, each in constant time: how long it takes says nothing.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):

@@ -22,6 +22,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
 
+from snugvl.inputs.looks_like import media_type
 from snugvl.server.context import context_of
 from snugvl.server.errors import InvalidRequest
 
@@ -143,6 +144,12 @@ def parse_json(data: bytes) -> object:
     try:
         text = data.decode("utf-8-sig")  # some Windows programs write a byte-order mark first
     except UnicodeDecodeError as error:
+        kind = media_type(data)
+        if kind.startswith(("image/", "video/")):
+            raise _wrong(
+                f"the body is a file ({kind}), not JSON; send it to /v1/vision/caption, for one, as a form: "
+                "curl -F image=@FILE, or in base64 within the JSON"
+            ) from None
         raise _wrong(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
         value = json.loads(

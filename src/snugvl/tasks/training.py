@@ -20,8 +20,8 @@ PHOTOGRAPH: Final = (
 )
 VIDEO: Final = f"The model never learned videos, {UNLEARNED} be wrong: serve a model that reads them."
 FEW: Final = (
-    f"The model learned to answer about pictures, at least {{least}}, and there is {{count}}, {UNLEARNED} "
-    "make no sense: send a picture, or serve a model that talks."
+    "The model learned to answer only about pictures. It needs {least} or more of them, and this "
+    f"conversation has {{count}}, {UNLEARNED} make no sense: send a picture, or serve one that needs none."
 )
 # Measured on 400 drawn scenes of training/pocket: as PNG they have at most 4.0 bits and 16 levels; as JPEG of
 # quality 60, 99.5 % have at most 5.6 bits, and none has more than 18 levels. Of ten colour photographs of

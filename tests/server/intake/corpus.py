@@ -31,7 +31,8 @@ _PHRASES = {
     "host": "the URL's host is not a valid name or address; check it",
     "malformed": "the URL is malformed: its host or port can't be read",
     "user": "the URL contains a user name or password; remove it",
-    "base64": "the data URL is not valid base64; send the file's bytes, base64-encoded, after the comma",
+    "base64": f"{NAME} is not valid base64; send the bytes of its file, encoded in base64 (in a data URL "
+    "they follow the comma)",
     "huge": f"{NAME} is far larger than 100 million pixels; scale it down first",
     "failed": _FAILED,
     "again": "; copy or download it again",

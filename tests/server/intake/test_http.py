@@ -26,7 +26,7 @@ HOSTILE: dict[str, tuple[bytes | str, int, str]] = {
     "another path of Windows": ("c:/cats/a.png", 400, "looks like the path of a file"),
     "a share": ("\\\\host\\a.png", 400, "looks like the path of a file"),
     "file": ("file:///etc/passwd", 400, "file: URLs are not read by this server"),
-    "not base64": ("data:image/png;base64,*", 400, "the data URL is not valid base64"),
+    "not base64": ("data:image/png;base64,*", 400, " is not valid base64; send the bytes of its file"),
 }
 
 

@@ -30,6 +30,9 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
          "the last message is the assistant's: continuing it is not supported; end with the user's"),
         ({"messages": [{**USER, "images": ["https://example.org/a.png"]}]},
          "messages[0].images[0] is a URL; send the picture itself, in base64"),
+        ({"messages": [{**USER, "images": ["a.webp"]}]},
+         "the image at messages[0].images[0] is not valid base64; send the bytes of its file, encoded in "
+         "base64 (in a data URL they follow the comma)"),
         ({"messages": [{**USER, "tool_calls": [{"function": {"name": "add"}}]}]},
          "messages[0]: only the assistant makes calls"),
     ],

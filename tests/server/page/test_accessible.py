@@ -254,7 +254,7 @@ def test_axe_finds_nothing_in_long_answers_and_several_results(
     check(page, f"scene-three-{name}")
     service.script = Script((ANSWER,))
     tab(page, "Caption")
-    page.get_by_role("button", name="Caption the picture").click()
+    page.get_by_role("button", name="Caption 3 pictures").click()
     expect(page.locator("#caption-result h3")).to_have_count(3)
     check(page, f"caption-three-{name}")
 

@@ -1,6 +1,8 @@
 """Several pictures and videos in one conversation, and what is refused before anything is sent."""
 
+import base64
 import json
+import re
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import JSHandle, Page, Route, expect
 
-from snugvl.core.messages import Picture, Request, Text, Video
+from snugvl.core.messages import Capabilities, Picture, Request, Text, Video
 from snugvl.core.training import Training
 from snugvl.inputs.image import FORMATS
 from snugvl.server.intake.settings import IntakeSettings
@@ -34,6 +36,7 @@ from tests.server.page.conftest import (
 )
 
 SEES_VIDEO = replace(CAPABILITIES, video=True)
+UNLEARNED_VIDEO = replace(SEES_VIDEO, training=Training(videos=False))  # as pocket
 FILES = """(files) => {
     const transfer = new DataTransfer();
     for (const [bytes, name] of files) {
@@ -186,7 +189,10 @@ REFUSED = {
         "page.pdf is a PDF, which can't be read here. Save the page that you need as PNG.",
     ),
     "photo.heic": (b"\0\0\0\x18ftypheic" + bytes(64), "photo.heic is a HEIC photo"),
-    "clip.mp4": (b"\0\0\0\x18ftypmp42" + bytes(64), "clip.mp4 is a video, and this model takes no video."),
+    "clip.mp4": (
+        b"\0\0\0\x18ftypmp42" + bytes(64),
+        "clip.mp4 is a video, and this model does not understand videos.",
+    ),
     "noise.bin": (bytes(range(256)), "noise.bin is not a picture. PNG, JPEG and WebP work everywhere."),
     "torn.png": (png("red", 300, 300)[:-30], "torn.png is torn: a part of the file is missing."),
     "stump.png": (png("red")[:20], "stump.png is damaged."),
@@ -412,6 +418,17 @@ def test_caption_and_scene_take_a_video_and_detect_says_why_not(
     assert len(service.requests) == 3
 
 
+def test_a_film_is_refused_where_the_model_never_learned_any(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    """As the command line refuses to show one to pocket."""
+    page = open_page(serve(FakeService(capabilities=UNLEARNED_VIDEO)))
+    expect(page.locator("#model-facts")).to_contain_text("512 tokens")
+    film(tmp_path / "clip.mp4")
+    page.set_input_files("#file", tmp_path / "clip.mp4")
+    expect(page.locator("#picture-error")).to_contain_text("this model does not understand videos")
+
+
 def moving(kind: str, **options: Any) -> bytes:
     frames = [Image.new("RGB", (32, 32), color) for color in ("red", "green")]
     file = BytesIO()
@@ -434,7 +451,7 @@ def test_an_animation_is_known_whether_it_repeats_or_not(
         (tmp_path / name).write_bytes(data)
         choose(page, tmp_path / name)
         expect(page.locator("#motion"), name).to_have_text(
-            "An animation: its first frame is sent, because this model takes no video."
+            "An animation: its first frame is sent, because this model does not understand videos."
         )
     for kind in ("GIF", "WEBP", "PNG"):
         path = tmp_path / f"still.{kind.lower()}"
@@ -455,7 +472,7 @@ def test_an_animation_chosen_before_the_model_is_known_is_described_again(
     expect(page.locator("#motion")).to_contain_text("send its frames")
     for route in held:
         route.continue_()
-    expect(page.locator("#motion")).to_contain_text("this model takes no video")
+    expect(page.locator("#motion")).to_contain_text("this model does not understand videos")
 
 
 # The bytes of every file that is sent: a browser tells them nobody else.
@@ -475,17 +492,23 @@ def sent(page: Page) -> list[bytes]:
     return [bytes(each) for each in page.evaluate("() => window.sent")]
 
 
-@pytest.mark.parametrize("video", [False, True], ids=["pictures", "videos"])
-def test_an_animation_goes_as_it_is(serve: Serve, open_page: OpenPage, tmp_path: Path, video: bool) -> None:
-    """Where the model takes no video, the server looks at its first frame, and says so."""
+@pytest.mark.parametrize(
+    ("capabilities", "video"),
+    [(CAPABILITIES, False), (UNLEARNED_VIDEO, False), (SEES_VIDEO, True)],
+    ids=["pictures", "never learned videos", "videos"],
+)
+def test_an_animation_goes_as_it_is(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, capabilities: Capabilities, video: bool
+) -> None:
+    """Where the model takes no video, or learned none, the server looks at the first frame, and says so."""
     scene = '{"summary": "Red.", "setting": "", "objects": [], "text": [], "relations": []}'
-    service = FakeService(Script((scene,)), capabilities=replace(CAPABILITIES, video=video))
+    service = FakeService(Script((scene,)), capabilities=capabilities)
     page = open_page(serve(service))
     expect(page.locator("#model-facts")).to_contain_text("512 tokens")
     page.evaluate(RECORD)
     (tmp_path / "moves.gif").write_bytes(animation())
     choose(page, tmp_path / "moves.gif")
-    note = "is animated (3 frames): its first was looked at"
+    note = "moves.gif is animated (3 frames): only its first frame was looked at"
     ask(page, "What is it?")
     expect(answers(page)).to_have_count(1)
     assert sent(page)[-1] == animation()
@@ -507,6 +530,34 @@ def test_an_animation_goes_as_it_is(serve: Serve, open_page: OpenPage, tmp_path:
         else:
             assert isinstance(shown, Picture), request
             assert shown.image.getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_boxes_are_over_a_still_and_what_is_missing_is_named(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    box = '[{"bbox_2d": [100, 100, 600, 900], "label": "Red cat"}]'
+    page = open_page(serve(FakeService(Script((box,)))))
+    (tmp_path / "moves.gif").write_bytes(animation())
+    choose(page, tmp_path / "moves.gif")
+    tab(page, "Detect")
+    page.get_by_label("What to look for").fill("cat, cup, dog")
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator("#detect-blocks p")).to_have_text(["cup not found", "dog not found"])
+    image = page.locator("#image")
+    expect(image).to_have_attribute("src", re.compile("^data:image/png"))
+    data = str(image.get_attribute("src")).partition(",")[2]
+    still = Image.open(BytesIO(base64.b64decode(data)))
+    assert still.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
+    page.get_by_role("button", name="Hide the boxes").click()
+    expect(image).to_have_attribute("src", re.compile("^blob:"))
+    (tmp_path / "blue.png").write_bytes(png("blue"))
+    choose(page, tmp_path / "blue.png")
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator("#detect-blocks img").first).to_have_attribute("src", re.compile("^data:image/png"))
+    tab(page, "Caption")
+    expect(page.get_by_role("button", name="Caption 2 pictures")).to_be_visible()
+    page.locator("#one").check()
+    expect(page.get_by_role("button", name="Caption the picture")).to_be_visible()
 
 
 HEIC = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heic" + bytes(64)  # no browser here draws any

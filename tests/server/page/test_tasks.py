@@ -141,7 +141,7 @@ def test_results_of_one_picture_do_not_stay_for_the_next(
 @pytest.mark.parametrize(
     ("name", "button", "answer", "shown"),
     [
-        ("Caption", "Caption the picture", "A caption.", "A caption."),
+        ("Caption", "Caption 3 pictures", "A caption.", "A caption."),
         ("Scene", "Analyse", json.dumps(SCENE), "Two cups on a table."),
         ("Detect", "Find objects", json.dumps([{"bbox_2d": [1, 1, 500, 500], "label": "cup"}]), "cup"),
     ],

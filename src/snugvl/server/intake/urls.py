@@ -161,13 +161,13 @@ def read_data_url(url: str, max_bytes: int, name: str, field: str) -> bytes:
             "decoded: use base64",
             field=field,
         )
-    data = _base64(body, field) if is_base64 else _percent(body, field)
+    data = _base64(body, name, field) if is_base64 else _percent(body, field)
     if len(data) > max_bytes:
         raise ImageTooLarge(f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller")
     return data
 
 
-def _base64(body: str, field: str) -> bytes:
+def _base64(body: str, name: str, field: str) -> bytes:
     if "%" in body:
         for escape, character in _ESCAPES:  # each at the speed of C, however many there are
             body = body.replace(escape, character)
@@ -175,7 +175,8 @@ def _base64(body: str, field: str) -> bytes:
         return b"".join(_base64_pieces(body))
     except ValueError:  # binascii.Error, or a character outside ASCII
         raise RequestError(
-            "the data URL is not valid base64; send the file's bytes, base64-encoded, after the comma",
+            f"{name} is not valid base64; send the bytes of its file, encoded in base64 (in a data URL they "
+            "follow the comma)",
             field=field,
         ) from None
 

@@ -105,8 +105,17 @@ function errorMessage(body) {
   return error?.message ?? (typeof body?.detail === "string" ? body.detail : null);
 }
 
-/** What the server says of an answer beforehand: that the model never learned such pictures. */
-export const warningOf = (response) => response.headers.get("Snugvl-Warning") ?? "";
+/**
+ * What the server says of an answer beforehand, a sentence each: that the model never learned such pictures.
+ * `nameOf(place)`: a picture's name by its place in the request, which is undefined for the only one.
+ */
+export function warningsOf(response, nameOf) {
+  const said = (response.headers.get("Snugvl-Warning") ?? "").split("; ").filter(Boolean);
+  return said.map((text) => {
+    const named = text.replace(/^the (?:image|video)(?: at (\S+))?(?= )/, (all, place) => nameOf(place) ?? all);
+    return (named === text ? text[0].toUpperCase() + text.slice(1) : named).replace(/\.$/, "");
+  });
+}
 
 /** The JSON of a request's answer. Throws as `call` and `bodyOf` do. */
 export const json = async (path, options = {}) => bodyOf(await call(path, options));

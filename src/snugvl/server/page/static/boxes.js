@@ -1,7 +1,7 @@
 // Boxes over the picture, and the list that says the same. One of a pair is lit with the other.
 
 import { make, plural } from "./dom.js";
-import { isDrawn, sign } from "./picture.js";
+import { hold, isDrawn, sign } from "./picture.js";
 
 // White letters have a contrast of at least 4.5 on each of these.
 const COLOURS = ["#c2185b", "#1565c0", "#2e7d32", "#6a1b9a", "#b23c00", "#00697a", "#7a4f00", "#37474f"];
@@ -101,6 +101,7 @@ export function frameOf(picture, { width, height }) {
   const overlay = make("div", { class: "overlay" });
   overlay.setAttribute("aria-hidden", "true");
   const image = isDrawn(picture) ? make("img", { src: picture.url, alt: picture.name }) : sign(picture);
+  if (picture.moves && isDrawn(picture)) hold(image, picture);
   const frame = make("div", { class: "frame" }, image, overlay);
   frame.style.setProperty("--ratio", String(width / height));
   frame.style.setProperty("--natural-width", `${width}px`);

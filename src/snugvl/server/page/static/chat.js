@@ -1,7 +1,7 @@
 // The conversation: every question sends all turns before it, since the server keeps nothing.
 
 import { AnswerView, splitThoughts } from "./answer.js";
-import { Unreachable, call, events, warningOf } from "./api.js";
+import { Unreachable, call, events, warningsOf } from "./api.js";
 import { byId, number } from "./dom.js";
 import { boxesIn } from "./grounding.js";
 import { jobForm, Needed } from "./job.js";
@@ -9,7 +9,7 @@ import { modelCard, onOffer, takesPictures, takesVideo } from "./offer.js";
 import { allTaken, markSent, pictures, requirePicture, shown, waiting } from "./picture.js";
 import { LONGEST, QuestionView } from "./question.js";
 import { readFrom, wireReading } from "./reading.js";
-import { formOf } from "./request.js";
+import { formOf, namesIn } from "./request.js";
 import { modelName } from "./server.js";
 import { begin, onTalk, save, saveSoon, showPicture, talk } from "./talk.js";
 
@@ -112,7 +112,7 @@ function reask(mine, asked, text, signal) {
 function checkSight(mine) {
   const films = pictures().some(({ kind }) => kind === "video");
   if (films && !takesVideo()) {
-    throw new Needed("This conversation has a video, and this model takes none. Begin a new conversation.");
+    throw new Needed("This conversation has a video, and this model does not understand videos. Begin a new conversation.");
   }
   if (!takesPictures()) {
     if (pictures().length) {
@@ -165,7 +165,7 @@ function thoughtsOf({ content, reasoning }) {
 }
 
 function noteOf(reply, { finish, warning }) {
-  if (finish === "length") return [warning, "cut at its token limit"].filter(Boolean).join(" ");
+  if (finish === "length") return [warning, "cut at its token limit"].filter(Boolean).join(". ");
   return reply.text.trim() ? warning : "the model answered nothing";
 }
 
@@ -181,7 +181,7 @@ async function stream(turns, its, signal, state, show) {
   const form = await formOf(await modelName(), turns, its);
   signal.throwIfAborted(); // another conversation may have been chosen meanwhile
   const response = await call("v1/chat/completions", { method: "POST", body: form, signal });
-  state.warning = warningOf(response);
+  state.warning = warningsOf(response, await namesIn(form)).join(". ");
   for await (const chunk of events(response)) {
     state.usage = chunk.usage ?? state.usage;
     const choice = chunk.choices?.[0];

@@ -48,7 +48,7 @@ async function latin1(file) {
 
 function checkVideo(file, name, known) {
   if (!takesVideo()) {
-    throw new Refused(name, "is a video, and this model takes no video. Take a still picture out of it instead.");
+    throw new Refused(name, "is a video, and this model does not understand videos. Take a still picture out of it instead.");
   }
   if (known && !known.video_files) {
     throw new Refused(name, "is a video, and this server can't read video files: whoever runs it has to install snugvl[video].");

@@ -15,8 +15,8 @@ export function onOffer(listener) {
 /** Whether the model takes pictures at all. */
 export const takesPictures = () => tasks.length > 0;
 
-/** Whether it takes videos; until the model is loaded nobody knows, and the server decides. */
-export const takesVideo = () => card.video !== false;
+/** Whether it takes videos and has learned them; until the model is loaded nobody knows, and the server decides. */
+export const takesVideo = () => card.video !== false && card.training?.videos !== false;
 
 /** What the server says of its model in /v1/models. */
 export const modelCard = () => card;

@@ -34,8 +34,6 @@ export function requirePicture() {
   throw new Needed("Choose a picture first: press “Choose a picture”, or try one of the samples.");
 }
 
-export const imageElement = () => image;
-
 /** The picture or video on the stage; null when there is none. */
 export const shown = () => current;
 
@@ -119,7 +117,7 @@ function remove(picture) {
 export function choose(picture) {
   const another = picture !== current;
   current = picture;
-  drawStage();
+  if (another) drawStage();
   drawTray();
   if (another) for (const listener of onStage) listener(current);
 }
@@ -147,11 +145,27 @@ function drawStage() {
   byId("frame").style.setProperty("--natural-width", `${current.width}px`);
 }
 
+/** Whether the stage holds an animation still, at the frame that boxes belong to. */
+export function holdStill(still) {
+  if (!current?.moves) return;
+  image.src = current.url;
+  if (still) hold(image, current);
+}
+
+/** Puts the first frame of an animation into an img that shows it. */
+export async function hold(node, { file, url }) {
+  const frame = await createImageBitmap(file);
+  const canvas = make("canvas", { width: frame.width, height: frame.height });
+  canvas.getContext("2d").drawImage(frame, 0, 0);
+  frame.close();
+  if (node.src === url) node.src = canvas.toDataURL(); // another picture may be shown meanwhile
+}
+
 /** Says below an animation which of its frames are sent. */
 function sayMotion() {
   const sent = takesVideo()
     ? "An animation: questions, Caption and Scene send its frames, Detect looks at its first one."
-    : "An animation: its first frame is sent, because this model takes no video.";
+    : "An animation: its first frame is sent, because this model does not understand videos.";
   say(byId("motion"), current?.moves ? sent : "");
 }
 

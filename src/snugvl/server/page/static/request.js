@@ -22,6 +22,16 @@ export async function formOf(model, turns, pictures) {
   return form;
 }
 
+/** The name of the picture at a place in the request of `form`, as the server says it; undefined where none is. */
+export async function namesIn(form) {
+  const { messages } = JSON.parse(await form.get("request").text());
+  return (place = "") => {
+    const [message, part] = [...place.matchAll(/\[(\d+)\]/g)].map(([, index]) => Number(index));
+    const sent = messages[message]?.content[part];
+    return form.get(sent?.[sent.type]?.url?.replace("attachment:", ""))?.name;
+  };
+}
+
 /** The JSON that asks for the next answer, with the settings of now. `urlOf(picture)`: what it calls one. */
 export function requestOf(model, turns, pictures, urlOf) {
   const { system, temperature, tokens } = settings();

@@ -1,12 +1,12 @@
 // Caption, scene and detect: a typed result of each picture, or of the one that is shown.
 
-import { ServerError, Unreachable, bodyOf, call, events, warningOf } from "./api.js";
+import { ServerError, Unreachable, bodyOf, call, events, warningsOf } from "./api.js";
 import { drawPaired, frameOf, listOf, summary } from "./boxes.js";
 import { byId, download, make, number, plural, say } from "./dom.js";
 import { cocoOf, pngOf } from "./export.js";
 import { explain, jobForm, Needed } from "./job.js";
 import { takesVideo } from "./offer.js";
-import { allTaken, imageElement, isDrawn, onPicture, onTray, pictures, requirePicture, shown } from "./picture.js";
+import { allTaken, holdStill, isDrawn, onPicture, onTray, pictures, requirePicture, shown } from "./picture.js";
 
 const RESULTS = ["caption-result", "scene-result", "detect-result"];
 const STILL = "Choose a still picture for Detect; questions, Caption and Scene take the video.";
@@ -28,6 +28,7 @@ export function wireTasks() {
     if (ids !== seen) forget();
     seen = ids;
   });
+  byId("scope").addEventListener("change", showScope);
   byId("save-coco").addEventListener("click", saveCoco);
   byId("clear-boxes").addEventListener("click", () => {
     forgetBoxes();
@@ -49,6 +50,8 @@ function forget() {
 function showScope() {
   const many = pictures().length > 1;
   byId("scope").hidden = !many;
+  const all = many && !byId("scope").elements.one.checked;
+  byId("caption-button").textContent = all ? `Caption ${number(pictures().length)} pictures` : "Caption the picture";
   if (!many) return;
   byId("scope-all").textContent = `All ${number(pictures().length)}`;
   byId("scope-one").textContent = `Only ${shown().name}, which is shown`;
@@ -62,7 +65,7 @@ function chosen() {
 
 /**
  * Runs `work(picture, place, signal)` for each picture: it shows a result in `place`, an element, and resolves to
- * figures of it, `{usage, warning}`. One that fails says so in its place and the others go on.
+ * figures of it, `{usage, warnings}`. One that fails says so in its place and the others go on.
  */
 async function each(target, signal, work) {
   await allTaken();
@@ -70,16 +73,16 @@ async function each(target, signal, work) {
   const all = chosen();
   const several = pictures().length > 1; // then each result says of which picture it is
   const sum = { prompt_tokens: 0, completion_tokens: 0 };
-  const warnings = new Set();
+  const said = new Set();
   target.replaceChildren();
   for (const picture of all) {
     const place = make("div", { class: "task-result" });
     const whole = several ? make("section", {}, headOf(picture), place) : place;
     target.append(whole);
     try {
-      const { usage, warning } = await work(picture, place, signal);
+      const { usage, warnings } = await work(picture, place, signal);
       for (const name of Object.keys(sum)) sum[name] += usage?.[name] ?? 0;
-      if (warning) warnings.add(warning);
+      for (const each of warnings) said.add(each);
     } catch (problem) {
       if (all.length > 1 && (problem instanceof ServerError || problem instanceof Needed)) {
         place.replaceChildren(make("p", { class: "error", text: explain(problem) }));
@@ -90,7 +93,7 @@ async function each(target, signal, work) {
     }
   }
   const counts = `${number(sum.prompt_tokens)} tokens read, ${number(sum.completion_tokens)} written`;
-  return [all.length > 1 ? plural(all.length, "picture") : "", counts, ...warnings].filter(Boolean).join(". ");
+  return [all.length > 1 ? plural(all.length, "picture") : "", counts, ...said].filter(Boolean).join(". ");
 }
 
 const headOf = (picture) => make("h3", { text: `${pictures().indexOf(picture) + 1}: ${picture.name}` });
@@ -120,7 +123,7 @@ function caption(signal) {
       if (!event.result) continue;
       if (text.textContent !== event.result.text) text.textContent = event.result.text; // spaces were trimmed
       if (event.result.truncated) place.append(cut());
-      return { usage: event.result.usage, warning: warningOf(response) };
+      return { usage: event.result.usage, warnings: warningsOf(response, () => picture.name) };
     }
     throw new Unreachable("The connection to the server broke off before the caption was complete.");
   });
@@ -134,7 +137,7 @@ function scene(signal) {
     const result = await bodyOf(response);
     place.append(...sceneParts(result));
     target.hidden = false;
-    return { usage: result.usage, warning: warningOf(response) };
+    return { usage: result.usage, warnings: warningsOf(response, () => picture.name) };
   });
 }
 
@@ -172,14 +175,21 @@ async function detect(signal) {
     const result = await bodyOf(response);
     const { node, items } = listOf(result);
     found.push({ picture, result, items });
-    place.append(...(several ? [boxed(picture, result, items)] : []), node, ...saving(picture, result));
+    place.append(...(several ? [boxed(picture, result, items)] : []), node, ...lackOf(result), ...saving(picture, result));
     drawStage();
     byId("detect-result").hidden = false;
     say(byId("detect-summary"), summary(found.map((each) => each.result)));
-    return { usage: result.usage, warning: warningOf(response) };
+    return { usage: result.usage, warnings: warningsOf(response, () => picture.name) };
   });
   if (!several) byId("stage").scrollIntoView({ block: "nearest" }); // on a phone the picture may be out of sight
   return figures;
+}
+
+/** A line for each object that was asked for and isn't there; a label may say one more or less of it. */
+function lackOf({ objects }) {
+  const same = (name, label) => name.includes(label) || label.includes(name);
+  const missing = asked.filter((name) => !objects.some(({ label }) => same(name.toLowerCase(), label.toLowerCase())));
+  return missing.map((name) => make("p", { class: "muted", text: `${name} not found` }));
 }
 
 /** The picture with its boxes: of several, only one is on the stage. */
@@ -204,13 +214,14 @@ function saving(picture, result) {
 function drawStage() {
   const { result, items } = found.find(({ picture }) => picture === shown()) ?? {};
   byId("overlay").replaceChildren();
+  holdStill(Boolean(result));
   if (result) drawPaired(byId("overlay"), result, items);
 }
 
 function forgetBoxes() {
   found = [];
   byId("detect-result").hidden = true;
-  byId("overlay").replaceChildren();
+  drawStage();
 }
 
 const stem = (name) => name.replace(/\.[^.]*$/, "");
