@@ -34,8 +34,8 @@ ALLOWED = {
         "fidelity", "backends.place", "engine", "models", "layers", "checkpoint", "planner",
     },
     "server": {
-        "tasks", "inputs.image", "inputs.frames", "inputs.iso_media", "inputs.tools", "inputs.trials",
-        "checkpoint",
+        "tasks", "inputs.image", "inputs.frames", "inputs.iso_media", "inputs.looks_like", "inputs.tools",
+        "inputs.trials", "checkpoint",
     },
     "client": {"tasks", "inputs.image", "inputs.frames", "inputs.given", "inputs.looks_like", "inputs.talk"},
     "bench": {"client", "hardware"},
