@@ -227,7 +227,7 @@ class LivingEngine:
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """What the served model can do; None until it was ready once."""
+        """Capabilities of the served model; None until it was ready once."""
         return self._capabilities
 
     @property

@@ -12,7 +12,6 @@ from snugvl.errors import CheckpointError, EngineError, RequestError, Unsupporte
 from snugvl.planner.engines import rules_of
 from snugvl.planner.settings import ENGINES
 
-VLLM = f"{rules_of('vllm').installed_by}, or name it with --vllm-command"
 LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamacpp-command"
 
 if TYPE_CHECKING:
@@ -130,6 +129,11 @@ def plan_for(
     return Planned(name, choice, plan, machine, tuple(candidates), wishes, reason)
 
 
+def _vllm_is_had() -> str:
+    """How vLLM is to be had, as a clause."""
+    return f"{rules_of('vllm').installed_by}, or name it with --vllm-command"
+
+
 def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
     """What isn't installed and nobody asked for by name. (Who asked for it is told by the engine itself.)"""
     missing: dict[str, str] = {}
@@ -139,7 +143,7 @@ def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
         return missing
     missing |= {each: "snugvl doesn't start it" for each in ENGINES if not rules_of(each).starts}
     if not (child.vllm_line or _finds_vllm()):
-        missing["vllm"] = f"it is not installed: {VLLM}"
+        missing["vllm"] = f"it is not installed: {_vllm_is_had()}"
     if _lacking():
         missing["transformers"] = f"it is not installed: {rules_of('transformers').installed_by}"
     return missing
@@ -183,7 +187,7 @@ def check_installed(load: LoadOptions, child: ChildOptions) -> None:
     if child.vllm_command and shutil.which(child.vllm_command[0]) is None:
         raise EngineError(f"--vllm-command: there is no program {child.vllm_command[0]!r}; check its path")
     if not (child.vllm_command or _finds_vllm()):
-        raise EngineError(f"--backend vllm needs vLLM, and it is not installed: {VLLM}")
+        raise EngineError(f"--backend vllm needs vLLM, and it is not installed: {_vllm_is_had()}")
 
 
 def _unplanned(load: LoadOptions, error: UnsupportedModel) -> Unplanned:

@@ -101,7 +101,7 @@ class EngineService(Protocol):
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """What the loaded model can do; None until it was ready once. Kept while restarting."""
+        """Capabilities of the loaded model; None until it was ready once. Kept while restarting."""
         ...
 
     @property

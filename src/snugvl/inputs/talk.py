@@ -156,7 +156,7 @@ def turns(said: Spoken | Sequence[Spoken], system: str | None = None) -> list[Tu
 
 
 def told(system: str | None) -> tuple[Turn, ...]:
-    """What a model is told beforehand, as a turn of its own; none where it is told nothing.
+    """System prompt as a turn of its own; no turn where there is none.
 
     Raises:
         WrongType: it isn't words.

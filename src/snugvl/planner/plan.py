@@ -161,7 +161,7 @@ class Allocation:
 
     @property
     def running(self) -> RunningPlan:
-        """What the engine that runs it says of it."""
+        """The allocation in plain values, as the engine that runs it tells it."""
         parts = (PlannedPart(x.name, x.nbytes, x.phase, x.why) for x in self.footprint.components)
         return RunningPlan(
             asdict(self.settings), tuple(parts), self.footprint.total_bytes, self.usable_bytes, self.changed

@@ -34,7 +34,7 @@ class Context:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the loaded model can do.
+        """Capabilities of the loaded model.
 
         Raises:
             EngineUnavailable: it was not ready yet.

@@ -43,7 +43,7 @@ class ChildBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the loaded model can do."""
+        """Capabilities of the loaded model."""
         assert self._service.capabilities is not None
         return self._service.capabilities
 

@@ -17,7 +17,7 @@ _HIGHEST = 1e30  # of a score in float32; divided by the lowest temperature it i
 
 
 class Speaker(Protocol):
-    """What penalties look at of a choice: `sampler.SamplerInput` has it."""
+    """The part of a `sampler.SamplerInput` that penalties look at."""
 
     @property
     def params(self) -> SamplingParams: ...

@@ -170,7 +170,7 @@ class Received(Generic[OptionsT]):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the loaded model can do; raises `EngineUnavailable` where it isn't ready."""
+        """Capabilities of the loaded model; raises `EngineUnavailable` where it isn't ready."""
         return self.context.capabilities
 
     async def several(self) -> list[Picture | Video]:

@@ -33,7 +33,7 @@ from snugvl.layers.kernels.device import Hardware, described
 
 @dataclass(frozen=True, slots=True)
 class TensorAddress:
-    """What Triton looks at of a tensor: its type, and whether 16 divides its address."""
+    """The traits of a tensor that Triton looks at: its type, and whether 16 divides its address."""
 
     dtype: torch.dtype
     address: int
