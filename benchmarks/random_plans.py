@@ -11,8 +11,8 @@ Each case is a command line of `snugvl plan`, run through the real parser in thi
     more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits
                  *and* less speed (of weights, where the cache has no more), never less speed for nothing, and
                  never smaller images or a shorter context in the same format (but where layers come back from
-                 main memory, which was a last resort; or the vision tower, and the plan says what streaming
-                 it would make room for; or where a GPU makes it several times as fast), nor a model of lower
+                 main memory, which was a last resort; or where a GPU makes it several times as fast), nor a
+                 model of lower
                  rank, unless several times as fast, or with no smaller images in a longer context and half as
                  fast at least: those are what the issue names, ranks aren't
     text         no figure that nobody can act on, no line twice; commands stand alone on their lines
@@ -373,8 +373,8 @@ def check_remedies(case: Case, outcome: Outcome) -> Iterator[Violation]:
         yield from _follow(replace(case, model=case.model or model), outcome, text)
 
 
-STREAMED: Final = re.compile(
-    r"\(--tower streamed\) \S+ fits in (?P<weights>.+) with a context of (?P<context>[\d,]+) tokens"
+TOWER: Final = re.compile(
+    r"\(--tower (?P<place>\w+)\) \S+ fits in (?P<weights>.+) with a context of (?P<context>[\d,]+) tokens"
     r"(?: and images of (?P<tokens>[\d,]+) tokens)?;"
 )
 SMALLER: Final = re.compile(r"with (?P<words>--max-pixels \d+) it begins after (?P<wait>\d+) s")
@@ -384,11 +384,17 @@ def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]
     """What notes promise of another option, and better models that are said to fit."""
     assert outcome.machine is not None
     for note in report(plan, outcome.machine, pull=True).notes:
-        if found := STREAMED.search(note):
+        if found := TOWER.search(note):
             model = outcome.choice.option.model.name if outcome.choice else None
-            after = planned(replace(case, model=case.model or model).wishing(["--tower", "streamed"])).choice
-            had = (after.settings.weights_name, f"{after.settings.context:,}") if after else None
-            if had != (found["weights"], found["context"]):
+            after = planned(
+                replace(case, model=case.model or model).wishing(["--tower", found["place"]])
+            ).choice
+            had = (
+                (after.settings.weights_name, f"{after.settings.context:,}", f"{after.tokens:,}")
+                if after
+                else None
+            )
+            if had != (found["weights"], found["context"], found["tokens"] or "0"):
                 yield "remedy", f"{note}: {had}"
         if (
             note.startswith("--embedding cpu")
@@ -521,8 +527,6 @@ def check_more(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[Vi
         after = plan.choice if plan else None
         if plan is None or after is None:
             yield "more", f"{what}: no plan any more ({shlex.join(bigger.words)})"
-        elif _comes_back(before, after) and plan.streamed is not None:
-            continue
         elif after.option.model.name == before.option.model.name or case.model is not None:
             if worse := _worse(before, after):
                 yield "more", f"{what}: {worse} ({shlex.join(bigger.words)})"
@@ -556,12 +560,6 @@ def _better_in_all(before: Choice, after: Choice) -> bool:
     slower = was is not None and now is not None and now < was / 2
     wider = after.tokens >= before.tokens and after.settings.context > before.settings.context
     return wider and not slower
-
-
-def _comes_back(before: Choice, after: Choice) -> bool:
-    """Whether pictures no longer wait for the vision tower to cross PCI Express, in the same format."""
-    same = before.settings.weights_name == after.settings.weights_name
-    return same and (before.settings.vision, after.settings.vision) == ("streamed", "gpu")
 
 
 def _worse(before: Choice, after: Choice) -> str:

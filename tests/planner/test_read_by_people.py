@@ -226,7 +226,7 @@ def test_waits_are_given_as_they_are_known_and_equal_speeds_explained() -> None:
 
 
 def test_words_of_formats_and_shares_are_usual_ones() -> None:
-    _, _, text = read("Qwen/Qwen3-VL-8B-Instruct", "rtx-5060", os="wsl2", held="951MiB")
+    _, _, text = read("Qwen/Qwen3-VL-8B-Instruct", "rtx-5060", os="wsl2", held="800MiB")
     assert "  engine   snugvl's own (native)\n" in text
     assert (
         "  weights  int4 (embedding, lm_head and vision tower in int8), so that what is below fits\n" in text

@@ -1,6 +1,7 @@
 """A tower that streams: its bytes as the network has them, its price, and when a plan takes it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +19,11 @@ from snugvl.models import loader
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import WeightStream, room_bytes, unit_bytes
 from snugvl.models.vision import VisionTower
+from snugvl.planner.commands import next_command
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.footprint.weights import crossing_bytes, part_bytes, streaming_sizes
 from snugvl.planner.inventory import inventory
+from snugvl.planner.report.document import document
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.settings import Settings
@@ -89,12 +92,14 @@ def test_only_the_weights_shrink() -> None:
     assert differ <= {"weights: vision tower", "allocator rounding"}
 
 
-def test_nothing_streams_where_something_else_fits() -> None:
-    plan = solve([FACTS], rtx_5060(), Wishes())
+def test_it_is_on_the_gpu_where_that_costs_no_images_and_no_context() -> None:
+    on = rtx_5060(800 * MIB)
+    plan = solve([FACTS], on, Wishes())
     assert require(plan).settings.vision == "gpu"
-    assert plan.streamed is not None
-    assert plan.streamed.settings.context > require(plan).settings.context
-    words = plain(report(plan, rtx_5060()))
+    assert plan.other_tower is not None
+    assert plan.other_tower.settings.context > require(plan).settings.context
+    assert plan.other_tower == solve([FACTS], on, Wishes(tower="streamed")).choice, "it was tried"
+    words = plain(report(plan, on))
     assert "--tower streamed" in words
     assert "every picture waits at least 73 ms for it to cross PCI Express at 15.8 GB/s (assumed)" in words
 
@@ -104,11 +109,55 @@ def test_it_streams_where_nothing_else_fits_and_says_the_price() -> None:
     plan = solve([FACTS], on, Wishes(embedding="gpu"))
     choice = require(plan)
     assert choice.settings.vision == "streamed"
-    assert plan.streamed is None
+    assert plan.other_tower is None
     words = plain(report(plan, on))
     assert "stay in main memory; every picture waits at least" in words
     assert "--tower" not in report(plan, on).commands[-1], "the same plan comes of the same words"
     assert require(solve([FACTS], on, Wishes(tower="resident", embedding="gpu"))).option.offload
+
+
+@pytest.mark.parametrize(
+    ("facts", "wishes"),
+    [
+        (FACTS, Wishes()),
+        (FACTS, Wishes(purpose="documents")),
+        (FACTS, Wishes(concurrency=2)),
+        (Candidate(facts_of("Qwen/Qwen2.5-VL-7B-Instruct", offline=True)), Wishes(context=32768)),
+        (Candidate(facts_of("Qwen/Qwen3.5-9B", offline=True)), Wishes(concurrency=2)),
+    ],
+    ids=["8B", "documents", "two at once", "7B in a long context", "hybrid"],
+)
+def test_it_comes_back_with_no_smaller_images_and_no_shorter_context(
+    facts: Candidate, wishes: Wishes
+) -> None:
+    """Once 8 GiB gave Qwen2.5-VL-7B images of 4,096 tokens, streamed, and 8.3 GiB 256 tokens."""
+    plans = [solve([facts], machine(size * MIB), wishes) for size in range(5400, 9000, 200)]
+    whole = [plan for plan in plans if plan.choice is not None and not plan.choice.option.offload]
+    choices = [require(plan) for plan in whole]
+    assert {choice.settings.vision for choice in choices} == {"streamed", "gpu"}
+    assert any(plan.other_tower and not plan.other_tower.option.streams for plan in whole), "where both fit"
+    for small, large in pairwise(choices):
+        if small.settings.weights == large.settings.weights:
+            assert (large.tokens, large.settings.context) >= (small.tokens, small.settings.context)
+            assert large.settings.context >= small.settings.context
+
+
+def test_who_wants_it_on_the_gpu_is_told_what_fits_there() -> None:
+    on = rtx_5060()
+    plan = solve([FACTS], on, Wishes())
+    kept = solve([FACTS], on, Wishes(tower="resident")).choice
+    assert require(plan).settings.vision == "streamed"
+    assert kept is not None
+    assert plan.other_tower == kept
+    said = " ".join(plain(report(plan, on)).split())
+    assert (
+        "With its vision tower on the GPU (--tower resident) Qwen/Qwen3-VL-8B-Instruct fits in "
+        f"{kept.settings.weights_name} with a context of {kept.settings.context:,} tokens and images of "
+        f"{kept.tokens:,} tokens; no picture waits for it then." in said
+    )
+    told = document(plan, on)
+    assert told["streamed"] is None
+    assert told["resident"]["settings"]["vision"] == "gpu"
 
 
 def test_main_memory_must_hold_it() -> None:
@@ -129,6 +178,11 @@ def test_nobody_is_led_to_it() -> None:
     candidates = [Candidate(qwen3_vl("2B"), 0), Candidate(qwen3_vl("8B"), 1)]
     on = machine(6200 * MIB)
     assert require(solve(candidates, on, Wishes())).option.model.name == candidates[0].facts.name
+    tight = [Candidate(qwen3_vl("8B", fp8=True), 0), candidates[1]]
+    led = require(solve(tight, rtx_5060(1300 * MIB), Wishes()))
+    assert (led.option.model.name, led.settings.vision) == (tight[1].facts.name, "gpu")
+    command = next_command(led, Wishes())
+    assert "--tower resident" in command, "by its name it streams"
     wished = require(solve(candidates, on, Wishes(tower="streamed")))
     assert (wished.option.model.name, wished.settings.vision) == (candidates[1].facts.name, "streamed")
 

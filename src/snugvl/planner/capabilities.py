@@ -44,7 +44,7 @@ class Parts:
         vision_weights: format of the vision tower; int8 costs little, so it comes where an int8 head isn't
             enough.
         vision: where the vision tower is; "streamed" costs time for every picture, so without a wish it comes
-            where nothing else fits.
+            where nothing else fits, or has images and contexts as large (`solve._placed`).
         embedding: where the embedding is, "gpu" or "cpu".
     """
 
@@ -88,6 +88,11 @@ class Option:
         """bitsandbytes makes the format."""
         return self.made and rules_of(self.engine).bitsandbytes
 
+    @property
+    def streams(self) -> bool:
+        """The vision tower crosses from main memory for every picture."""
+        return self.parts.vision == "streamed"
+
     def gives(self, settings: Settings) -> bool:
         """Whether settings are of this option."""
         parts = Parts(settings.head, settings.vision_weights, settings.vision, settings.embedding)
@@ -110,7 +115,7 @@ class Option:
         """Short name in a report."""
         parts = self.parts
         said = {
-            "vision tower streamed": parts.vision == "streamed",
+            "vision tower streamed": self.streams,
             "embedding in main memory": parts.embedding == "cpu",
         }
         beside = "".join(f", {what}" for what, so in said.items() if so)

@@ -73,7 +73,7 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
     made of it.
     """
     settings, facts = choice.settings, choice.option.model.facts
-    made = wishes.quality != "any" or wishes.min_image_tokens is not None or choice.pinned
+    made = wishes.quality != "any" or wishes.min_image_tokens is not None or "weights" in choice.pinned
     weights = wishes.weights or (settings.weights if made else None)
     one = len(choice.gpus) == 1 and choice.gpus[0].index
     named = wishes.backend != "auto" or choice.option.engine != PREFERRED or facts.gguf is not None
@@ -91,7 +91,7 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
         images=wishes.images if counted else None,
         concurrency=wishes.concurrency if wishes.concurrency > 1 else None,
         language_only=wishes.language_only,
-        tower=wishes.tower,
+        tower="resident" if "tower" in choice.pinned else wishes.tower,
         embedding=wishes.embedding,
         speculation=wishes.speculation,
         **dict(wishes.also),

@@ -143,6 +143,20 @@ class Fitter:
         at_once = -(-tokens // settings.context)
         return self.fits(self._leanest(replace(settings, concurrency=max(settings.concurrency, at_once))))
 
+    def reaching(self, nbytes: int) -> "Fitter":
+        """A fitter of this option with the goals alone that it reaches in so many bytes of each GPU."""
+        less = [
+            replace(each, margin_bytes=each.margin_bytes + max(each.usable_bytes - nbytes, 0))
+            for each in self.budgets
+        ]
+        found, bounded = (
+            Fitter(self.option, self.wishes, budgets, self.host, self.quality)
+            for budgets in (less, self.budgets)
+        )
+        reached = self.goals.index(found.goal(found.best)) + 1 if found.best is not None else 0
+        bounded.goals = self.goals[:reached]
+        return bounded
+
     @cached_property
     def least(self) -> Fitted:
         """The smallest way to reach the lowest goal, whether it fits or not."""

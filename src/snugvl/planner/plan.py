@@ -44,7 +44,8 @@ class Score(NamedTuple):
         whole: no layers stay in main memory.
         led: the model is recommended, and reaches comfort.
         quality: the model's place among its candidates.
-        tower: the vision tower is on the GPU and not streamed.
+        tower: the vision tower is where an unasked plan has it: on the GPU, unless that costs images or
+            context which streaming gives with less memory.
         comfort: images, context, pool and sequences, as far as they count towards comfort.
         format: minus the tier of what its formats cost, as far as that is noticed (`costs.tier`).
         stored: the weights are as they are stored, which several GPUs have room for.
@@ -84,6 +85,11 @@ class Score(NamedTuple):
         return self._replace(led=False)
 
     @property
+    def sight(self) -> tuple[int, int]:
+        """Tokens of images, and of the context."""
+        return self.reach[0], self.reach[1]
+
+    @property
     def gains(self) -> tuple[Step, int]:
         """What a finer format, larger images or a longer context gain, up to comfort."""
         return self.comfort, self.format
@@ -101,8 +107,8 @@ class Choice:
     Attributes:
         tokens: of the largest image.
         gpus: the GPUs it uses.
-        pinned: whether its command names the format of its weights, as the model alone is planned otherwise:
-            who names a model may have formats that nobody is led to.
+        pinned: wishes ("weights", "tower") that its command names, as the model alone is planned otherwise:
+            who names a model may have what nobody is led to.
     """
 
     option: Option
@@ -113,7 +119,7 @@ class Choice:
     speed: Speed
     score: Score
     gpus: tuple[Gpu, ...] = ()
-    pinned: bool = False
+    pinned: frozenset[str] = frozenset()
 
     @property
     def subject(self) -> str:
@@ -210,7 +216,8 @@ class Plan:
         beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, what runs without llama.cpp.
         named: where a GGUF of a model was chosen instead of it, the name that was given.
         cure: where wishes keep everything from running, the one without which it does.
-        streamed: finer weights, larger images or a longer context, with the vision tower streamed.
+        other_tower: with the vision tower in the other place: streamed, where that gives finer weights,
+            larger images or a longer context; on the GPU, where those are what it is streamed for.
     """
 
     wishes: Wishes
@@ -222,7 +229,7 @@ class Plan:
     closest: Choice | None = None
     verdicts: tuple[Reason, ...] = ()
     instead: Choice | None = None
-    streamed: Choice | None = None
+    other_tower: Choice | None = None
     changed: str = ""
     slower: tuple[Choice, ...] = ()
     beside: Choice | None = None

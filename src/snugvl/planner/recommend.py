@@ -9,7 +9,7 @@ from typing import Final
 from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, q4_k_m
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
 from snugvl.core.formats import READY_MADE
-from snugvl.core.options import typed
+from snugvl.core.options import TowerName, typed
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import budgets
@@ -78,8 +78,10 @@ def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) ->
         return plan
     chosen = [each for each in candidates if each.facts.name == choice.option.model.name]
     served = _served(choice, plan.wishes, chosen, machine)
-    rival = plan.streamed and _served(plan.streamed, replace(plan.wishes, tower="streamed"), chosen, machine)
-    return plan if served is None else replace(plan, choice=served, budget=served.budget, streamed=rival)
+    rival = plan.other_tower
+    place: TowerName = "streamed" if rival and rival.option.streams else "resident"
+    rival = rival and _served(rival, replace(plan.wishes, tower=place), chosen, machine)
+    return plan if served is None else replace(plan, choice=served, budget=served.budget, other_tower=rival)
 
 
 def _served(

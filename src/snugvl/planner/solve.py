@@ -10,6 +10,8 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
     > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool > the faster
 
 So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
+A tower streams where nothing else fits; with more memory it comes back as soon as images and context are no
+smaller than they were without it (`_placed`).
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
 possible. A plan without a model never does: it recommends what runs well.
 
@@ -23,6 +25,7 @@ from typing import Final
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import SpeculationName
 from snugvl.core.formats import QUALITY
+from snugvl.core.options import TowerName
 from snugvl.core.reason import Reason
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
@@ -116,7 +119,7 @@ def solve(
         passed_over += [fitter for fitter in possible if led and not _leads(fitter)]
         if not led or not tried:  # of one that is too large, its size is what keeps it from running
             refusals += refused
-        made = [_choice(fitter, fitted, led=led) for fitter in tried if (fitted := fitter.best) is not None]
+        made = _placed(tried, _choices(tried, led=led))
         # By what would run of it: who then names the model gets the same plan.
         best = max(made, key=lambda choice: choice.score, default=None)
         if led and best is not None and not _bearable(best, wishes):
@@ -127,8 +130,13 @@ def solve(
         choices, slow = slow, []
     plan = _decide(fitters, choices, refusals, wishes, found)
     plan = replace(plan, slower=_slower(slow, plan.choice))
-    if plan.choice is not None and _named_otherwise(plan.choice, passed_over):
-        plan = replace(plan, choice=replace(plan.choice, pinned=True))
+    if wishes.tower == "auto" and (place := _other_place(choices)) is not None:
+        chosen = [each for each in candidates if each.facts.name == choices[0].option.model.name]
+        other = solve(chosen, machine, replace(wishes, tower=place), missing, found)
+        plan = replace(plan, other_tower=other.choice)
+    if plan.choice is not None and passed_over:
+        pinned = _named_otherwise(plan.choice, [*fitters, *passed_over])
+        plan = replace(plan, choice=replace(plan.choice, pinned=pinned))
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
     return plan
@@ -151,19 +159,44 @@ def _leads(fitter: Fitter) -> bool:
     return option.parts.vision in ("gpu", fitter.wishes.tower) and not option.by_bits
 
 
-def _named_otherwise(choice: Choice, passed_over: list[Fitter]) -> bool:
-    """Whether a model that was led to is planned in another format by its name.
+def _named_otherwise(choice: Choice, fitters: Sequence[Fitter]) -> frozenset[str]:
+    """Wishes without which a model that was led to is planned otherwise by its name.
 
     Args:
-        passed_over: fitters of what nobody is led to. Of these, a streamed tower never beats one on the GPU.
+        fitters: also those that nobody is led to.
     """
-    rivals = (
-        _choice(fitter, fitted)
-        for fitter in passed_over
-        if fitter.option.model.name == choice.option.model.name and fitter.option.by_bits
-        if (fitted := fitter.best) is not None
-    )
-    return any(rival.score.named > choice.score.named for rival in rivals)
+    named = [fitter for fitter in fitters if fitter.option.model.name == choice.option.model.name]
+    rivals = _placed(named, _choices(named))
+    mine = max(rival.score for rival in rivals if rival.settings == choice.settings)
+    better = [rival.option for rival in rivals if rival.score > mine]
+    wishes = {"weights": any(each.by_bits for each in better), "tower": any(each.streams for each in better)}
+    return frozenset(name for name, needed in wishes.items() if needed)
+
+
+def _choices(fitters: Sequence[Fitter], *, led: bool = False) -> list[Choice]:
+    return [_choice(fitter, fitted, led=led) for fitter in fitters if (fitted := fitter.best) is not None]
+
+
+def _placed(fitters: Sequence[Fitter], choices: list[Choice]) -> list[Choice]:
+    """One model's choices, scored by where the vision tower should be.
+
+    It streams where it fits in no other way. What that gives is never lost with more memory: the tower comes
+    back to the GPU where images and context are no smaller.
+    """
+    able = [fitter for fitter in fitters if "tower" in fitter.rules.honours]
+    resident = [choice for choice in choices if not choice.option.streams]
+    least = [fitter.least.footprint.total_bytes for fitter in able if not fitter.option.streams]
+    if len(resident) in (0, len(choices)) or not least:
+        return choices
+    reached = max(choice.score.sight for choice in resident)
+    if max(choice.score.sight for choice in choices) <= reached:
+        return choices
+    bounded = [fitter.reaching(min(least) - 1) for fitter in able if fitter.option.streams]
+    streamed = _choices([fitter for fitter in bounded if fitter.goals])
+    if max((choice.score.sight for choice in streamed), default=reached) <= reached:
+        return choices
+    every = (*resident, *streamed)
+    return [replace(each, score=each.score._replace(tower=each.option.streams)) for each in every]
 
 
 def _possible(
@@ -279,7 +312,6 @@ def _decide(
         tuple(refusals),
         closest,
         verdicts(best, choices, failed, refusals) if best else (),
-        streamed=_streamed(choices),
     )
 
 
@@ -314,16 +346,17 @@ def _slower(slow: list[Choice], best: Choice | None) -> tuple[Choice, ...]:
     return tuple(each for each in better if found[each.quality] is each)[:MOST_SLOWER]
 
 
-def _streamed(choices: list[Choice]) -> Choice | None:
-    """What a streamed tower would make room for beyond the best choice."""
-    rivals = [each for each in choices if each.option.parts.vision == "streamed"]
-    rival = max(rivals, key=lambda each: each.score.gains, default=None)
-    if rival is None:
+def _other_place(choices: list[Choice]) -> TowerName | None:
+    """The other place for the vision tower of the best choice, where an engine has both: streamed, where that
+    gains anything."""
+    best = choices[0] if choices else None
+    if best is None or "tower" not in rules_of(best.option.engine).honours:
         return None
-    best = choices[0].option
-    if best.parts.vision == "streamed" or "tower" not in rules_of(best.engine).honours:
-        return None
-    return rival if rival.score.gains > choices[0].score.gains else None
+    alike = (each for each in choices if each.option.engine == best.option.engine)
+    others = [each.score.gains for each in alike if each.option.streams != best.option.streams]
+    if best.option.streams:
+        return "resident" if others else None
+    return "streamed" if others and max(others) > best.score.gains else None
 
 
 def _choice(fitter: Fitter, fitted: Fitted, *, led: bool = False) -> Choice:

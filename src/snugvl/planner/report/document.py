@@ -37,7 +37,7 @@ REFUSAL = {"model": "model", **VERDICT}
 
 def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> dict[str, Any]:
     """The plan as JSON values."""
-    budget = plan.budget
+    budget, other = plan.budget, plan.other_tower
     return {
         "schema": SCHEMA_VERSION,
         "headline": headline(plan, machine),
@@ -58,7 +58,8 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "engines": [_named(each, VERDICT) for each in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
-        "streamed": _choice(plan.streamed, measured) if plan.streamed else None,
+        "streamed": _choice(other, measured) if other and other.option.streams else None,
+        "resident": _choice(other, measured) if other and not other.option.streams else None,
         "refusals": [_named(each, REFUSAL) for each in plan.refusals],
     }
 

@@ -283,8 +283,8 @@ def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
             f"transformers answers one request after the other: of {plan.wishes.concurrency} at the same "
             f"time {plan.wishes.concurrency - 1} wait."
         )
-    if plan.streamed is not None:
-        notes.append(_would_stream(plan.streamed))
+    if plan.other_tower is not None:
+        notes.append(_other_tower(plan.other_tower))
     notes += [*_to_install(plan, choice), *_idle(plan, choice, machine)]
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
@@ -386,12 +386,14 @@ def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
     ]
 
 
-def _would_stream(rival: Choice) -> str:
+def _other_tower(rival: Choice) -> str:
+    streams = rival.option.streams
+    where = "streamed (--tower streamed)" if streams else "on the GPU (--tower resident)"
     images = f" and images of {rival.tokens:,} tokens" if rival.settings.images else ""
+    price = _crossing(rival) if streams else "no picture waits for it then"
     return (
-        f"With its vision tower streamed (--tower streamed) {rival.option.model.name} fits in "
-        f"{rival.settings.weights_name} with a context of {rival.settings.context:,} tokens{images}; "
-        f"{_crossing(rival)}."
+        f"With its vision tower {where} {rival.option.model.name} fits in {rival.settings.weights_name} with "
+        f"a context of {rival.settings.context:,} tokens{images}; {price}."
     )
 
 
