@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from training.format_cost import bits, text
 from training.pocket.format_error import answered, at_answers, compared
+from training.releases import SMOLLM2
 
 import machine
 from snugvl.checkpoint.families import read_config
@@ -36,7 +37,6 @@ from snugvl.models.networks import LoadableNetwork
 from snugvl.quantize import FileFormat
 from snugvl.quantize.inputs import Given
 from snugvl.quantize.setup import QuantizeJob
-from training import smollm2
 
 CHAPTERS = ("specialnames", "typesseq")
 TOPICS = (
@@ -95,9 +95,9 @@ WAYS = (
 def given(processor: Processor, model: LoadableNetwork) -> Given:
     """Conversations about other things, and other chapters."""
     questions = [FORMS[number % len(FORMS)].format(topic) for number, topic in enumerate(TOPICS)]
-    kept = smollm2.CACHE / "quantized"
+    kept = SMOLLM2.cache / "quantized"
     if not kept.exists():
-        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
+        with tempfile.TemporaryDirectory(dir=SMOLLM2.cache) as work:
             made = Path(work) / "made"
             made.mkdir()
             for number, conversation in enumerate(_conversations(processor, model, questions)):
@@ -127,7 +127,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     print(machine.describe())
-    folder, device = smollm2.shuffled(), torch.device("cpu")
+    folder, device = SMOLLM2.shuffled(), torch.device("cpu")
     processor = Processor.from_folder(folder, read_config(folder))
     exact_model = load_model(folder, dtype=torch.float32, device=device)
     prompts = [processor.prepare([user(question)]) for question in HELD_OUT]
@@ -141,7 +141,7 @@ def main() -> None:
 
     exact = logits(exact_model)
     del exact_model
-    results: dict[str, Any] = {"model": smollm2.PACKAGE, "answer_tokens": len(exact[0]), "ways": {}}
+    results: dict[str, Any] = {"model": SMOLLM2.packages[0], "answer_tokens": len(exact[0]), "ways": {}}
     if asked.only is not None:
         results["ways"] = json.loads(asked.json.read_text())["ways"]
 
@@ -157,7 +157,7 @@ def main() -> None:
     for name, storage in LOADED.items() if asked.only is None else ():
         judged(name, load_model(folder, dtype=torch.float32, device=device, storage=storage), {})
     for way in WAYS if asked.only is None else [each for each in WAYS if each.bits in asked.only]:
-        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
+        with tempfile.TemporaryDirectory(dir=SMOLLM2.cache) as work:
             out, options = Path(work) / "out", LoadOptions(str(folder), device="cpu")
             form = way.form
             with closing(
