@@ -96,7 +96,7 @@ def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
         (kind, form.written) for kind, form in FORMATS.items() if form.written
     ):
         assert before == pytest.approx(ways[loaded[kind]]["kl_nats"], rel=0.005)
-        written = ways[f"`--format snugvl --bits {bits:g} --with texts/`"]
+        written = ways[f"`--bits {bits:g} --with texts/`"]
         assert after == pytest.approx(written["kl_nats"], rel=0.005)
     finer = solve([Candidate(qwen3_vl("8B", fp8=True))], rtx_5060(951 * MIB), Wishes(quality="int5"))
     assert finer.choice is None or finer.choice.settings.weights != "int4"

@@ -23,7 +23,6 @@ from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
-from snugvl.quantize import FileFormat
 
 if TYPE_CHECKING:
     from snugvl.fidelity.progress import Tell
@@ -73,13 +72,6 @@ def quantize(
             help="Instead of --bits: a copy of what this makes while loading.",
         ),
     ] = None,
-    form: Annotated[
-        FileFormat,
-        typer.Option(
-            "--format",
-            help="Format of the files: our engine's own, or compressed-tensors, which others read, too.",
-        ),
-    ] = "snugvl",
     group: Annotated[
         int | None,
         typer.Option("--group", metavar="32|64|128", help="Columns that share a scale in 4 bits (64)."),
@@ -101,10 +93,10 @@ def quantize(
         given = _given(ModelChoice(model, pocket=session.of_drawings(model)), with_ or [])
         mean = DEFAULT_BITS if bits is None else bits
         job: Callable[..., QuantizeJob | CopyJob] = partial(
-            _rounding, load, out, given, bits=mean, group=group, form=form
+            _rounding, load, out, given, bits=mean, group=group
         )
     else:
-        for name, said in (("--bits", bits), ("--with", with_), ("--format", form != "snugvl")):
+        for name, said in (("--bits", bits), ("--with", with_)):
             if said:
                 raise typer.BadParameter(
                     f"{name} has no place beside --weights, whose copy is what {weights} is while loading"
@@ -159,8 +151,7 @@ def _lines(out: Path, made: WrittenCheckpoint) -> list[str]:
     counts = Counter(made.widths.values())
     found = ", ".join(f"{counts[bits]} in {bits} bits" for bits in sorted(counts))
     return [
-        f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
-        f"{made.stored_bits:.2f} in its files",
+        f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory and in its files",
         f"{made.matrices} matrices: {found}{wide}",
         f"check it later with: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
         f"serve it with: snugvl serve {shlex.quote(str(out))}",
