@@ -5,13 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from snugvl.bench.compare import compare, ratio
-from snugvl.bench.load import Generator
-from snugvl.bench.memory import MemoryPeak
-from snugvl.bench.record import Record
-from snugvl.bench.report import BenchmarkReport, as_text, print_to_terminal, report
-from snugvl.bench.result import StartTimes
-from snugvl.bench.summary import METRICS, number
+from snugvl.bench.load import Generator, Record
+from snugvl.bench.report import BenchmarkReport, as_text, compare, print_to_terminal, ratio, report
+from snugvl.bench.result import METRICS, MemoryPeak, StartTimes, number
 from snugvl.errors import InputError
 from tests.bench.results import GIB, memory, result, run
 

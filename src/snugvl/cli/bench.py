@@ -196,7 +196,7 @@ def _print(found: BenchmarkReport) -> None:
 def _compare(first: Path, second: Path, *, saving: bool) -> None:
     if saving:
         raise typer.BadParameter("--compare measures nothing that --json could keep")
-    from snugvl.bench.compare import compare
+    from snugvl.bench.report import compare
     from snugvl.bench.result import load
 
     _print(compare(load(first), load(second), (str(first), str(second))))
