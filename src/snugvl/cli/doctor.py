@@ -73,14 +73,14 @@ def doctor(
 def _measured(machine: Machine) -> Machine:
     """`machine` with the context's cost measured on every kind of GPU once."""
     from snugvl.errors import EngineError
-    from snugvl.hardware import context_cost
+    from snugvl.hardware import calibration
 
     if not machine.gpus:
         raise EngineError("there is no GPU here to measure a CUDA context on: " + " ".join(machine.notes))
     costs: dict[str, int] = {}
     for gpu in machine.gpus:
         if gpu.name not in costs:
-            costs[gpu.name] = context_cost.measure(gpu).context_bytes
+            costs[gpu.name] = calibration.measure(gpu).context_bytes
     return replace(machine, gpus=tuple(replace(gpu, context_bytes=costs[gpu.name]) for gpu in machine.gpus))
 
 

@@ -9,7 +9,7 @@ from snugvl.cli.stderr import printable
 from snugvl.cli.stdout import write
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped
-from snugvl.hardware import context_cost
+from snugvl.hardware import calibration
 from snugvl.hardware.advice import Advice
 from snugvl.hardware.machine import SYSTEMS, Gpu, Machine
 from snugvl.hardware.recording import as_json
@@ -117,7 +117,7 @@ def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
         size = f"{format_size(tenant.held_bytes):>{_SIZE_WIDTH}}  "
         yield from _hanging(size, "", tenant.name + process, width)
     if gpu.context_bytes is None:
-        cost_bytes = context_cost.estimate(gpu)
+        cost_bytes = calibration.estimate(gpu)
         source = "estimated; --measure-context measures it" if here else "estimated"
     else:
         cost_bytes, source = gpu.context_bytes, f"measured with driver {gpu.driver}"
