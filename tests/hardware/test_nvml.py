@@ -108,7 +108,7 @@ def test_nvml_that_does_not_start_is_a_note(
 
 
 def test_nvml_of_wsl2_is_found_beside_the_path(probed: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml.wsl, "load_nvml", lambda root: True)
+    monkeypatch.setattr(nvml.host, "load_nvml", lambda root: True)
     fake = FakeNvml(Card(), init=[pynvml.NVML_ERROR_LIBRARY_NOT_FOUND])
     assert len(probed(fake, {"dev/dxg": ""}, version=WSL2).gpus) == 1
 
