@@ -101,7 +101,7 @@ def test_a_model_that_no_engine_could_run_here_is_refused(monkeypatch: pytest.Mo
     """The plan's own word: on a small card and little memory the 8B fits nowhere, pocket's size anywhere."""
     from snugvl.checkpoint.read import facts_of
     from snugvl.cli import machine_options
-    from snugvl.cli.pull import why_not
+    from snugvl.cli.models import why_not
     from snugvl.hardware.describe import describe
 
     small = describe(gpu="rtx-5060", os="wsl2", held="2500MiB", ram="4GiB")

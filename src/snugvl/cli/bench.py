@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snugvl.cli import options
-from snugvl.cli.signals import ended_like_ctrl_c
-from snugvl.cli.stderr import printable, say
-from snugvl.cli.stdout import write
+from snugvl.cli.terminal import ended_like_ctrl_c, printable, say, write
 from snugvl.core.options import LoadOptions, typed
 from snugvl.errors import EngineError
 

@@ -11,7 +11,7 @@ import typer
 
 from snugvl.cli import options, values
 from snugvl.cli.machine_options import MachineChoice, machine_from
-from snugvl.cli.stderr import printable, say
+from snugvl.cli.terminal import printable, say
 from snugvl.core.formats import Floor
 from snugvl.core.options import LoadOptions
 from snugvl.errors import DoesNotFit

@@ -16,9 +16,7 @@ import typer
 
 from snugvl.cli import options, session, sources, values
 from snugvl.cli.options import ModelChoice
-from snugvl.cli.signals import ended_like_ctrl_c
-from snugvl.cli.stderr import say, several
-from snugvl.cli.stdout import write
+from snugvl.cli.terminal import ended_like_ctrl_c, say, several, write
 from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
@@ -125,9 +123,9 @@ def _copying(load: LoadOptions, out: Path, weights: FewBits, *, tell: Tell, grou
 def _quantize(
     load: LoadOptions, out: Path, job_of: Callable[..., QuantizeJob | CopyJob], *, json: bool, quiet: bool
 ) -> None:
-    from snugvl.cli import compare_view
+    from snugvl.cli import compare
 
-    with compare_view.progress(shown=not quiet) as tell, closing(job_of(tell=tell)) as job:
+    with compare.progress(shown=not quiet) as tell, closing(job_of(tell=tell)) as job:
         if not quiet:
             for line in _plan_lines(job):
                 say(line)

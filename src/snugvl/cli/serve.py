@@ -15,7 +15,7 @@ import typer
 
 from snugvl.cli import options, serve_options
 from snugvl.cli.serve_options import ChildOptions
-from snugvl.cli.stderr import say
+from snugvl.cli.terminal import say
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import MIB
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import typer
 
-from snugvl.cli.stderr import say
+from snugvl.cli.terminal import say
 from snugvl.core.addresses import http_address
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size, parse_size
