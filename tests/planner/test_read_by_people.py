@@ -12,7 +12,7 @@ from typer.main import get_command
 from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import app
-from snugvl.cli.machine_options import MACHINE
+from snugvl.cli.options import MACHINE
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import GIB
 from snugvl.hardware.describe import describe

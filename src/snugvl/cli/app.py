@@ -31,7 +31,7 @@ from snugvl.cli import (
     tasks,
     top,
 )
-from snugvl.cli.help import Command, CommandGroup, meant
+from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
 from snugvl.cli.terminal import ClosedPipe, plainly, say, trace, warnings_said
 from snugvl.errors import RequestTooLarge, SnugvlError

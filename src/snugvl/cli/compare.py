@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 
-from snugvl.cli import options, records, session, sources, values
+from snugvl.cli import options, records, session, sources
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.terminal import ended_like_ctrl_c, printable, say, several, write
 from snugvl.core.formats import WeightsName
@@ -41,7 +41,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A folder or a Hub id: the reference, as its files have it.",
-        autocompletion=values.downloaded_models,
+        autocompletion=options.downloaded_models,
     ),
 ]
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snugvl.cli.help import Command, CommandGroup, meant
+from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.terminal import plainly, printable, say, write
 from snugvl.errors import InputError, SnugvlError
 

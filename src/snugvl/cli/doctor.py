@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from snugvl.cli import options
-from snugvl.cli.machine_options import MachineChoice, machine_from
+from snugvl.cli.options import MachineChoice, machine_from
 from snugvl.cli.terminal import printable, say, write
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped

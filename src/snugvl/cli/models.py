@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snugvl.cli.options import DownloadedModel, Quiet
+from snugvl.cli.options import DownloadedModel, Quiet, known_models
 from snugvl.cli.terminal import printable, say, write
-from snugvl.cli.values import known_models
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, InputError, SnugvlError
 
@@ -53,7 +52,7 @@ def pull(
 
 def why_not(facts: ModelFacts) -> str | None:
     """Why no engine can run a model on this machine, or None if one can."""
-    from snugvl.cli.machine_options import MachineChoice, machine_from
+    from snugvl.cli.options import MachineChoice, machine_from
     from snugvl.planner.solve import Candidate, require, solve
     from snugvl.planner.wishes import Wishes
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from snugvl.cli import options, values
-from snugvl.cli.machine_options import MachineChoice, machine_from
+from snugvl.cli import options
+from snugvl.cli.options import MachineChoice, machine_from
 from snugvl.cli.terminal import printable, say
 from snugvl.core.formats import Floor
 from snugvl.core.options import LoadOptions
@@ -28,7 +28,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="[MODEL]",
-        autocompletion=values.known_models,
+        autocompletion=options.known_models,
         help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
     ),
 ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snugvl.cli import options, session, sources, values
+from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
 from snugvl.cli.terminal import ended_like_ctrl_c, say, several, write
 from snugvl.core.formats import GROUPS, FewBits
@@ -40,7 +40,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A folder or a Hub id, in 16 or 32 bits or FP8.",
-        autocompletion=values.downloaded_models,
+        autocompletion=options.downloaded_models,
     ),
 ]
 

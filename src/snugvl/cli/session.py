@@ -65,7 +65,7 @@ def refuse_video(name: str) -> NoReturn:
 def _way_out() -> str:
     """The best model of the catalogue that fits this machine, and how to get it."""
     from snugvl.checkpoint.locate import POCKET
-    from snugvl.cli.machine_options import MachineChoice, machine_from
+    from snugvl.cli.options import MachineChoice, machine_from
     from snugvl.planner.recommend import catalogue_candidates
     from snugvl.planner.solve import require, solve
     from snugvl.planner.wishes import Wishes
