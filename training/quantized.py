@@ -19,7 +19,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from snugvl.core.options import LoadOptions
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
-from snugvl.quantize import FileFormat
 from snugvl.quantize.inputs import Given
 from snugvl.quantize.setup import QuantizeJob
 
@@ -72,25 +70,7 @@ LOADED: Mapping[str, Storage] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """What is asked of the command."""
-
-    bits: float
-    form: FileFormat
-
-    @property
-    def name(self) -> str:
-        """As a command line."""
-        return f"`--format {self.form} --bits {self.bits:g} --with texts/`"
-
-
-WAYS = (
-    Way(4.5, "snugvl"),
-    Way(4.75, "snugvl"),
-    Way(5.5, "snugvl"),
-    Way(4.75, "compressed-tensors"),
-)
+BITS = (4.5, 4.75, 5.5)
 
 
 def given(release: Release, processor: Processor, model: LoadableNetwork) -> Given:
@@ -160,18 +140,18 @@ def main() -> None:
     print(f"{'':<56}{'KL':>9}{'top-1':>8}{'KL, text':>10}{'held':>7}  widths")
     for name, storage in LOADED.items() if asked.only is None else ():
         judged(name, load_model(folder, dtype=torch.float32, device=device, storage=storage), {})
-    for way in WAYS if asked.only is None else [each for each in WAYS if each.bits in asked.only]:
+    for mean in BITS if asked.only is None else asked.only:
         with tempfile.TemporaryDirectory(dir=release.cache) as work:
             out, options = Path(work) / "out", LoadOptions(str(folder), device=device.type)
-            form = way.form
             with closing(
-                QuantizeJob(options, out, texts, bits=way.bits, group=None, tell=lambda *_: None, form=form)
+                QuantizeJob(options, out, texts, bits=mean, group=None, tell=lambda *_: None)
             ) as job:
                 made = job.run()
             counts = Counter(made.widths.values())
             widths = {str(each): counts[each] for each in sorted(counts)}
-            more = {"stored_bits": made.stored_bits, "widths": widths, "seconds": made.seconds}
-            judged(way.name, load_model(out, dtype=torch.float32, device=device), more)
+            more = {"widths": widths, "seconds": made.seconds}
+            name = f"`--bits {mean:g} --with texts/`"
+            judged(name, load_model(out, dtype=torch.float32, device=device), more)
         results["calibration_tokens"] = job.material.tokens
         machine.save(f"{release.name}/quantized", results, asked.json)  # after each: all take half an hour
 
