@@ -24,11 +24,10 @@ from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
     from snugvl.fidelity.comparison import Comparison
-    from snugvl.fidelity.progress import Tell
-    from snugvl.fidelity.questions import Question
     from snugvl.fidelity.results import Figures, QuestionOutcome
     from snugvl.fidelity.stages import Item
-    from snugvl.fidelity.variants import Variant
+    from snugvl.fidelity.variants import Question, Variant
+    from snugvl.fidelity.work import Tell
 
 SOME_FAILED: Final = 7
 INTERRUPTED: Final = 130
@@ -162,9 +161,8 @@ def _compare(
     numbers: tuple[int | None, int | None, int],
     result: OutputChoice,
 ) -> None:
-    from snugvl.fidelity.questions import Question
-    from snugvl.fidelity.setup import comparison_of
-    from snugvl.fidelity.variants import variants_of
+    from snugvl.fidelity.comparison import comparison_of
+    from snugvl.fidelity.variants import Question, variants_of
     from snugvl.tasks.detect import check_names
 
     max_tokens, reference_pixels, passes = numbers

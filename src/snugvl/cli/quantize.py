@@ -23,7 +23,7 @@ from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
-    from snugvl.fidelity.progress import Tell
+    from snugvl.fidelity.work import Tell
     from snugvl.quantize.copying import CopyJob
     from snugvl.quantize.inputs import Given
     from snugvl.quantize.setup import QuantizeJob, WrittenCheckpoint
