@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from training.format_cost import bits, text
 from training.pocket.format_error import answered, at_answers, compared
+from training.releases import SMOLLM2
 
 import machine
 from snugvl.checkpoint.families import read_config
@@ -34,7 +35,6 @@ from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.quantize.inputs import Given
 from snugvl.quantize.setup import QuantizeJob
-from training import smollm2
 
 CHAPTERS = ("specialnames", "typesseq")
 TOPICS = (
@@ -75,9 +75,9 @@ BITS = (4.5, 4.75, 5.5)
 def given(processor: Processor, model: LoadableNetwork) -> Given:
     """Conversations about other things, and other chapters."""
     questions = [FORMS[number % len(FORMS)].format(topic) for number, topic in enumerate(TOPICS)]
-    kept = smollm2.CACHE / "quantized"
+    kept = SMOLLM2.cache / "quantized"
     if not kept.exists():
-        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
+        with tempfile.TemporaryDirectory(dir=SMOLLM2.cache) as work:
             made = Path(work) / "made"
             made.mkdir()
             for number, conversation in enumerate(_conversations(processor, model, questions)):
@@ -107,7 +107,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     print(machine.describe())
-    folder, device = smollm2.shuffled(), torch.device("cpu")
+    folder, device = SMOLLM2.shuffled(), torch.device("cpu")
     processor = Processor.from_folder(folder, read_config(folder))
     exact_model = load_model(folder, dtype=torch.float32, device=device)
     prompts = [processor.prepare([user(question)]) for question in HELD_OUT]
@@ -121,7 +121,7 @@ def main() -> None:
 
     exact = logits(exact_model)
     del exact_model
-    results: dict[str, Any] = {"model": smollm2.PACKAGE, "answer_tokens": len(exact[0]), "ways": {}}
+    results: dict[str, Any] = {"model": SMOLLM2.packages[0], "answer_tokens": len(exact[0]), "ways": {}}
     if asked.only is not None:
         results["ways"] = json.loads(asked.json.read_text())["ways"]
 
@@ -137,7 +137,7 @@ def main() -> None:
     for name, storage in LOADED.items() if asked.only is None else ():
         judged(name, load_model(folder, dtype=torch.float32, device=device, storage=storage), {})
     for mean in BITS if asked.only is None else asked.only:
-        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
+        with tempfile.TemporaryDirectory(dir=SMOLLM2.cache) as work:
             out, options = Path(work) / "out", LoadOptions(str(folder), device="cpu")
             with closing(
                 QuantizeJob(options, out, texts, bits=mean, group=None, tell=lambda *_: None)
