@@ -19,8 +19,7 @@ from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
 from snugvl.checkpoint.listing import is_commit, of_quant
 from snugvl.checkpoint.locate import complete, is_hub_cached, looks_like_hub_id, near, no_such
-from snugvl.checkpoint.store import write_whole
-from snugvl.core.folders import cache_folder
+from snugvl.core.folders import cache_folder, write_whole
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 FRESH_SECONDS = 24 * 3600  # a branch may move: after a day the Hub is asked again, if there is a network

@@ -16,7 +16,7 @@ import typer
 
 from snugvl.cli import options, records, session, sources
 from snugvl.cli.options import ModelChoice, OutputChoice
-from snugvl.cli.terminal import ended_like_ctrl_c, printable, say, several, write
+from snugvl.cli.terminal import INTERRUPTED, SOME_FAILED, ended_like_ctrl_c, printable, say, several, write
 from snugvl.core.formats import WeightsName
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size, megapixels
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from snugvl.fidelity.variants import Question, Variant
     from snugvl.fidelity.work import Tell
 
-SOME_FAILED: Final = 7
-INTERRUPTED: Final = 130
 PASSES: Final = 4
 COMPARED = options.load_options("compare")
 TaskName = Literal["caption", "ask", "detect", "scene"]

@@ -16,7 +16,7 @@ import typer
 
 from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
-from snugvl.cli.terminal import ended_like_ctrl_c, say, several, write
+from snugvl.cli.terminal import INTERRUPTED, ended_like_ctrl_c, say, several, write
 from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from snugvl.quantize.inputs import Given
     from snugvl.quantize.setup import QuantizeJob, WrittenCheckpoint
 
-INTERRUPTED: Final = 130
 DEFAULT_BITS: Final = 4.75
 MAX_PIXELS: Final = 1_000_000
 MOST_TEXT_BYTES: Final = 16 << 20

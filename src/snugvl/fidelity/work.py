@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
+from snugvl.core.folders import write_whole
 from snugvl.errors import InputError
 
 FORMAT = 1  # of what is in the folder
@@ -58,7 +59,7 @@ class Work:
         if mark.exists():
             _check_same(_read(mark), wanted, mark)
         folder.mkdir(parents=True, exist_ok=True)
-        _write(mark, json.dumps(wanted, indent=1) + "\n")
+        write_whole(mark, lambda draft: draft.write_text(json.dumps(wanted, indent=1) + "\n", "utf-8"))
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """All records of that name; one that was torn when the work ended is left out."""
@@ -95,9 +96,8 @@ class Work:
         if self._folder is None:
             self._tensors[name] = dict(tensors)
             return
-        draft = self._folder / f".{name}.{os.getpid()}.tmp"
-        save_file({key: value.contiguous() for key, value in tensors.items()}, draft)
-        draft.replace(self._folder / f"{name}.safetensors")
+        whole = {key: value.contiguous() for key, value in tensors.items()}
+        write_whole(self._folder / f"{name}.safetensors", lambda draft: save_file(whole, draft))
 
     def remove(self) -> None:
         """It is all done."""
@@ -127,12 +127,6 @@ def _read(path: Path) -> dict[str, Any]:
     if value is None:
         raise InputError(f"{path} is no record of a comparison; remove {path.parent}")
     return value
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
