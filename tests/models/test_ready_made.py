@@ -19,8 +19,8 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.models import tensor_files
-from snugvl.models.code_words import move_awq
 from snugvl.models.loader import Storage, load_model
+from snugvl.models.ready_made import move_awq
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
