@@ -158,24 +158,22 @@ class Clock:
         seconds: since it was made.
     """
 
-    def __init__(
-        self, stages: Mapping[str, int], tell: Tell, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stages: Mapping[str, int], tell: Tell) -> None:
         """`stages`: bytes that each reads at most."""
         self._stages = {name: _Stage(nbytes) for name, nbytes in stages.items()}
-        self._tell, self._now = tell, now
+        self._tell = tell
         self._rate: float | None = None  # bytes a second, as measured first
         self._read, self._reading_s = 0, 0.0
         self._answers, self._answering_s = 0, 0.0
         self._stage: _Stage | None = None
         self._text, self._detail = "", ""
-        self._since, self._told = now(), -math.inf
-        self._began = now()
+        self._began = self._since = time.monotonic()
+        self._told = -math.inf
 
     @property
     def seconds(self) -> float:
         """Since it was made."""
-        return self._now() - self._began
+        return time.monotonic() - self._began
 
     def measured(self, nbytes: int, seconds: float) -> None:
         """So fast came the first bytes."""
@@ -185,14 +183,14 @@ class Clock:
         """A stage begins, which first reads; `answers`: that it makes then."""
         self._stage = self._stages.setdefault(name, _Stage(0))
         self._stage.answers = answers
-        self._text, self._detail, self._since = text, "", self._now()
+        self._text, self._detail, self._since = text, "", time.monotonic()
         self._report(at_once=True)
 
     def read(self, nbytes: int) -> None:
         """So many bytes more came; before the first stage they count for nothing."""
         if self._stage is None:
             return
-        now = self._now()
+        now = time.monotonic()
         self._stage.done += nbytes
         self._read += nbytes
         self._reading_s += now - self._since
@@ -202,7 +200,7 @@ class Clock:
     def answered(self, detail: str) -> None:
         """One answer more is there."""
         assert self._stage is not None, "a stage has begun"
-        now = self._now()
+        now = time.monotonic()
         self._answers += 1
         self._stage.answers -= 1
         self._answering_s += now - self._since
@@ -226,7 +224,7 @@ class Clock:
         return left / rate + answers * each
 
     def _report(self, *, at_once: bool = False) -> None:
-        now = self._now()
+        now = time.monotonic()
         if not at_once and now - self._told < EVERY_S:
             return
         self._told = now
