@@ -109,72 +109,47 @@ def cards(incomplete: str) -> list[str]:
     return [name for name in ("none", *short) if name.startswith(incomplete)]
 
 
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME",
-        autocompletion=cards,
-        help="Describe a machine: its GPU, such as rtx-5060, or none.",
-    ),
-]
-Os = Annotated[
-    Literal["linux", "wsl2", "windows", "macos", "other"] | None,
-    typer.Option(
-        "--os", help="The described machine's system (linux by default, macos with a GPU of Apple's)."
-    ),
-]
-Held = Annotated[
-    str | None,
-    typer.Option(
-        "--held",
-        metavar="SIZE",
-        callback=size,
-        help="GPU memory that other programs hold there, such as 951MiB.",
-    ),
-]
-Vram = Annotated[
-    str | None,
-    typer.Option(
-        "--vram",
-        metavar="SIZE",
-        callback=size,
-        help="GPU memory in all, such as 8151MiB; known for most GPUs.",
-    ),
-]
-Gpus = Annotated[
-    int | None, typer.Option("--gpus", metavar="N", help="How many of these GPUs the machine has.")
-]
-Ram = Annotated[
-    str | None, typer.Option("--ram", metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
-]
-MachineFile = Annotated[
-    Path | None,
-    typer.Option("--machine", metavar="FILE", help="A recording that snugvl doctor --record made."),
-]
-
-MACHINE: dict[str, Any] = {
-    "gpu": Gpu,
-    "os": Os,
-    "held": Held,
-    "vram": Vram,
-    "gpus": Gpus,
-    "ram": Ram,
-    "machine": MachineFile,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class MachineChoice:
     """Which machine a command means; nothing given: this one."""
 
-    gpu: str | None = None
-    os: Literal["linux", "wsl2", "windows", "macos", "other"] | None = None
-    held: str | None = None
-    vram: str | None = None
-    gpus: int | None = None
-    ram: str | None = None
-    machine: Path | None = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=cards,
+            help="Describe a machine: its GPU, such as rtx-5060, or none.",
+        ),
+    ] = None
+    os: Annotated[
+        Literal["linux", "wsl2", "windows", "macos", "other"] | None,
+        typer.Option(help="The described machine's system (linux by default, macos with a GPU of Apple's)."),
+    ] = None
+    held: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            callback=size,
+            help="GPU memory that other programs hold there, such as 951MiB.",
+        ),
+    ] = None
+    vram: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            callback=size,
+            help="GPU memory in all, such as 8151MiB; known for most GPUs.",
+        ),
+    ] = None
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="How many of these GPUs the machine has.")] = (
+        None
+    )
+    ram: Annotated[
+        str | None, typer.Option(metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
+    ] = None
+    machine: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A recording that snugvl doctor --record made.")
+    ] = None
 
     @property
     def described(self) -> bool:
@@ -194,6 +169,9 @@ class MachineChoice:
             raise typer.BadParameter(f"--machine replays a recording; {named} describes another machine")
         if extra and not self.described:
             raise typer.BadParameter(f"{extra} describes a machine: name its GPU too, with --gpu or --vram")
+
+
+MACHINE = get_type_hints(MachineChoice, include_extras=True)
 
 
 def machine_from(options: MachineChoice) -> Machine:
