@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
@@ -169,9 +170,6 @@ class MachineChoice:
             raise typer.BadParameter(f"--machine replays a recording; {named} describes another machine")
         if extra and not self.described:
             raise typer.BadParameter(f"{extra} describes a machine: name its GPU too, with --gpu or --vram")
-
-
-MACHINE = get_type_hints(MachineChoice, include_extras=True)
 
 
 def machine_from(options: MachineChoice) -> Machine:
@@ -394,9 +392,9 @@ class ModelChoice:
 class GenerationOptions:
     """How to generate."""
 
-    max_tokens: int | None
-    temperature: float
-    seed: int | None
+    max_tokens: MaxTokens = None
+    temperature: Temperature = 0.0
+    seed: Seed = None
 
     def sampling(self) -> SamplingParams:
         """Options of sampling as the tasks take them."""
@@ -431,20 +429,16 @@ def _choice(values: dict[str, Any]) -> ModelChoice:
     return ModelChoice(model, server, key, LoadOptions(model or DEFAULT_MODEL, **values))
 
 
-# What a parameter of each kind is spelled out to, and how its value is made.
+# What a parameter of each kind is spelled out to, and how its value is made; fields of others are options.
 CHOICE: dict[str, Any] = {"model": Model, "server": Server, "api_key": ApiKey, **LOAD}
-GENERATION: dict[str, Any] = {"max_tokens": MaxTokens, "temperature": Temperature, "seed": Seed}
 OUTPUT: dict[str, Any] = {"json": Json, "output": Output, "resume": Resume, "quiet": Quiet}
 GROUPS: dict[type, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = {
     ModelChoice: (CHOICE, _choice),
-    GenerationOptions: (GENERATION, lambda values: GenerationOptions(**values)),
     OutputChoice: (OUTPUT, lambda values: OutputChoice(*values.values())),
-    MachineChoice: (MACHINE, lambda values: MachineChoice(**values)),
 }
 CONTEXT = "invocation"  # of a command that takes none itself
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-PLAIN = {"model": None, "server": None, "api_key": None, "temperature": 0.0, "json": False, "resume": False,
-         "quiet": False}  # fmt: skip
+PLAIN = {"model": None, "server": None, "api_key": None, "json": False, "resume": False, "quiet": False}
 
 
 def _without_file(values: dict[str, Any], context: typer.Context) -> None:
@@ -458,6 +452,10 @@ def _without_file(values: dict[str, Any], context: typer.Context) -> None:
     often = {"DEFAULT_MAP", "ENVIRONMENT"}
     if _source(context, "model") in often and _source(context, "server") == "COMMANDLINE":
         values["model"] = None
+
+
+def _made(kind: type, values: dict[str, Any]) -> Any:
+    return kind(**values)
 
 
 def _source(context: typer.Context, name: str) -> str:
@@ -480,12 +478,16 @@ def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..
         its_context = next((name for name, kind in hints.items() if kind is typer.Context), CONTEXT)
         for name, parameter in inspect.signature(command).parameters.items():
             kind = hints[name]
+            defaults = DEFAULTS | PLAIN
+            if is_dataclass(kind) and kind not in groups:
+                groups[kind] = (get_type_hints(kind, include_extras=True), partial(_made, kind))
+                defaults = {each.name: each.default for each in fields(kind)}
             if kind not in groups:
                 spelled.append(parameter.replace(annotation=kind, kind=KEYWORD))
                 continue
             members[name] = kind
             for option, annotation in groups[kind][0].items():
-                default = DEFAULTS[option] if kind is LoadOptions else PLAIN.get(option, DEFAULTS.get(option))
+                default = defaults.get(option)
                 spelled.append(inspect.Parameter(option, KEYWORD, annotation=annotation, default=default))
 
         @functools.wraps(command)

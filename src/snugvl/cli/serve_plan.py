@@ -155,7 +155,7 @@ def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
     if load.backend != "auto":
         return missing
     missing |= {each: "snugvl doesn't start it" for each in ENGINES if not rules_of(each).starts}
-    if not (child.vllm_line or _finds_vllm()):
+    if not (child.vllm_command or _finds_vllm()):
         missing["vllm"] = f"it is not installed: {_vllm_is_had()}"
     if _lacking():
         missing["transformers"] = f"it is not installed: {rules_of('transformers').installed_by}"
@@ -173,7 +173,7 @@ def _finds_vllm() -> bool:
 
 def _finds_llamacpp(child: ChildOptions) -> bool:
     """Whether there is a llama.cpp to start; `llamacpp.command` finds it then."""
-    words = child.llamacpp_command
+    words = child.llamacpp_words
     there = find_spec("xllamacpp") is not None or shutil.which("llama-server") is not None
     return shutil.which(words[0]) is not None if words else there
 
@@ -190,16 +190,16 @@ def check_installed(load: LoadOptions, child: ChildOptions) -> None:
             "pip install 'snugvl[transformers]'"
         )
     if load.backend == "llamacpp" and child.attach is None:
-        if child.llamacpp_command and not _finds_llamacpp(child):
-            program = child.llamacpp_command[0]
+        if child.llamacpp_words and not _finds_llamacpp(child):
+            program = child.llamacpp_words[0]
             raise EngineError(f"--llamacpp-command: there is no program {program!r}; check its path")
         if not _finds_llamacpp(child):
             raise EngineError(f"--backend llamacpp needs llama.cpp, and it is not installed: {LLAMACPP}")
     if load.backend != "vllm" or child.attach is not None:
         return
-    if child.vllm_command and shutil.which(child.vllm_command[0]) is None:
-        raise EngineError(f"--vllm-command: there is no program {child.vllm_command[0]!r}; check its path")
-    if not (child.vllm_command or _finds_vllm()):
+    if child.vllm_words and shutil.which(child.vllm_words[0]) is None:
+        raise EngineError(f"--vllm-command: there is no program {child.vllm_words[0]!r}; check its path")
+    if not (child.vllm_words or _finds_vllm()):
         raise EngineError(f"--backend vllm needs vLLM, and it is not installed: {_vllm_is_had()}")
 
 
@@ -359,10 +359,12 @@ def engine_for(
 
         if launched is not None:
             launched.abandon()
-        words = child.llamacpp_command
+        words = child.llamacpp_words
         again = _replanned(planned, LLAMACPP_MEMORY, llamacpp.arguments_of, llamacpp.planned_rows)
         return LlamacppEngine(
-            llamacpp.llamacpp_choice(planned.choice, load, command=words, retry=child.retry, replan=again)
+            llamacpp.llamacpp_choice(
+                planned.choice, load, command=words, retry=not child.no_retry, replan=again
+            )
         )
     said = {**load.said(), "model": planned.name}
     if not isinstance(planned, Planned):
@@ -389,12 +391,12 @@ def vllm_choice(planned: Planned, load: LoadOptions, child: ChildOptions) -> Vll
     return VllmChoice(
         planned.name,
         arguments_of(planned.choice, load),
-        command=child.vllm_command or None,
+        command=child.vllm_words or None,
         environment=visible(planned.choice),
         facts=_facts(planned, load),
         planned=planned_rows(planned.choice),
-        sleep_after_s=child.sleep_after_s,
-        retry=child.retry,
+        sleep_after_s=child.sleep_after,
+        retry=not child.no_retry,
         replan=_replanned(
             planned, (*SAME_SHARE, *LESS_SHARE), lambda choice: arguments_of(choice, load), planned_rows
         ),
