@@ -97,7 +97,7 @@ def remove(what: Removal) -> None:
     from huggingface_hub import DeleteCacheStrategy
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity(logging.CRITICAL)  # of what it can't remove it only writes a line
+    logging.set_verbosity_error()  # of what it can't remove it only warns
     refs = (
         ref
         for ref in (what.folder / "refs").rglob("*")

@@ -479,7 +479,7 @@ def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..
         for name, parameter in inspect.signature(command).parameters.items():
             kind = hints[name]
             defaults = DEFAULTS | PLAIN
-            if is_dataclass(kind) and kind not in groups:
+            if isinstance(kind, type) and is_dataclass(kind) and kind not in groups:
                 groups[kind] = (get_type_hints(kind, include_extras=True), partial(_made, kind))
                 defaults = {each.name: each.default for each in fields(kind)}
             if kind not in groups:
