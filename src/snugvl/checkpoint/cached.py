@@ -94,10 +94,11 @@ def remove(what: Removal) -> None:
     Raises:
         OSError: the disk refuses; what was removed by then is gone.
     """
-    from huggingface_hub import DeleteCacheStrategy
-    from huggingface_hub.utils import logging
+    import logging
 
-    logging.set_verbosity_error()  # of what it can't remove it only warns
+    from huggingface_hub import DeleteCacheStrategy
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # of what it can't remove it only warns
     refs = (
         ref
         for ref in (what.folder / "refs").rglob("*")
