@@ -186,7 +186,7 @@ def test_every_refusal_of_a_name_says_what_may_be_meant(
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     for name in ("Qwen/Qwen3-VL-4B", "qwen3-vl-4b"):
-        for ask in (locate, lambda name: facts_of(name, offline=True, cache=tmp_path)):
+        for ask in (locate, lambda name: facts_of(name, offline=True)):
             with pytest.raises(CheckpointError, match=r"; did you mean Qwen/Qwen3-VL-4B-Instruct\? If not, "):
                 ask(name)
 
@@ -197,6 +197,6 @@ def test_a_folder_that_is_not_there_is_said_to_be_none(tmp_path: Path) -> None:
     from snugvl.errors import CheckpointNotFound
 
     for name in ("./nosuch", f"{tmp_path}/nosuch", "~/nosuch", "models/qwen/", "a/b/c"):
-        for ask in (locate, lambda name: facts_of(name, offline=True, cache=tmp_path)):
+        for ask in (locate, lambda name: facts_of(name, offline=True)):
             with pytest.raises(CheckpointNotFound, match=r"^there is no folder '.*'; use 'pocket'"):
                 ask(name)

@@ -11,7 +11,7 @@ import pytest
 from snugvl.checkpoint.download import pull
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.hub import HubUnreachable
-from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.locate import complete, locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound, DoesNotFit, UnsupportedModel
@@ -218,6 +218,6 @@ def test_a_revision_is_pulled_without_touching_main(small: FakeHub) -> None:
     assert done.commit == COMMIT
     with pytest.raises(CheckpointNotFound):
         locate(REPO)
-    assert facts_of(REPO, revision=COMMIT, offline=True).source == "hub cache"
+    assert complete(done.folder)
     with pytest.raises(CheckpointNotFound, match="no such revision"):
         pull(REPO, revision="nope")

@@ -8,6 +8,7 @@ import pytest
 
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.folders import cache_folder
 from snugvl.errors import CheckpointError, CheckpointNotFound, SnugvlError, UnsupportedModel
 from tests.checkpoint.hub_server import COMMIT, FakeHub, Handler
 
@@ -43,28 +44,26 @@ def test_headers_are_read_by_ranges_and_equal_those_of_the_folder(small: FakeHub
 
 
 def test_what_was_asked_once_works_offline_and_is_not_asked_again(
-    small: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = facts_of(REPO, cache=tmp_path / "headers")
+    first = facts_of(REPO)
     asked = len(small.seen)
-    assert facts_of(REPO, cache=tmp_path / "headers") == first
-    assert facts_of(REPO, revision=COMMIT, cache=tmp_path / "headers") == first
-    assert facts_of(REPO, offline=True, cache=tmp_path / "headers") == first
+    assert facts_of(REPO) == first
+    assert facts_of(REPO, offline=True) == first
     assert len(small.seen) == asked
     monkeypatch.setattr("snugvl.checkpoint.read.FRESH_SECONDS", 0)  # a day later
-    assert facts_of(REPO, cache=tmp_path / "headers") == first
+    assert facts_of(REPO) == first
     assert len(small.seen) > asked
     small.fault = lambda handler: handler.reply(503, b"") or True  # a day later, and the Hub is down
-    assert facts_of(REPO, cache=tmp_path / "headers") == first
+    assert facts_of(REPO) == first
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"tensors": [[1]], "config": {}}'])
-def test_a_broken_cache_counts_as_none(small: FakeHub, tmp_path: Path, broken: bytes) -> None:
-    first = facts_of(REPO, cache=tmp_path)
-    (tmp_path / "org--small" / f"{COMMIT}.json").write_bytes(broken)
-    assert facts_of(REPO, cache=tmp_path) == first
-    (tmp_path / "org--small" / "refs.json").write_bytes(broken)
-    assert facts_of(REPO, cache=tmp_path) == first
+def test_a_broken_cache_counts_as_none(small: FakeHub, broken: bytes) -> None:
+    first = facts_of(REPO)
+    (kept,) = (cache_folder() / "headers").iterdir()
+    kept.write_bytes(broken)
+    assert facts_of(REPO) == first
 
 
 def test_a_long_header_takes_a_second_range(small: FakeHub) -> None:
@@ -77,20 +76,23 @@ def test_a_long_header_takes_a_second_range(small: FakeHub) -> None:
     assert ranges == ["bytes=0-99999", f"bytes=100000-{7 + len(header)}"]
 
 
-def test_the_token_goes_to_the_hub_and_not_to_the_host_it_redirects_to(small: FakeHub) -> None:
+def test_the_token_goes_to_the_hub_and_not_to_the_host_it_redirects_to(
+    small: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small.private.add(REPO)
     with pytest.raises(
         CheckpointNotFound, match=r"no model org/small on the Hub, or it is private.*HF_TOKEN"
     ):
         facts_of(REPO)
-    assert facts_of(REPO, token=small.token).source == "hub"
+    monkeypatch.setenv("HF_TOKEN", small.token)
+    assert facts_of(REPO).source == "hub"
     cdn = [seen for seen in small.seen if seen.path.startswith("/cdn")]
     assert cdn
     assert all("Authorization" not in seen.headers for seen in cdn)
 
 
 def test_a_gated_model_says_what_to_do_and_one_of_the_catalogue_is_planned_all_the_same(
-    small: FakeHub,
+    small: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.gated.add(REPO)
     with pytest.raises(HubRefused, match=r"gated: accept its licence.*HF_TOKEN"):
@@ -99,13 +101,14 @@ def test_a_gated_model_says_what_to_do_and_one_of_the_catalogue_is_planned_all_t
     small.repos[known] = small.repos[REPO]
     small.gated.add(known)
     assert facts_of(known).source == "catalogue"
-    assert facts_of(REPO, token=small.token).source == "hub"
+    monkeypatch.setenv("HF_TOKEN", small.token)
+    assert facts_of(REPO).source == "hub"
 
 
 def test_a_revision_is_found_or_named(small: FakeHub) -> None:
-    assert facts_of(REPO, revision=COMMIT).revision == COMMIT
+    assert Hub().listing(REPO, COMMIT).commit == COMMIT
     with pytest.raises(CheckpointNotFound, match="org/small has no such revision"):
-        facts_of(REPO, revision="no-such-branch")
+        Hub().listing(REPO, "no-such-branch")
 
 
 def test_no_such_model(hub: FakeHub) -> None:

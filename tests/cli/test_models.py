@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,49 @@ def test_rm_leaves_what_another_model_shows(snugvl: Run) -> None:
     assert snugvl("rm", NAME, "--all", "--yes").code == 0
     assert (other / "snapshots" / "c9" / "w").read_text() == "shared" * 10
     assert not (folder / "blobs" / "mine").exists()
+
+
+def share(folder: Path, name: str, content: str) -> Path:
+    """A content in the store that models share, as huggingface_hub lays it out, with a link from one."""
+    digest, store = sha256(content.encode()).hexdigest(), hub_cache() / "blobs"
+    kept = store / digest[:2] / digest
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    (store / ".huggingface-shared-blobs").write_text("1\n")
+    kept.write_text(content)
+    link = folder / "blobs" / name
+    with kept.with_name(f"{digest}.refs").open("a") as manifest:
+        manifest.write(f"{link.relative_to(hub_cache())}\n")
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("..", "..", "blobs", digest[:2], digest))
+    return kept
+
+
+def test_what_models_share_counts_for_each_and_goes_with_the_last(snugvl: Run) -> None:
+    """huggingface_hub 2 keeps large files beside all models, and links to them."""
+    folder = put(NAME, {"c1": {"a": "mine", "b": "big"}}, {"main": "c1"})
+    other = put("other/model", {"c9": {"w": "large"}}, {"main": "c9"})
+    content = "x" * (3 << 20)
+    kept = share(folder, "big", content)
+    assert share(other, "large", content) == kept
+    rows = {row["model"]: row["bytes"] for row in json.loads(snugvl("list", "--json").out)}
+    assert rows["other/model"] == len(content)
+    assert rows[NAME] == len(content) + len("mine" * 10)
+    assert "which frees 0 KiB" in snugvl("rm", NAME, "--yes").err
+    assert not folder.exists()
+    assert (other / "snapshots" / "c9" / "w").read_text() == content
+    assert "which frees 3 MiB" in snugvl("rm", "other/model", "--yes").err
+    assert not kept.exists()
+
+
+def test_what_cannot_be_removed_is_named(snugvl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = put(NAME, {"c1": {"a": "one"}}, {"main": "c1"})
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    ran = snugvl("rm", NAME, "--yes")
+    assert (ran.code, ran.err) == (1, f"snugvl: {folder}: Permission denied\n")
 
 
 def test_rm_follows_no_link_out_of_the_cache(snugvl: Run, tmp_path: Path) -> None:

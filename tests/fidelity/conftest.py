@@ -11,11 +11,9 @@ from PIL import Image, ImageDraw
 
 import snugvl
 from snugvl.core.options import LoadOptions
-from snugvl.fidelity.comparison import Comparison
-from snugvl.fidelity.questions import Question
-from snugvl.fidelity.setup import comparison_of
+from snugvl.fidelity.comparison import Comparison, comparison_of
 from snugvl.fidelity.stages import Item
-from snugvl.fidelity.variants import variants_of
+from snugvl.fidelity.variants import Question, variants_of
 from snugvl.fidelity.work import Work
 from tests import checkpoints
 from tests.inputs.conftest import whole_options, write_whole

@@ -7,8 +7,8 @@ import torch
 
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.errors import RequestTooLarge
-from snugvl.fidelity import answers
-from snugvl.fidelity.answers import Answered, Wanted
+from snugvl.fidelity import stages
+from snugvl.fidelity.stages import Answered, Wanted
 from tests.fidelity.test_distributions import Digits
 
 
@@ -33,7 +33,7 @@ class Counting:
 
 
 def test_answers_go_on_behind_their_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "IN_FLIGHT", 3)
+    monkeypatch.setattr("snugvl.fidelity.stages.IN_FLIGHT", 3)
     engine, taken = Counting(), []
 
     def wanted() -> Iterator[Wanted]:
@@ -43,7 +43,7 @@ def test_answers_go_on_behind_their_prefix(monkeypatch: pytest.MonkeyPatch) -> N
             yield Wanted(number, (5,) * (9 if number == 4 else 4), (), 7, Digits(), (1, 2))  # type: ignore[arg-type]
 
     found: list[Answered] = []
-    found.extend(answers.answers(engine, wanted(), frozenset({99})))  # type: ignore[arg-type]
+    found.extend(stages.answers(engine, wanted(), frozenset({99})))  # type: ignore[arg-type]
     assert {each.number: each.tokens for each in found if each.error is None} == {
         number: (number, 99) for number in range(8) if number != 4
     }

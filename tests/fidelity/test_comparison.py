@@ -16,12 +16,11 @@ from snugvl.backends.place import place_on
 from snugvl.core.options import LoadOptions
 from snugvl.errors import EngineError, RequestError
 from snugvl.fidelity import stages
-from snugvl.fidelity.answers import Answered
 from snugvl.fidelity.comparison import Comparison
-from snugvl.fidelity.questions import Question
 from snugvl.fidelity.results import Boxes, QuestionOutcome, figures
 from snugvl.fidelity.results import compared as boxes_of
-from snugvl.fidelity.variants import allocation_of, variants_of
+from snugvl.fidelity.stages import Answered
+from snugvl.fidelity.variants import Question, allocation_of, variants_of
 from snugvl.fidelity.work import Work
 from snugvl.layers.kv_cache import E4M3
 from snugvl.layers.weights import FormatName, to_int8

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from snugvl.fidelity.verify import Verified, furthest, verified
+from snugvl.fidelity.results import Verified, furthest, verified
 
 END, LIMIT = 0, 20
 

@@ -19,8 +19,8 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.models import tensor_files
-from snugvl.models.code_words import move_awq
 from snugvl.models.loader import Storage, load_model
+from snugvl.models.ready_made import move_awq
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
@@ -331,6 +331,10 @@ def test_other_layouts_are_refused_by_name(
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(UnsupportedModel, match=message):
         load(folder)
+    try:
+        assert not facts_of(str(folder), offline=True).native  # which a plan says before a download
+    except (CheckpointError, UnsupportedModel):
+        assert "desc_act" not in changes  # others are refused for every engine
 
 
 def test_moving_codes_needs_no_more_than_planned() -> None:

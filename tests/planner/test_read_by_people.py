@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.main import get_command
 from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import app
-from snugvl.cli.options import MACHINE
+from snugvl.cli.options import MachineChoice
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import GIB
 from snugvl.hardware.describe import describe
@@ -292,9 +293,8 @@ def test_the_same_model_in_another_format_is_fetched_once() -> None:
 OUTPUT = {"model", "json", "save", "verbose", "offline", "help"}
 NUMBERS = {"images": "2", "concurrency": "2", "max_pixels": "262144", "min_image_tokens": "512"}
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
-GIVEN = [
-    each for each in COMMANDS["plan"].params if each.name not in OUTPUT | MACHINE.keys() | {"invocation"}
-]
+DESCRIBING = {each.name for each in fields(MachineChoice)}
+GIVEN = [each for each in COMMANDS["plan"].params if each.name not in OUTPUT | DESCRIBING | {"invocation"}]
 SERVED = {option for each in COMMANDS["serve"].params for option in each.opts}
 
 

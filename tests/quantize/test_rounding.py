@@ -7,7 +7,7 @@ from snugvl.errors import InputError
 from snugvl.quantize import rounding
 from snugvl.quantize.passes import Matrix
 from snugvl.quantize.rounding import SHARE, Moments, Rounded, rounded
-from snugvl.quantize.widths import WidthOptions, choice_of, group_of, held_bits
+from snugvl.quantize.setup import WidthOptions, choice_of, group_of, held_bits
 
 
 def inputs(count: int, columns: int = 128, *, seed: int) -> torch.Tensor:

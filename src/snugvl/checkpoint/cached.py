@@ -1,10 +1,17 @@
 """Models in the local Hub cache: which there are, how large they are, and how one is removed.
 
 Layout: `store.py`. Another program may have put them there, so nothing is believed of names and links: only
-what lies in a model's own folder counts as its own, and only that is ever removed.
+what lies in a model's own folder counts as its own, and only that is ever removed. But huggingface_hub keeps
+contents that models may share beside them all, and links to them from each model's folder:
+
+    blobs/XX/HASH                               such a content, whose first two digits are XX
+    models--OWNER--NAME/blobs/HASH              a link to it
+
+Those count as each model's own, and go with the last one, which huggingface_hub sees to.
 """
 
-import shutil
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +25,7 @@ from snugvl.errors import CheckpointNotFound, InputError
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A model of the cache. `nbytes`: of all its contents on the disk, begun downloads included."""
+    """A model of the cache. `nbytes`: of all its contents on the disk, shared and begun ones included."""
 
     name: str
     folder: Path
@@ -33,7 +40,7 @@ class Removal:
         commits: the revisions that go.
         others: the revisions that stay.
         blobs: contents that nothing else uses.
-        nbytes: of these.
+        nbytes: of these, but for what other models share.
         whole: the folder goes, too, as nothing is left in it.
     """
 
@@ -73,12 +80,12 @@ def removal(model: str, *, revision: str | None = None, every: bool = False) -> 
     used = set(_targets(gone, folder))
     needed = set(_needed_elsewhere(folder, gone))
     blobs = [
-        path
-        for path in _blobs(folder)
-        if path.resolve() not in needed and (not others or path.resolve() in used)
+        path for path in _blobs(folder) if _place(path) not in needed and (not others or _place(path) in used)
     ]
     whole = not others and len(blobs) == len(list(_blobs(folder)))
-    return Removal(folder, tuple(gone), others, tuple(blobs), sum(map(_size, blobs)), whole)
+    shared = {link.resolve() for link in _links_elsewhere(folder)}
+    freed = sum(_size(path) for path in blobs if path.resolve() not in shared)
+    return Removal(folder, tuple(gone), others, tuple(blobs), freed, whole)
 
 
 def remove(what: Removal) -> None:
@@ -87,16 +94,26 @@ def remove(what: Removal) -> None:
     Raises:
         OSError: the disk refuses; what was removed by then is gone.
     """
-    if what.whole:
-        shutil.rmtree(what.folder)
-        return
-    for commit in what.commits:
-        shutil.rmtree(what.folder / "snapshots" / commit)
-    for ref in (what.folder / "refs").rglob("*"):
-        if ref.is_file() and not ref.is_symlink() and _read(ref) in what.commits:
-            ref.unlink()
-    for blob in what.blobs:
-        blob.unlink(missing_ok=True)
+    import logging
+
+    from huggingface_hub import DeleteCacheStrategy
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # of what it can't remove it only warns
+    refs = (
+        ref
+        for ref in (what.folder / "refs").rglob("*")
+        if ref.is_file() and not ref.is_symlink() and _read(ref) in what.commits
+    )
+    parts = {
+        "repos": [what.folder] if what.whole else [],
+        "snapshots": [] if what.whole else [what.folder / "snapshots" / commit for commit in what.commits],
+        "refs": [] if what.whole else list(refs),
+        "blobs": [] if what.whole else what.blobs,
+    }
+    gone = {name: frozenset(paths) for name, paths in parts.items()}
+    DeleteCacheStrategy(expected_freed_size=what.nbytes, cache_dir=hub_cache(), **gone).execute()
+    if left := [path for paths in gone.values() for path in paths if os.path.lexists(path)]:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(left[0]))
 
 
 def _folder_of(model: str) -> Path:
@@ -141,11 +158,28 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _blobs(folder: Path) -> Iterator[Path]:
-    """A model's own contents."""
+    """A model's own contents, and its links to those that models share."""
     with suppress(OSError):
         for path in sorted((folder / "blobs").iterdir()):
-            if path.is_file() and not path.is_symlink():
+            if path.is_file() and (not path.is_symlink() or _is_shared(path)):
                 yield path
+
+
+def _is_shared(link: Path) -> bool:
+    """Whether a link leads to a content that models share."""
+    return link.resolve().parent.parent == (hub_cache() / "blobs").resolve()
+
+
+def _links_elsewhere(folder: Path) -> Iterator[Path]:
+    """Links of other models, and of data sets, to contents that they share."""
+    for other in _children(hub_cache()):
+        links = (path for path in other.glob("blobs/*") if path.is_symlink()) if other != folder else ()
+        yield from (link for link in links if _is_shared(link))
+
+
+def _place(path: Path) -> Path:
+    """A path whose folders are no links; where it leads itself is another matter."""
+    return path.parent.resolve() / path.name
 
 
 def _targets(commits: list[str], folder: Path) -> Iterator[Path]:
@@ -153,7 +187,7 @@ def _targets(commits: list[str], folder: Path) -> Iterator[Path]:
     for commit in commits:
         for path in (folder / "snapshots" / commit).rglob("*"):
             if path.is_symlink():
-                yield path.resolve()
+                yield _place(path.parent / path.readlink())
 
 
 def _needed_elsewhere(folder: Path, gone: list[str]) -> Iterator[Path]:
@@ -172,6 +206,6 @@ def _read(path: Path) -> str:
 
 def _size(path: Path) -> int:
     try:
-        return path.lstat().st_size
+        return path.stat().st_size
     except OSError:
         return 0

@@ -58,9 +58,8 @@ class HubRefused(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where and as whom to ask. `timeout`: seconds without a byte; `deadline`: seconds for one answer."""
+    """Where to ask. `timeout`: seconds without a byte; `deadline`: seconds for one answer."""
 
-    token: str | None = None
     timeout: float = 10.0
     deadline: float = 60.0
 
@@ -231,7 +230,7 @@ class Hub:
     def _headers(self) -> dict[str, str]:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # not marked as exported
 
-        return {**build_hf_headers(token=self.token), "Accept-Encoding": "identity"}
+        return {**build_hf_headers(), "Accept-Encoding": "identity"}
 
     def _url(self, listing: Listing, name: str) -> str:
         from huggingface_hub import hf_hub_url

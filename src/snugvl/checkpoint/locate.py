@@ -52,7 +52,7 @@ def no_such(model: str) -> CheckpointNotFound:
     return CheckpointNotFound(f"no model {model!r} on this machine{meant_or(model, hint)}")
 
 
-def near(model: str, *, revision: str | None = None) -> Path | None:
+def near(model: str) -> Path | None:
     """The folder of `model` on this machine, or None.
 
     Raises:
@@ -65,7 +65,7 @@ def near(model: str, *, revision: str | None = None) -> Path | None:
         return folder
     if folder.is_file():
         raise CheckpointNotFound(f"{model} is a file; give the folder that holds config.json and the weights")
-    return _in_hub_cache(model, revision or "main")
+    return _in_hub_cache(model)
 
 
 def is_hub_cached(model: str, folder: Path) -> bool:
@@ -92,16 +92,14 @@ def _like_a_path(model: str) -> bool:
     return model.startswith((".", "~", "/", "\\")) or model.endswith(("/", "\\")) or model.count("/") > 1
 
 
-def _in_hub_cache(model: str, revision: str) -> Path | None:
+def _in_hub_cache(model: str) -> Path | None:
     """A snapshot of the cache: models--owner--name/refs/BRANCH holds a commit, snapshots/COMMIT the files."""
     if not looks_like_hub_id(model):
         return None
     repo = repo_folder(model)
-    if ".." in Path(revision).parts:
-        return None
-    ref = repo / "refs" / revision
+    ref = repo / "refs" / "main"
     try:
-        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else "main"
         snapshot = repo / "snapshots" / commit
         inside = snapshot.name == commit and commit != ".."
         return snapshot if inside and snapshot.is_dir() else None

@@ -1,16 +1,14 @@
 """`facts_of`: what the planner must know of a model, from the nearest place that knows it.
 
-What was read from the Hub is kept by commit, so that a plan works offline afterwards:
+What was read from the Hub is kept, so that a plan works offline afterwards:
 
-    headers/OWNER--NAME/refs.json      branch or tag → [commit, when it was asked, seconds since 1970]
-    headers/OWNER--NAME/COMMIT.json    configuration and tensors
+    headers/OWNER--NAME.json    commit, when it was asked in seconds since 1970, configuration, tensors
 """
 
 import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from snugvl.checkpoint.assemble import assemble, folder_material
 from snugvl.checkpoint.catalogue import catalogue_facts, meant_or
@@ -19,84 +17,13 @@ from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
 from snugvl.checkpoint.listing import is_commit, of_quant
 from snugvl.checkpoint.locate import complete, is_hub_cached, looks_like_hub_id, near, no_such
-from snugvl.checkpoint.store import write_whole
-from snugvl.core.folders import cache_folder
+from snugvl.core.folders import cache_folder, write_whole
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 FRESH_SECONDS = 24 * 3600  # a branch may move: after a day the Hub is asked again, if there is a network
 
 
-class HeaderCache:
-    """What was read of repositories. A broken file counts as none; one that can't be written is left out."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = cache_folder() / "headers" if folder is None else folder
-
-    def get(self, repo: str, revision: str | None, *, stale: bool) -> Material | None:
-        """What is known of `revision`. `stale`: also if its branch was last asked for more than a day ago."""
-        revision = revision or "main"
-        commit: Any = revision
-        if not is_commit(revision):
-            commit, asked = self._refs(repo).get(revision, (None, 0.0))
-            if not stale and not 0 <= time.time() - asked < FRESH_SECONDS:
-                return None
-        if not is_commit(commit):
-            return None
-        return self._load(repo, commit)
-
-    def put(self, repo: str, revision: str | None, material: Material) -> None:
-        """Keep `material` under its commit, and the commit under its branch."""
-        if not is_commit(material.revision):
-            return
-        values = {
-            "config": material.config,
-            "images": material.images,
-            "tensors": material.tensors,
-            "download_bytes": material.download_bytes,
-        }
-        refs = self._refs(repo) | {revision or "main": (material.revision, time.time())}
-        with suppress(OSError):
-            self._place(repo).mkdir(parents=True, exist_ok=True)
-            self._keep(repo, str(material.revision), values)
-            self._keep(repo, "refs", refs)
-
-    def _keep(self, repo: str, name: str, values: object) -> None:
-        text = json.dumps(values)
-        write_whole(self._place(repo) / f"{name}.json", lambda path: path.write_text(text, "utf-8"))
-
-    def _place(self, repo: str) -> Path:
-        return self.folder / repo.replace("/", "--").replace(":", "--")
-
-    def _refs(self, repo: str) -> dict[str, tuple[Any, float]]:
-        try:
-            values = json.loads((self._place(repo) / "refs.json").read_text(encoding="utf-8"))
-            return {str(name): (commit, float(asked)) for name, (commit, asked) in values.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
-
-    def _load(self, repo: str, commit: str) -> Material | None:
-        try:
-            values = json.loads((self._place(repo) / f"{commit}.json").read_text(encoding="utf-8"))
-            tensors = tuple(
-                Stored(str(name), str(dtype), tuple(map(int, shape)), int(nbytes))
-                for name, dtype, shape, nbytes in values["tensors"]
-            )
-            size = int(values["download_bytes"])
-            material = Material(repo, "hub", commit, values["config"], values["images"], tensors, size)
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-        right = isinstance(material.config, dict) and isinstance(material.images, dict | None) and tensors
-        return material if right else None
-
-
-def facts_of(
-    model: str,
-    *,
-    offline: bool = False,
-    token: str | None = None,
-    revision: str | None = None,
-    cache: Path | None = None,
-) -> ModelFacts:
+def facts_of(model: str, *, offline: bool = False) -> ModelFacts:
     """Facts of `model`: "pocket", a folder, a Hub id, or a GGUF (`gguf_files.py`); never from weights.
 
     Asked in this order: the folder; the local Hub cache; our own cache of headers; the Hub, by range
@@ -105,9 +32,6 @@ def facts_of(
 
     Args:
         offline: ask no network.
-        token: for private and gated repositories; else the one that huggingface_hub finds.
-        revision: branch, tag or commit; a folder has none.
-        cache: where headers are kept, by commit.
 
     Raises:
         CheckpointNotFound: nothing under that name, anywhere that may be asked.
@@ -117,33 +41,33 @@ def facts_of(
     if (files := gguf_files(model)) is not None:
         return assemble(model, file_material(model, files))
     if repository(model) is not None:
-        return _remote(model, revision, Hub(token), HeaderCache(cache), offline=offline)
-    folder = near(model, revision=revision)
+        return _remote(model, offline=offline)
+    folder = near(model)
     if folder is not None and not is_hub_cached(model, folder):
         return assemble(model, folder_material(folder))
     if folder is not None and complete(folder):
         return assemble(model, folder_material(folder, source="hub cache", revision=folder.name))
     if not looks_like_hub_id(model):
         raise no_such(model)
-    return _remote(model, revision, Hub(token), HeaderCache(cache), offline=offline)
+    return _remote(model, offline=offline)
 
 
-def _remote(model: str, revision: str | None, hub: Hub, cache: HeaderCache, *, offline: bool) -> ModelFacts:
+def _remote(model: str, *, offline: bool) -> ModelFacts:
     """A Hub id that is not on this machine."""
-    known = cache.get(model, revision, stale=offline)
-    if known is not None:
+    if (known := _kept(model, stale=offline)) is not None:
         return assemble(model, known)
     problem: CheckpointError | None = None
     if not offline:
         try:
-            repo, quant = repository(model) or (model, None)
-            material = hub.material(of_quant(hub.listing(repo, revision), quant))
+            (repo, quant), hub = repository(model) or (model, None), Hub()
+            material = hub.material(of_quant(hub.listing(repo), quant))
         except (HubUnreachable, HubRefused) as error:
             problem = error
         else:
-            cache.put(model, revision, material)
+            _keep(model, material)
             return assemble(model, material)
-    facts = _without_network(model, revision, cache)
+    stale = _kept(model, stale=True)
+    facts = catalogue_facts(model) if stale is None else assemble(model, stale)
     if facts is not None:
         return facts
     if problem is not None:
@@ -154,9 +78,45 @@ def _remote(model: str, revision: str | None, hub: Hub, cache: HeaderCache, *, o
     )
 
 
-def _without_network(model: str, revision: str | None, cache: HeaderCache) -> ModelFacts | None:
-    """What an earlier look at the Hub said; else the catalogue, which knows no revisions but the newest."""
-    stale = cache.get(model, revision, stale=True)
-    if stale is not None:
-        return assemble(model, stale)
-    return catalogue_facts(model) if revision in (None, "main") else None
+def _place(model: str) -> Path:
+    return cache_folder() / "headers" / f"{model.replace('/', '--').replace(':', '--')}.json"
+
+
+def _kept(model: str, *, stale: bool) -> Material | None:
+    """What is known of a model of the Hub; a broken file counts as none.
+
+    Args:
+        stale: also if the Hub was last asked more than a day ago.
+    """
+    try:
+        values = json.loads(_place(model).read_text(encoding="utf-8"))
+        if not stale and not 0 <= time.time() - float(values["asked"]) < FRESH_SECONDS:
+            return None
+        tensors = tuple(
+            Stored(str(name), str(dtype), tuple(map(int, shape)), int(nbytes))
+            for name, dtype, shape, nbytes in values["tensors"]
+        )
+        size, config, images = int(values["download_bytes"]), values["config"], values["images"]
+        material = Material(model, "hub", values["commit"], config, images, tensors, size)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    right = is_commit(material.revision) and isinstance(config, dict) and isinstance(images, dict | None)
+    return material if right and tensors else None
+
+
+def _keep(model: str, material: Material) -> None:
+    """Keep what the Hub said, where that can be written."""
+    if not is_commit(material.revision):
+        return
+    values = {
+        "commit": material.revision,
+        "asked": time.time(),
+        "config": material.config,
+        "images": material.images,
+        "tensors": material.tensors,
+        "download_bytes": material.download_bytes,
+    }
+    place, text = _place(model), json.dumps(values)
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(place, lambda path: path.write_text(text, "utf-8"))

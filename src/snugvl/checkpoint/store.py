@@ -11,15 +11,14 @@ when it has been verified. Nothing is deleted that this run did not write, and n
 
 import hashlib
 import os
-import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from snugvl.core.folders import hub_cache
+from snugvl.core.folders import hub_cache, write_whole
 from snugvl.errors import CheckpointError
 
 REPO_PREFIX = "models--"  # of the cache's folders of models
@@ -164,17 +163,6 @@ def git_blob_id(data: bytes) -> str:
     digest = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
     digest.update(data)
     return digest.hexdigest()
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """A file whole or not at all; a link that stands at `path` is replaced, not followed."""
-    copy = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        write(copy)
-        copy.replace(path)
-    except BaseException:
-        copy.unlink(missing_ok=True)
-        raise
 
 
 def _stands(path: Path) -> bool:

@@ -33,11 +33,10 @@ from snugvl.cli import (
 )
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
-from snugvl.cli.terminal import ClosedPipe, plainly, say, trace, warnings_said
+from snugvl.cli.terminal import INTERRUPTED, ClosedPipe, plainly, say, trace, warnings_said
 from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
-INTERRUPTED = 130
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `yes | head` does
 
 app = typer.Typer(

@@ -20,7 +20,20 @@ from snugvl.cli import records, session
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.records import Job, JsonLines, Opener, Outcome, Readable, Task
 from snugvl.cli.sources import STDIN
-from snugvl.cli.terminal import HANG, about, flow, line, named, printable, say, several, trace, write
+from snugvl.cli.terminal import (
+    HANG,
+    INTERRUPTED,
+    SOME_FAILED,
+    about,
+    flow,
+    line,
+    named,
+    printable,
+    say,
+    several,
+    trace,
+    write,
+)
 from snugvl.core.wrapping import wrapped
 from snugvl.errors import ImageError, InputError, SnugvlError
 
@@ -34,8 +47,6 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 8
 WAKE_S = 0.5
-SOME_FAILED = 7
-INTERRUPTED = 130
 
 
 def do(

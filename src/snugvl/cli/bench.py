@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snugvl.cli import options
-from snugvl.cli.terminal import ended_like_ctrl_c, printable, say, write
+from snugvl.cli.terminal import SOME_FAILED, ended_like_ctrl_c, printable, say, write
 from snugvl.core.options import LoadOptions, typed
 from snugvl.errors import EngineError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from snugvl.bench.report import BenchmarkReport
     from snugvl.bench.result import BenchmarkResult
 
-SOME_FAILED = 7
 Tell = Callable[[str], None]
 MOST_SIDE = 20_000
 SEED = 1000

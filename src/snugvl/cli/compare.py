@@ -16,7 +16,7 @@ import typer
 
 from snugvl.cli import options, records, session, sources
 from snugvl.cli.options import ModelChoice, OutputChoice
-from snugvl.cli.terminal import ended_like_ctrl_c, printable, say, several, write
+from snugvl.cli.terminal import INTERRUPTED, SOME_FAILED, ended_like_ctrl_c, printable, say, several, write
 from snugvl.core.formats import WeightsName
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size, megapixels
@@ -24,14 +24,11 @@ from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
     from snugvl.fidelity.comparison import Comparison
-    from snugvl.fidelity.progress import Tell
-    from snugvl.fidelity.questions import Question
     from snugvl.fidelity.results import Figures, QuestionOutcome
     from snugvl.fidelity.stages import Item
-    from snugvl.fidelity.variants import Variant
+    from snugvl.fidelity.variants import Question, Variant
+    from snugvl.fidelity.work import Tell
 
-SOME_FAILED: Final = 7
-INTERRUPTED: Final = 130
 PASSES: Final = 4
 COMPARED = options.load_options("compare")
 TaskName = Literal["caption", "ask", "detect", "scene"]
@@ -162,9 +159,8 @@ def _compare(
     numbers: tuple[int | None, int | None, int],
     result: OutputChoice,
 ) -> None:
-    from snugvl.fidelity.questions import Question
-    from snugvl.fidelity.setup import comparison_of
-    from snugvl.fidelity.variants import variants_of
+    from snugvl.fidelity.comparison import comparison_of
+    from snugvl.fidelity.variants import Question, variants_of
     from snugvl.tasks.detect import check_names
 
     max_tokens, reference_pixels, passes = numbers

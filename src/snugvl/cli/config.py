@@ -21,6 +21,7 @@ import typer
 
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.terminal import plainly, printable, say, write
+from snugvl.core.folders import write_whole
 from snugvl.errors import InputError, SnugvlError
 
 MAX_BYTES: Final = 2**20
@@ -297,7 +298,9 @@ def _write(text: str, context: typer.Context) -> None:
     _checked(text, context)
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    draft.touch(mode=0o600)
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+
+    def write(draft: Path) -> None:
+        draft.touch(mode=0o600)
+        draft.write_text(text, encoding="utf-8")
+
+    write_whole(file, write)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ import typer
 
 from snugvl.cli import options
 from snugvl.cli.options import MachineChoice, machine_from
-from snugvl.cli.terminal import printable, say, write
+from snugvl.cli.terminal import printable, say, write, write_json
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped
 from snugvl.errors import EngineError
@@ -76,7 +75,7 @@ def doctor(
     advice = advise(found, build, downloads, tools)
     if json:
         document = as_document(found, advice, build)
-        write(json_module.dumps(document, ensure_ascii=False, indent=2) + "\n")
+        write_json(document)
     else:
         show(found, advice)
 

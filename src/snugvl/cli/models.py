@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as encoder
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from snugvl.cli.options import DownloadedModel, Quiet, known_models
-from snugvl.cli.terminal import printable, say, write
+from snugvl.cli.terminal import printable, say, write, write_json
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, InputError, SnugvlError
 
@@ -151,7 +150,7 @@ def list_models(
     models = [each for each in cached() if each.name not in others]
     rows = [_row(each, why_not) for each in (*models, *ggufs, pocket)]
     if json:
-        write(encoder.dumps(rows, ensure_ascii=False, indent=2) + "\n")
+        write_json(rows)
         return
     cells = [(row["model"], format_size(row["bytes"]), row["format"] or "–", _fits(row)) for row in rows]
     titles = ("model", "size", "format", "fits now")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
@@ -109,72 +110,47 @@ def cards(incomplete: str) -> list[str]:
     return [name for name in ("none", *short) if name.startswith(incomplete)]
 
 
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME",
-        autocompletion=cards,
-        help="Describe a machine: its GPU, such as rtx-5060, or none.",
-    ),
-]
-Os = Annotated[
-    Literal["linux", "wsl2", "windows", "macos", "other"] | None,
-    typer.Option(
-        "--os", help="The described machine's system (linux by default, macos with a GPU of Apple's)."
-    ),
-]
-Held = Annotated[
-    str | None,
-    typer.Option(
-        "--held",
-        metavar="SIZE",
-        callback=size,
-        help="GPU memory that other programs hold there, such as 951MiB.",
-    ),
-]
-Vram = Annotated[
-    str | None,
-    typer.Option(
-        "--vram",
-        metavar="SIZE",
-        callback=size,
-        help="GPU memory in all, such as 8151MiB; known for most GPUs.",
-    ),
-]
-Gpus = Annotated[
-    int | None, typer.Option("--gpus", metavar="N", help="How many of these GPUs the machine has.")
-]
-Ram = Annotated[
-    str | None, typer.Option("--ram", metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
-]
-MachineFile = Annotated[
-    Path | None,
-    typer.Option("--machine", metavar="FILE", help="A recording that snugvl doctor --record made."),
-]
-
-MACHINE: dict[str, Any] = {
-    "gpu": Gpu,
-    "os": Os,
-    "held": Held,
-    "vram": Vram,
-    "gpus": Gpus,
-    "ram": Ram,
-    "machine": MachineFile,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class MachineChoice:
     """Which machine a command means; nothing given: this one."""
 
-    gpu: str | None = None
-    os: Literal["linux", "wsl2", "windows", "macos", "other"] | None = None
-    held: str | None = None
-    vram: str | None = None
-    gpus: int | None = None
-    ram: str | None = None
-    machine: Path | None = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=cards,
+            help="Describe a machine: its GPU, such as rtx-5060, or none.",
+        ),
+    ] = None
+    os: Annotated[
+        Literal["linux", "wsl2", "windows", "macos", "other"] | None,
+        typer.Option(help="The described machine's system (linux by default, macos with a GPU of Apple's)."),
+    ] = None
+    held: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            callback=size,
+            help="GPU memory that other programs hold there, such as 951MiB.",
+        ),
+    ] = None
+    vram: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            callback=size,
+            help="GPU memory in all, such as 8151MiB; known for most GPUs.",
+        ),
+    ] = None
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="How many of these GPUs the machine has.")] = (
+        None
+    )
+    ram: Annotated[
+        str | None, typer.Option(metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
+    ] = None
+    machine: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A recording that snugvl doctor --record made.")
+    ] = None
 
     @property
     def described(self) -> bool:
@@ -416,9 +392,9 @@ class ModelChoice:
 class GenerationOptions:
     """How to generate."""
 
-    max_tokens: int | None
-    temperature: float
-    seed: int | None
+    max_tokens: MaxTokens = None
+    temperature: Temperature = 0.0
+    seed: Seed = None
 
     def sampling(self) -> SamplingParams:
         """Options of sampling as the tasks take them."""
@@ -453,20 +429,16 @@ def _choice(values: dict[str, Any]) -> ModelChoice:
     return ModelChoice(model, server, key, LoadOptions(model or DEFAULT_MODEL, **values))
 
 
-# What a parameter of each kind is spelled out to, and how its value is made.
+# What a parameter of each kind is spelled out to, and how its value is made; fields of others are options.
 CHOICE: dict[str, Any] = {"model": Model, "server": Server, "api_key": ApiKey, **LOAD}
-GENERATION: dict[str, Any] = {"max_tokens": MaxTokens, "temperature": Temperature, "seed": Seed}
 OUTPUT: dict[str, Any] = {"json": Json, "output": Output, "resume": Resume, "quiet": Quiet}
 GROUPS: dict[type, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = {
     ModelChoice: (CHOICE, _choice),
-    GenerationOptions: (GENERATION, lambda values: GenerationOptions(**values)),
     OutputChoice: (OUTPUT, lambda values: OutputChoice(*values.values())),
-    MachineChoice: (MACHINE, lambda values: MachineChoice(**values)),
 }
 CONTEXT = "invocation"  # of a command that takes none itself
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-PLAIN = {"model": None, "server": None, "api_key": None, "temperature": 0.0, "json": False, "resume": False,
-         "quiet": False}  # fmt: skip
+PLAIN = {"model": None, "server": None, "api_key": None, "json": False, "resume": False, "quiet": False}
 
 
 def _without_file(values: dict[str, Any], context: typer.Context) -> None:
@@ -480,6 +452,10 @@ def _without_file(values: dict[str, Any], context: typer.Context) -> None:
     often = {"DEFAULT_MAP", "ENVIRONMENT"}
     if _source(context, "model") in often and _source(context, "server") == "COMMANDLINE":
         values["model"] = None
+
+
+def _made(kind: type, values: dict[str, Any]) -> Any:
+    return kind(**values)
 
 
 def _source(context: typer.Context, name: str) -> str:
@@ -502,12 +478,16 @@ def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..
         its_context = next((name for name, kind in hints.items() if kind is typer.Context), CONTEXT)
         for name, parameter in inspect.signature(command).parameters.items():
             kind = hints[name]
+            defaults = DEFAULTS | PLAIN
+            if isinstance(kind, type) and is_dataclass(kind) and kind not in groups:
+                groups[kind] = (get_type_hints(kind, include_extras=True), partial(_made, kind))
+                defaults = {each.name: each.default for each in fields(kind)}
             if kind not in groups:
                 spelled.append(parameter.replace(annotation=kind, kind=KEYWORD))
                 continue
             members[name] = kind
             for option, annotation in groups[kind][0].items():
-                default = DEFAULTS[option] if kind is LoadOptions else PLAIN.get(option, DEFAULTS.get(option))
+                default = defaults.get(option)
                 spelled.append(inspect.Parameter(option, KEYWORD, annotation=annotation, default=default))
 
         @functools.wraps(command)

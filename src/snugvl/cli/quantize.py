@@ -16,19 +16,18 @@ import typer
 
 from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
-from snugvl.cli.terminal import ended_like_ctrl_c, say, several, write
+from snugvl.cli.terminal import INTERRUPTED, ended_like_ctrl_c, say, several, write
 from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
-    from snugvl.fidelity.progress import Tell
+    from snugvl.fidelity.work import Tell
     from snugvl.quantize.copying import CopyJob
     from snugvl.quantize.inputs import Given
     from snugvl.quantize.setup import QuantizeJob, WrittenCheckpoint
 
-INTERRUPTED: Final = 130
 DEFAULT_BITS: Final = 4.75
 MAX_PIXELS: Final = 1_000_000
 MOST_TEXT_BYTES: Final = 16 << 20

@@ -14,7 +14,6 @@ JSON Lines are one record per image, written as soon as it is done, and read aga
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from snugvl.cli.sources import STDIN
 from snugvl.cli.terminal import printable, show, write
+from snugvl.core.folders import write_whole
 from snugvl.core.wrapping import columns, styled
 from snugvl.errors import InputError, OutputError
 
@@ -209,9 +209,7 @@ def results_in(path: Path, task: Task, model: str) -> list[dict[str, Any]]:
 def rewrite(path: Path, records: list[dict[str, Any]]) -> None:
     """Replace the file by `records`, at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text("".join(map(encode, records)), encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, lambda draft: draft.write_text("".join(map(encode, records)), encoding="utf-8"))
 
 
 def remaining(jobs: Sequence[Job], records: list[dict[str, Any]]) -> list[Job]:

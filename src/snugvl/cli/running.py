@@ -11,7 +11,6 @@ A record counts while its process runs: the same number, begun at the same time,
 from __future__ import annotations
 
 import json
-import json as encoder
 import os
 import socket
 import time
@@ -26,7 +25,8 @@ from urllib.parse import urlsplit
 import typer
 
 from snugvl.cli import options
-from snugvl.cli.terminal import printable, say, write
+from snugvl.cli.terminal import printable, say, write, write_json
+from snugvl.core.folders import cache_folder, write_whole
 from snugvl.core.sizes import format_size
 from snugvl.errors import EngineUnavailable, SnugvlError, Unauthorized
 
@@ -61,8 +61,6 @@ class LocalServer:
 
 def folder() -> Path:
     """Where servers write down that they run."""
-    from snugvl.core.folders import cache_folder
-
     return cache_folder(os.environ) / "servers"
 
 
@@ -76,9 +74,7 @@ def announced(url: str, model: str, names: tuple[str, ...]) -> Iterator[None]:
     path = folder() / f"{me.pid}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, lambda draft: draft.write_text(json.dumps(asdict(record)), encoding="utf-8"))
     try:
         yield
     finally:
@@ -190,7 +186,7 @@ def ps(
     """Show which servers of yours run here: process, address, model, memory, and since when."""
     rows = [_row(server, api_key) for server in running()]
     if json:
-        write(encoder.dumps(rows, ensure_ascii=False, indent=2) + "\n")
+        write_json(rows)
         return
     if not rows:
         say("no server of yours runs on this machine; start one with: snugvl serve")

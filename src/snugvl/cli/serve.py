@@ -109,84 +109,67 @@ KeyRequestsPerMinute = Annotated[
 KeyConcurrent = Annotated[
     int | None, typer.Option("--key-concurrent", min=1, help="Requests at once of each API key.")
 ]
-VllmCommand = Annotated[
-    str | None,
-    typer.Option(
-        "--vllm-command",
-        metavar="WORDS",
-        help="The command to run instead of vllm, such as '/opt/venv/bin/vllm'.",
-    ),
-]
-Attach = Annotated[
-    str | None,
-    typer.Option(
-        "--attach",
-        metavar="URL",
-        callback=options.address,
-        help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
-    ),
-]
-AttachKey = Annotated[
-    str | None, typer.Option("--attach-api-key", metavar="KEY", help="Key of the server to attach to.")
-]
-LlamacppCommand = Annotated[
-    str | None,
-    typer.Option(
-        "--llamacpp-command",
-        metavar="WORDS",
-        help="The command to run instead of llama-server, such as '/opt/llama.cpp/llama-server'.",
-    ),
-]
-NoRetry = Annotated[
-    bool,
-    typer.Option("--no-retry", help="Don't plan again and retry once when a vLLM or llama.cpp fails."),
-]
-SleepAfter = Annotated[
-    float | None,
-    typer.Option(
-        "--sleep-after",
-        metavar="SECONDS",
-        help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
-    ),
-]
 NOT_SERVERS = ("dtype", "max_waiting")
 SERVERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # engines that are servers of other programs
 
 
 @dataclass(frozen=True, slots=True)
 class ChildOptions:
-    """What only engines have that are servers of other programs: vLLM and llama.cpp.
+    """What only engines have that are servers of other programs: vLLM and llama.cpp."""
 
-    Attributes:
-        vllm_line, llamacpp_line: the words that stand for vllm and llama-server.
-        attach: URL of a server that runs.
-        sleep_after_s: seconds without a request after which vLLM's memory is given back.
-    """
-
-    vllm_line: str | None = None
-    llamacpp_line: str | None = None
-    attach: str | None = None
-    attach_api_key: str | None = None
-    retry: bool = True
-    sleep_after_s: float | None = None
+    vllm_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS", help="The command to run instead of vllm, such as '/opt/venv/bin/vllm'."
+        ),
+    ] = None
+    llamacpp_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS",
+            help="The command to run instead of llama-server, such as '/opt/llama.cpp/llama-server'.",
+        ),
+    ] = None
+    no_retry: Annotated[
+        bool,
+        typer.Option("--no-retry", help="Don't plan again and retry once when a vLLM or llama.cpp fails."),
+    ] = False
+    sleep_after: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
+        ),
+    ] = None
+    attach: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            callback=options.address,
+            help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
+        ),
+    ] = None
+    attach_api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key of the server to attach to.")
+    ] = None
 
     @property
-    def vllm_command(self) -> tuple[str, ...]:
+    def vllm_words(self) -> tuple[str, ...]:
         """The words that stand for vllm."""
-        return _words("--vllm-command", self.vllm_line)
+        return _words("--vllm-command", self.vllm_command)
 
     @property
-    def llamacpp_command(self) -> tuple[str, ...]:
+    def llamacpp_words(self) -> tuple[str, ...]:
         """The words that stand for llama-server."""
-        return _words("--llamacpp-command", self.llamacpp_line)
+        return _words("--llamacpp-command", self.llamacpp_command)
 
     def said(self) -> dict[str, tuple[str, ...]]:
         """The options that were given, `--attach` left out, and the engines that have them."""
         given = {
-            "--vllm-command": (self.vllm_line is not None, ("vllm",)),
-            "--llamacpp-command": (self.llamacpp_line is not None, ("llamacpp",)),
-            "--no-retry": (not self.retry, ("vllm", "llamacpp")),
-            "--sleep-after": (self.sleep_after_s is not None, ("vllm",)),
+            "--vllm-command": (self.vllm_command is not None, ("vllm",)),
+            "--llamacpp-command": (self.llamacpp_command is not None, ("llamacpp",)),
+            "--no-retry": (self.no_retry, ("vllm", "llamacpp")),
+            "--sleep-after": (self.sleep_after is not None, ("vllm",)),
         }
         return {name: engines for name, (there, engines) in given.items() if there}
 
@@ -206,11 +189,11 @@ def check(load: LoadOptions, child: ChildOptions) -> None:
     """
     if child.attach_api_key is not None and child.attach is None:
         raise typer.BadParameter("--attach-api-key is the key of a server: name it with --attach")
-    if child.llamacpp_line is not None and not child.llamacpp_command:
+    if child.llamacpp_command is not None and not child.llamacpp_words:
         raise typer.BadParameter(
             "--llamacpp-command is empty; name a program, such as /opt/llama.cpp/llama-server"
         )
-    if child.vllm_line is not None and not child.vllm_command:
+    if child.vllm_command is not None and not child.vllm_words:
         raise typer.BadParameter("--vllm-command is empty; name a program, such as /opt/venv/bin/vllm")
     if load.language_only and load.images:
         raise typer.BadParameter(
@@ -298,12 +281,7 @@ def serve(
     *,
     load: LoadOptions,
     plan: Plan = None,
-    vllm_command: VllmCommand = None,
-    llamacpp_command: LlamacppCommand = None,
-    no_retry: NoRetry = False,
-    sleep_after: SleepAfter = None,
-    attach: Attach = None,
-    attach_api_key: AttachKey = None,
+    child: ChildOptions,
     max_concurrent: MaxConcurrent = 256,
     deadline: Deadline = 600.0,
     drain: Drain = 30.0,
@@ -335,9 +313,6 @@ def serve(
         allow_origins=_origins(allow_origin or []), allowed_media_domains=_domains(allowed_media_domains),
     )  # fmt: skip
     asked = replace(load, model=model or "")
-    child = ChildOptions(
-        vllm_command, llamacpp_command, attach, attach_api_key, retry=not no_retry, sleep_after_s=sleep_after
-    )
     check(asked, child)
     job = Serving(asked, child, settings, plan, quiet=quiet, log_level=log_level, started=started)
     code = job.run(command.obj)

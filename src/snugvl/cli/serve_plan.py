@@ -19,10 +19,10 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.settings import ENGINES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from snugvl.backends.child.settings import Facts, Replan
-    from snugvl.backends.llamacpp.settings import LlamacppChoice
+    from snugvl.backends.child.settings import ChildChoice, Facts, Replan
     from snugvl.backends.process.launch import Launched
     from snugvl.backends.process.wire import HostedEngine
     from snugvl.backends.vllm.settings import VllmChoice
@@ -155,7 +155,7 @@ def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
     if load.backend != "auto":
         return missing
     missing |= {each: "snugvl doesn't start it" for each in ENGINES if not rules_of(each).starts}
-    if not (child.vllm_line or _finds_vllm()):
+    if not (child.vllm_command or _finds_vllm()):
         missing["vllm"] = f"it is not installed: {_vllm_is_had()}"
     if _lacking():
         missing["transformers"] = f"it is not installed: {rules_of('transformers').installed_by}"
@@ -173,7 +173,7 @@ def _finds_vllm() -> bool:
 
 def _finds_llamacpp(child: ChildOptions) -> bool:
     """Whether there is a llama.cpp to start; `llamacpp.command` finds it then."""
-    words = child.llamacpp_command
+    words = child.llamacpp_words
     there = find_spec("xllamacpp") is not None or shutil.which("llama-server") is not None
     return shutil.which(words[0]) is not None if words else there
 
@@ -190,16 +190,16 @@ def check_installed(load: LoadOptions, child: ChildOptions) -> None:
             "pip install 'snugvl[transformers]'"
         )
     if load.backend == "llamacpp" and child.attach is None:
-        if child.llamacpp_command and not _finds_llamacpp(child):
-            program = child.llamacpp_command[0]
+        if child.llamacpp_words and not _finds_llamacpp(child):
+            program = child.llamacpp_words[0]
             raise EngineError(f"--llamacpp-command: there is no program {program!r}; check its path")
         if not _finds_llamacpp(child):
             raise EngineError(f"--backend llamacpp needs llama.cpp, and it is not installed: {LLAMACPP}")
     if load.backend != "vllm" or child.attach is not None:
         return
-    if child.vllm_command and shutil.which(child.vllm_command[0]) is None:
-        raise EngineError(f"--vllm-command: there is no program {child.vllm_command[0]!r}; check its path")
-    if not (child.vllm_command or _finds_vllm()):
+    if child.vllm_words and shutil.which(child.vllm_words[0]) is None:
+        raise EngineError(f"--vllm-command: there is no program {child.vllm_words[0]!r}; check its path")
+    if not (child.vllm_words or _finds_vllm()):
         raise EngineError(f"--backend vllm needs vLLM, and it is not installed: {_vllm_is_had()}")
 
 
@@ -354,14 +354,17 @@ def engine_for(
         return VllmEngine(vllm_choice(planned, load, child))
     if planned.engine == "llamacpp":
         assert isinstance(planned, Planned), "llama.cpp is only launched by a plan"
-        from snugvl.backends.llamacpp.planned import llamacpp_choice
+        from snugvl.backends.llamacpp import planned as llamacpp
         from snugvl.backends.llamacpp.service import LlamacppEngine
 
         if launched is not None:
             launched.abandon()
-        words, again = child.llamacpp_command, _replanned_llamacpp(planned)
+        words = child.llamacpp_words
+        again = _replanned(planned, LLAMACPP_MEMORY, llamacpp.arguments_of, llamacpp.planned_rows)
         return LlamacppEngine(
-            llamacpp_choice(planned.choice, load, command=words, retry=child.retry, replan=again)
+            llamacpp.llamacpp_choice(
+                planned.choice, load, command=words, retry=not child.no_retry, replan=again
+            )
         )
     said = {**load.said(), "model": planned.name}
     if not isinstance(planned, Planned):
@@ -388,13 +391,15 @@ def vllm_choice(planned: Planned, load: LoadOptions, child: ChildOptions) -> Vll
     return VllmChoice(
         planned.name,
         arguments_of(planned.choice, load),
-        command=child.vllm_command or None,
+        command=child.vllm_words or None,
         environment=visible(planned.choice),
         facts=_facts(planned, load),
         planned=planned_rows(planned.choice),
-        sleep_after_s=child.sleep_after_s,
-        retry=child.retry,
-        replan=_replanned(planned, load),
+        sleep_after_s=child.sleep_after,
+        retry=not child.no_retry,
+        replan=_replanned(
+            planned, (*SAME_SHARE, *LESS_SHARE), lambda choice: arguments_of(choice, load), planned_rows
+        ),
     )
 
 
@@ -444,15 +449,24 @@ def _facts(planned: Planned, load: LoadOptions) -> Facts:
     )
 
 
-def _replanned(planned: Planned, load: LoadOptions) -> Replan:
-    """Plans again with less where memory was the cause; other causes get the diagnosis' own changes."""
+def _replanned(
+    planned: Planned,
+    memory: Sequence[str],
+    arguments_of: Callable[[Choice], tuple[str, ...]],
+    rows_of: Callable[[Choice], tuple[LedgerRow, ...]],
+) -> Replan:
+    """Plans again with less where memory was the cause; other causes get the diagnosis' own changes.
 
-    def replan(diagnosis: Diagnosis, before: VllmChoice) -> VllmChoice | None:
+    Args:
+        memory: kinds of causes that less memory mends.
+        arguments_of, rows_of: a plan as the engine is started with it, and as rows of the ledger.
+    """
+
+    def replan(diagnosis: Diagnosis, before: ChildChoice) -> ChildChoice | None:
         from snugvl.backends.child import flags
         from snugvl.planner.plan import allocation_of
 
-        kinds = [cause.kind for cause in diagnosis.causes]
-        kind = next((kind for kind in kinds if kind in SAME_SHARE or kind in LESS_SHARE), None)
+        kind = next((cause.kind for cause in diagnosis.causes if cause.kind in memory), None)
         if kind is None:
             changed = flags.apply(before.arguments, diagnosis.changes)
             more = flags.variables(diagnosis.changes)
@@ -461,26 +475,7 @@ def _replanned(planned: Planned, load: LoadOptions) -> Replan:
         if smaller is None:
             return None
         facts = None if before.facts is None else replace(before.facts, plan=allocation_of(smaller).running)
-        arguments = arguments_of(smaller, load)
-        return replace(before, arguments=arguments, planned=planned_rows(smaller), facts=facts)
-
-    return replan
-
-
-def _replanned_llamacpp(planned: Planned) -> Replan:
-    """Plans again with less where memory was the cause."""
-
-    def replan(diagnosis: Diagnosis, before: LlamacppChoice) -> LlamacppChoice | None:
-        from snugvl.backends.child import flags
-        from snugvl.backends.llamacpp.planned import arguments_of, planned_rows
-
-        kind = next((cause.kind for cause in diagnosis.causes if cause.kind in LLAMACPP_MEMORY), None)
-        if kind is None:
-            return replace(before, arguments=flags.apply(before.arguments, diagnosis.changes))
-        smaller = less(planned, kind)
-        if smaller is None:
-            return None
-        return replace(before, arguments=arguments_of(smaller), planned=planned_rows(smaller))
+        return replace(before, arguments=arguments_of(smaller), planned=rows_of(smaller), facts=facts)
 
     return replan
 

@@ -3,6 +3,7 @@
 And how one that leaves something behind ends on SIGTERM.
 """
 
+import json
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from typing import Final, TextIO
 from snugvl.core.wrapping import Wrap, columns, wrapped
 from snugvl.errors import SnugvlWarning
 
+SOME_FAILED: Final = 7  # exit code: of several
+INTERRUPTED: Final = 130
 HANG: Final = 2  # of what a narrow terminal needs further lines for
 _PLAIN = (
     (
@@ -137,6 +140,11 @@ def write(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise ClosedPipe from None
+
+
+def write_json(value: object) -> None:
+    """Write a document for programs."""
+    write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
 def show(text: str, hang: int = 0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from snugvl.cli import options, running
-from snugvl.cli.terminal import printable, write
+from snugvl.cli.terminal import printable, write_json
 from snugvl.core.memory_kinds import Kind, bar, marked
 from snugvl.core.sizes import format_size
 from snugvl.errors import EngineError
@@ -52,7 +51,7 @@ def top(
         server = next((each.url for each in running.running()), DEFAULT_SERVER)
     with Client(server, api_key=api_key, timeout=PATIENCE_S, max_retries=0) as client:
         if json:
-            write(json_module.dumps(client.get("/memory"), ensure_ascii=False, indent=2) + "\n")
+            write_json(client.get("/memory"))
             return
         console = Console(file=sys.stdout, highlight=False)
         watch = ServerWatch(client, server)

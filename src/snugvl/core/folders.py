@@ -1,10 +1,9 @@
 """Where downloads are kept, as huggingface_hub's documented variables say, without importing it: that import
-takes longer than a plan. And where we keep what we have found out, and by which of our sources.
+takes longer than a plan. And where we keep what we have found out, by which of our sources, and how.
 """
 
 import os
-from collections.abc import Mapping
-from hashlib import sha256
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -27,8 +26,21 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def sources_digest(*rooms: str) -> str:
     """Digest of our sources in some folders of the package: what they have found out is theirs alone."""
+    from hashlib import sha256  # with OpenSSL, which --help needs not
+
     package, digest = Path(__file__).parent.parent, sha256()
     for room in rooms:
         for path in sorted((package / room).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """A file whole or not at all; a link that stands at `path` is replaced, not followed."""
+    copy = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    try:
+        write(copy)
+        copy.replace(path)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise

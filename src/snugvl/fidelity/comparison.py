@@ -4,29 +4,35 @@
                          a pass over its network: last hidden states at its answers      layer by layer
     the reference        a pass for all answers of all variants together                 layer by layer
     for each variant     both heads, a slice of the vocabulary at a time: KL, likeliest tokens
-    as often as wished   one variant drafts how the reference goes on, a pass checks it (`verify.py`)
+    as often as wished   one variant drafts how the reference goes on, a pass checks it (`results.py`)
 
 So the reference's files are read once for all figures, and once more for each round of drafts. Whatever ends
 the work, the next run goes on where it was (`work.py`).
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from snugvl.backends.place import TargetDevice, device_of, place_on
+from snugvl.checkpoint.gguf_files import gguf_files
+from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.read import facts_of
+from snugvl.checkpoint.safetensors import weight_files
 from snugvl.core.options import LoadOptions
 from snugvl.engine.oom import out_of_memory
-from snugvl.errors import OutOfMemory
-from snugvl.fidelity.answers import Answered
+from snugvl.errors import InputError, OutOfMemory, RequestError
 from snugvl.fidelity.memory import PassPlan
-from snugvl.fidelity.participant import Participant
-from snugvl.fidelity.progress import Clock, Tell
-from snugvl.fidelity.results import AnswerScore, QuestionOutcome, outcome
-from snugvl.fidelity.stages import Item, MemoryRow, Rival, Stages, Tokens, stored_bytes
-from snugvl.fidelity.verify import Verified, furthest, verified
-from snugvl.fidelity.work import Work
+from snugvl.fidelity.participant import Participant, check_tokens, published
+from snugvl.fidelity.results import AnswerScore, QuestionOutcome, Verified, furthest, outcome, verified
+from snugvl.fidelity.stages import Answered, Item, MemoryRow, Rival, Stages, Tokens, stored_bytes
+from snugvl.fidelity.variants import Variant, allocation_of, name_of
+from snugvl.fidelity.work import Clock, Tell, Work, folder_of
+from snugvl.planner.plan import Allocation
 
 Given = dict[int, Answered]
 """A variant's answers, by question."""
@@ -234,3 +240,115 @@ def _likeliest(scores: Scores) -> float:
     """Share of tokens whose likeliest one is the reference's."""
     same = [value for score, _ in scores.values() for value in score.same]
     return sum(same) / max(len(same), 1)
+
+
+def comparison_of(
+    base: LoadOptions,
+    variants: Sequence[Variant],
+    items: Sequence[Item],
+    *,
+    passes: int,
+    tell: Tell,
+    pictures: Mapping[str, Any],
+    reference_pixels: int | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+) -> tuple[Comparison, Work]:
+    """Plan it. Pictures are as large for all as the smallest plan has them, where nobody says.
+
+    Args:
+        base: names the reference's model, and says which device and how much memory.
+        passes: times that the reference is read, at most.
+        pictures: by name, what tells one from another of the same name later.
+        reference_pixels: what the reference's pictures are scaled down to; None: as the largest variant's.
+        output: beside it the work is kept; None: in memory.
+
+    Raises:
+        CheckpointNotFound, CheckpointError, UnsupportedModel: about a checkpoint.
+        DoesNotFit: a variant has no room, with the numbers.
+        RequestError: a wish that can't be met.
+        InputError: there is an unfinished comparison already, or another one.
+    """
+    _refuse_gguf(base.model, *(variant.load.model for variant in variants))
+    device = device_of(base.device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # makes the context, so that all plans are of what is left beside it
+    place = place_on(device, base.memory_bytes)
+    what = {
+        "model": base.model,
+        "files": [[path.name, path.stat().st_size] for path in weight_files(locate(base.model))],
+        "variants": [
+            variant.load.said() | {"model": variant.load.model, "tower": variant.tower_weights}
+            for variant in variants
+        ],
+        "pictures": dict(pictures),
+        "questions": [
+            [item.name, item.question.task, item.question.params, item.question.limit] for item in items
+        ],
+        "reference_pixels": reference_pixels,
+    }
+    settings = published(base, facts_of(str(locate(base.model)), offline=True), place)
+    work = Work(None if output is None else folder_of(output), what, resume=resume)
+    plans = [allocation_of(variant, place) for variant in variants]
+    formats = [plan.settings.weights_name for plan in plans]
+    limits = _limits(work, variants, plans, formats)
+    largest = None if None in limits else max(limit for limit in limits if limit is not None)
+    reference = Participant(base, settings, place, reference_pixels or largest)
+    rivals = _rivals(reference, variants, plans, limits, place)
+    made = Comparison(reference, rivals, items, base, passes=passes, work=work, tell=tell)
+    return made, work
+
+
+def _refuse_gguf(*models: str) -> None:
+    """Layer by layer only safetensors files are read (`models/layered.py`)."""
+    for model in models:
+        if gguf_files(model) is not None:
+            raise RequestError(
+                f"{model} is a GGUF; compare reads safetensors alone, such as those it was made of",
+                field="model",
+            )
+
+
+def _limits(
+    work: Work, variants: Sequence[Variant], plans: Sequence[Allocation], formats: list[str]
+) -> list[int | None]:
+    """Pixels of each variant's pictures: as somebody said, else the fewest that any plan has."""
+    before = work.records("limits")
+    if before:
+        if before[0]["formats"] != formats:
+            raise InputError(
+                f"the comparison began with {'; '.join(before[0]['formats'])}, and memory is for "
+                f"{'; '.join(formats)} now; name the formats, or free memory"
+            )
+        kept: list[int | None] = before[0]["pixels"]
+        return kept
+    planned = [plan.settings.max_pixels for plan in plans]
+    known = [pixels for pixels in planned if pixels is not None]
+    common = min(known) if known else None
+    limits = [variant.load.max_pixels or common for variant in variants]
+    work.add("limits", {"pixels": limits, "formats": formats})
+    return limits
+
+
+def _rivals(
+    reference: Participant,
+    variants: Sequence[Variant],
+    plans: Sequence[Allocation],
+    limits: Sequence[int | None],
+    place: TargetDevice,
+) -> list[Rival]:
+    """The variants with their names, each different.
+
+    Raises:
+        RequestError: two of them are the same, or one has other tokens than the reference.
+    """
+    sized = len(set(limits)) > 1
+    found: dict[str, Rival] = {}
+    for variant, plan, limit in zip(variants, plans, limits, strict=True):
+        name = name_of(variant, plan.settings, reference.capabilities.model, sized=sized)
+        if name in found:
+            raise RequestError(f"two of the variants are the same here: {name}; leave one out")
+        side = Participant(variant.load, plan.settings, place, limit)
+        check_tokens(reference, side)
+        found[name] = Rival(variant, side, name, plan.footprint.total_bytes)
+    return list(found.values())

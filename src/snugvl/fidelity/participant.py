@@ -23,7 +23,7 @@ from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.engine.sequence import CheckedPrompt
 from snugvl.errors import RequestError
-from snugvl.fidelity.questions import Question
+from snugvl.fidelity.variants import Question
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import Processor, check_length
 from snugvl.inputs.reasoning import ThinkingDefault

@@ -3,18 +3,27 @@
 FILE.partial/comparison.json     what is compared; only the same goes on
              NAME.jsonl          records, each written as soon as there is one
              NAME.safetensors    tensors, each file whole or not at all
+
+And how far it is, and how long it will take: by what is still to be read, corrected as it goes. Nearly all
+the time goes into reading weights and computing beside that, so work is counted in bytes of files. How fast
+they come is measured at the start, on one layer on its way from the disk to the device; what is seen later
+counts instead. Answering takes as long for the next variant as it did for the last one.
 """
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from snugvl.core.folders import write_whole
 from snugvl.errors import InputError
 
 FORMAT = 1  # of what is in the folder
@@ -50,7 +59,7 @@ class Work:
         if mark.exists():
             _check_same(_read(mark), wanted, mark)
         folder.mkdir(parents=True, exist_ok=True)
-        _write(mark, json.dumps(wanted, indent=1) + "\n")
+        write_whole(mark, lambda draft: draft.write_text(json.dumps(wanted, indent=1) + "\n", "utf-8"))
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """All records of that name; one that was torn when the work ended is left out."""
@@ -87,9 +96,8 @@ class Work:
         if self._folder is None:
             self._tensors[name] = dict(tensors)
             return
-        draft = self._folder / f".{name}.{os.getpid()}.tmp"
-        save_file({key: value.contiguous() for key, value in tensors.items()}, draft)
-        draft.replace(self._folder / f"{name}.safetensors")
+        whole = {key: value.contiguous() for key, value in tensors.items()}
+        write_whole(self._folder / f"{name}.safetensors", lambda draft: save_file(whole, draft))
 
     def remove(self) -> None:
         """It is all done."""
@@ -121,12 +129,6 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
 def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     for key in {**wanted, **found}:
         if found.get(key) != wanted.get(key):
@@ -134,3 +136,98 @@ def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path)
             raise InputError(
                 f"{path} has {key} {before}, not {now}; --resume continues the same comparison only"
             )
+
+
+Tell = Callable[[str, str, float, float | None], None]
+"""Told the stage, what of it is done, how much of all is done (0 to 1), and seconds left, where known."""
+
+EVERY_S: Final = 0.2  # between two reports
+
+
+@dataclass(slots=True)
+class _Stage:
+    nbytes: int
+    done: int = 0
+    answers: int = 0
+
+
+class Clock:
+    """Knows the stages that are left. Not thread-safe.
+
+    Attributes:
+        seconds: since it was made.
+    """
+
+    def __init__(self, stages: Mapping[str, int], tell: Tell) -> None:
+        """`stages`: bytes that each reads at most."""
+        self._stages = {name: _Stage(nbytes) for name, nbytes in stages.items()}
+        self._tell = tell
+        self._rate: float | None = None  # bytes a second, as measured first
+        self._read, self._reading_s = 0, 0.0
+        self._answers, self._answering_s = 0, 0.0
+        self._stage: _Stage | None = None
+        self._text, self._detail = "", ""
+        self._began = self._since = time.monotonic()
+        self._told = -math.inf
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._began
+
+    def measured(self, nbytes: int, seconds: float) -> None:
+        """So fast came the first bytes."""
+        self._rate = nbytes / max(seconds, 1e-6)
+
+    def begin(self, name: str, text: str, answers: int = 0) -> None:
+        """A stage begins, which first reads; `answers`: that it makes then."""
+        self._stage = self._stages.setdefault(name, _Stage(0))
+        self._stage.answers = answers
+        self._text, self._detail, self._since = text, "", time.monotonic()
+        self._report(at_once=True)
+
+    def read(self, nbytes: int) -> None:
+        """So many bytes more came; before the first stage they count for nothing."""
+        if self._stage is None:
+            return
+        now = time.monotonic()
+        self._stage.done += nbytes
+        self._read += nbytes
+        self._reading_s += now - self._since
+        self._since = now
+        self._report()
+
+    def answered(self, detail: str) -> None:
+        """One answer more is there."""
+        assert self._stage is not None, "a stage has begun"
+        now = time.monotonic()
+        self._answers += 1
+        self._stage.answers -= 1
+        self._answering_s += now - self._since
+        self._since, self._detail = now, detail
+        self._report()
+
+    def end(self, name: str) -> None:
+        """A stage is over, or was found done."""
+        stage = self._stages.setdefault(name, _Stage(0))
+        stage.nbytes, stage.answers = stage.done, 0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end; None where nothing was seen yet."""
+        left = sum(max(stage.nbytes - stage.done, 0) for stage in self._stages.values())
+        rate = self._read / self._reading_s if self._read and self._reading_s > 1 else self._rate
+        if rate is None:
+            return None
+        answers = sum(stage.answers for stage in self._stages.values())
+        each = self._answering_s / self._answers if self._answers else 0.0
+        return left / rate + answers * each
+
+    def _report(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if not at_once and now - self._told < EVERY_S:
+            return
+        self._told = now
+        total = sum(stage.nbytes for stage in self._stages.values())
+        done = sum(stage.done for stage in self._stages.values())
+        self._tell(self._text, self._detail, min(done / total, 1.0) if total else 0.0, self.left_s)

@@ -22,15 +22,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from snugvl.core.folders import cache_folder
+from snugvl.core.folders import cache_folder, write_whole
 from snugvl.core.sizes import MIB, format_size
 from snugvl.errors import EngineError
 from snugvl.hardware.machine import Gpu
@@ -151,17 +150,14 @@ def add(path: Path, measurements: Sequence[Measurement], *, largest: Sequence[Me
         text = json.dumps(
             {"schema": SCHEMA, "measurements": [asdict(each) for each in kept.values()]}, indent=1
         )
-        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+
+        def write(draft: Path) -> None:
+            with draft.open("w", encoding="utf-8") as file:
                 file.write(text + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            Path(draft).replace(path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                Path(draft).unlink()
-            raise
+
+        write_whole(path, write)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ in /usr/lib/wsl/lib); an over-commit does not fail but spills to system memory (
 page-locked memory is scarce.
 """
 
-import ctypes
 import math
 import os
 import re
@@ -276,6 +275,8 @@ def load_nvml(root: Path = Path("/")) -> bool:
     library = root / LIBRARIES / NVML_LIBRARY
     if not library.exists():
         return False
+    import ctypes  # which plans need not
+
     try:
         ctypes.CDLL(str(library))
     except OSError:

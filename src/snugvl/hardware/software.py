@@ -3,7 +3,6 @@
 And the CUDA driver by itself, for what can be done before torch is imported.
 """
 
-import ctypes
 import importlib.util
 import os
 import re
@@ -146,6 +145,8 @@ def open_context(index: int, library: str = LIBRARY) -> bool:
         index: of the GPU, as CUDA and torch count those that are visible.
         library: the driver's.
     """
+    import ctypes  # which plans need not
+
     try:
         driver = ctypes.CDLL(library)
     except OSError:  # no driver, or not Linux

@@ -34,9 +34,32 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
 from snugvl.models import own_format
-from snugvl.models.code_words import AWQ, PLAIN, codes_of, move_awq
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import DTYPES, TensorFiles
+
+PLAIN = (0, 1, 2, 3, 4, 5, 6, 7)  # where in a word the code of each of eight neighbours is
+AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def codes_of(words: torch.Tensor, nibbles: tuple[int, ...]) -> torch.Tensor:
+    """`[n, m / 8]` int32 as `[n, m]` codes."""
+    shifts = torch.tensor([4 * nibble for nibble in nibbles], dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & 15).flatten(1)
+
+
+def move_awq(words: torch.Tensor, out: torch.Tensor) -> None:
+    """`[n, rows / 8]` int32 in AWQ's order to `out` `[rows, n / 8]` in ours.
+
+    A code of each word at a time: the codes of a whole piece are eight times as large.
+    """
+    out.zero_()
+    eights = out.view(-1, 8, out.shape[1])
+    for column in range(8):
+        some = words[column::8]
+        for row, nibble in enumerate(AWQ):
+            codes = (some >> 4 * nibble) & 15
+            eights[:, row].bitwise_or_((codes << 4 * column).T)
+
 
 _SCALES = ("F16", "BF16")
 _ENDINGS = {  # of codes, scales, zero points

@@ -28,8 +28,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from snugvl.checkpoint.safetensors import TensorEntry
-from snugvl.checkpoint.store import write_whole
-from snugvl.core.folders import sources_digest
+from snugvl.core.folders import sources_digest, write_whole
 from snugvl.core.formats import FEW_BITS
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache, StateCache

@@ -20,7 +20,7 @@ from snugvl.core.formats import FORMATS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, UnsupportedModel
-from snugvl.fidelity.progress import Clock, Tell
+from snugvl.fidelity.work import Clock, Tell
 from snugvl.layers.linear import Linear
 from snugvl.models import own_format
 from snugvl.models.loader import Storage, load_model, open_checkpoint

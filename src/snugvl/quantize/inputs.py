@@ -14,8 +14,8 @@ from snugvl.engine.request import EngineRequest
 from snugvl.engine.sequence import CheckedPrompt
 from snugvl.errors import InputError
 from snugvl.fidelity.participant import Participant
-from snugvl.fidelity.questions import Question
 from snugvl.fidelity.sweep import Sequences
+from snugvl.fidelity.variants import Question
 
 PIECE: Final = 512  # tokens of a text that are read together
 MOST: Final = 32_768  # tokens in all
