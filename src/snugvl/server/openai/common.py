@@ -9,11 +9,11 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from snugvl.core.messages import Logprob, TokenLogprob, Usage
+from snugvl.core.messages import Logprob, TokenLogprob
 from snugvl.errors import RequestError
 from snugvl.server.fields import at_most
+from snugvl.server.generation import AnswerUsage
 from snugvl.server.openai.sampling import StreamOptions
-from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, events_document
 from snugvl.version import __version__
 
@@ -59,14 +59,13 @@ def effort_of(effort: Effort | None) -> dict[str, Any]:
     return {} if effort is None else {"reasoning_effort": effort}
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
-    """Tokens of the present request; `image_tokens` is our addition. What the answer's are stands there if
-    some were thought or guessed."""
-    record = current()
+def usage_of(usage: AnswerUsage) -> dict[str, Any]:
+    """Tokens of a request; `image_tokens` is our addition. What the answer's are stands there if some were
+    thought or guessed."""
     details = {
-        "reasoning_tokens": record.reasoning_tokens,
-        "accepted_prediction_tokens": record.accepted_tokens,
-        "rejected_prediction_tokens": record.rejected_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "accepted_prediction_tokens": usage.accepted_tokens,
+        "rejected_prediction_tokens": usage.rejected_tokens,
     }
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -74,7 +73,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {
             "image_tokens": usage.image_tokens,
-            "cached_tokens": record.cached_tokens,
+            "cached_tokens": usage.cached_tokens,
         },
         **({"completion_tokens_details": details} if any(details.values()) else {}),
     }
@@ -118,7 +117,7 @@ class ChunkWriter:
             }
         return Event(compact({**self._head, "choices": [choice], **tail}))
 
-    def end(self, usage: Usage) -> Iterator[Event]:
+    def end(self, usage: AnswerUsage) -> Iterator[Event]:
         """What ends the stream."""
         if self._options.include_usage:
             yield Event(compact({**self._head, "choices": [], "usage": usage_of(usage)}))

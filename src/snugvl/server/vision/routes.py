@@ -13,11 +13,12 @@ from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.core.messages import Request
+from snugvl.core.messages import Request, Usage
 from snugvl.errors import OutputError, RequestError
+from snugvl.inputs.tools.parser import TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.generation import Generation, complete, generate
+from snugvl.server.generation import Answer, read_answer
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 from snugvl.server.vision.requests import (
     AnswerResponse,
@@ -160,11 +161,11 @@ async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply
         OutputError: the model's answer isn't what the task asked for; the message shows it.
         RequestError: it isn't because `max_tokens` cut it.
     """
-    completing = complete(task.context, request)
+    reading = read_answer(task.context, request)
     del request
-    (choice,), usage = await completing
-    reply = Reply(text=choice.text, finish_reason=choice.finish_reason, usage=usage)
-    return _result(reply, task.options, finish)
+    answer = await reading
+    await answer.complete()
+    return _result(answer, task.options, finish)
 
 
 async def _stream(
@@ -172,26 +173,26 @@ async def _stream(
 ) -> Response:
     """The response to a task as events."""
     context = context_of(http)
-    return event_stream(http, context, _events(await generate(context, request), options, finish))
+    return event_stream(http, context, _events(await read_answer(context, request), options, finish))
 
 
 async def _events(
-    generation: Generation, options: TaskOptions, finish: Callable[[Reply], BaseModel]
+    answer: Answer, options: TaskOptions, finish: Callable[[Reply], BaseModel]
 ) -> AsyncGenerator[Event]:
     """The pieces of a task's answer as they come, then its result."""
-    text, finish_reason = "", ""
-    async with generation:
-        async for delta in generation:
-            text += delta.text
-            finish_reason = delta.finish_reason or finish_reason
-            if delta.text:
-                yield Event(compact({"delta": delta.text}))
-    reply = Reply(text=text, finish_reason=finish_reason, usage=generation.usage)
-    response = _result(reply, options, finish)
+    async with answer.generation:
+        async for step in answer:
+            for _, event in step.events:
+                if isinstance(event, TextPiece):
+                    yield Event(compact({"delta": event.text}))
+    response = _result(answer, options, finish)
     yield Event(compact({"result": response.model_dump(mode="json")}))
 
 
-def _result(reply: Reply, options: TaskOptions, finish: Callable[[Reply], ResultT]) -> ResultT:
+def _result(answer: Answer, options: TaskOptions, finish: Callable[[Reply], ResultT]) -> ResultT:
+    choice, used = answer.choices[0], answer.generation.usage
+    usage = Usage(used.prompt_tokens, used.completion_tokens, used.image_tokens)
+    reply = Reply(text=choice.text, finish_reason=choice.finish_reason or "", usage=usage)
     try:
         return finish(reply)
     except OutputError as error:
