@@ -1,8 +1,8 @@
 """`snugvl.AsyncClient`: the same in an event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Self, TypeVar
 
 import httpx
 import openai
@@ -10,21 +10,28 @@ import openai
 from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import DEFAULT_URL, Address, address_of, answered, sdk_options
-from snugvl.core.guesses import hint_arguments, unknown
 from snugvl.core.messages import Delta
-from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Health
-from snugvl.inputs.given import ImageSource, VisualSource
-from snugvl.inputs.talk import Spoken
 from snugvl.tasks.conversation import AsyncConversation
-from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
-from snugvl.tasks.surface import TASKS, Tasks, documented_as
+from snugvl.tasks.surface import Surface
 
 T = TypeVar("T")
+Coming = Coroutine[Any, Any, T]
 
 
-class AsyncClient(calls.Requester):
+class AsyncClient(
+    calls.Requester,
+    Surface[
+        Coming[Caption],
+        Coming[Answer],
+        Coming[Scene],
+        Coming[Detections],
+        Coming[Reply],
+        Coming["AsyncClientStream"],
+        AsyncConversation[calls.Body],
+    ],
+):
     """`snugvl.Client` for an event loop: the same methods as coroutines, the same arguments and exceptions.
 
         async with snugvl.AsyncClient() as client:
@@ -51,136 +58,8 @@ class AsyncClient(calls.Requester):
         )
         self.openai = openai.AsyncOpenAI(**options, http_client=http_client)
 
-    @documented_as(Tasks.caption)
-    async def caption(
-        self,
-        image: VisualSource,
-        *,
-        detail: Detail = "short",
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Caption:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return await self._send(await asyncio.to_thread(calls.caption, image, detail, options))
-
-    @documented_as(Tasks.ask)
-    async def ask(
-        self,
-        images: VisualSource | Sequence[VisualSource],
-        question: str,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Answer:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return await self._send(await asyncio.to_thread(calls.ask, images, question, options))
-
-    @documented_as(Tasks.scene)
-    async def scene(
-        self,
-        image: VisualSource,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Scene:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return await self._send(await asyncio.to_thread(calls.scene, image, options))
-
-    @documented_as(Tasks.detect)
-    async def detect(
-        self,
-        image: ImageSource,
-        objects: str | Sequence[str] = (),
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Detections:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return await self._send(await asyncio.to_thread(calls.detect, image, objects, options))
-
-    @overload
-    def chat(self, messages: None = None, *, system: str | None = None) -> AsyncConversation[calls.Body]: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Spoken | Sequence[Spoken],
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> Awaitable[Reply]: ...
-
-    @documented_as(Tasks.chat)
-    def chat(
-        self,
-        messages: Spoken | Sequence[Spoken] | None = None,
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> Awaitable[Reply] | AsyncConversation[calls.Body]:
-        if messages is None:
-            return AsyncConversation(calls.message_of, self.stream_chat, system, str(self))
-        options = self._options(sampling, max_tokens, temperature, system=system)
-        return self._chat(messages, options)
-
-    async def _chat(self, messages: Spoken | Sequence[Spoken], options: calls.Options) -> Reply:
-        return await self._send(await asyncio.to_thread(calls.chat, messages, options))
-
-    @documented_as(Tasks.stream_caption)
-    async def stream_caption(
-        self,
-        image: VisualSource,
-        *,
-        detail: Detail = "short",
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> "AsyncClientStream":
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        call = await asyncio.to_thread(calls.caption, image, detail, options)
-        return await self._open(calls.streamed_task(call))
-
-    @documented_as(Tasks.stream_ask)
-    async def stream_ask(
-        self,
-        images: VisualSource | Sequence[VisualSource],
-        question: str,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> "AsyncClientStream":
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        call = await asyncio.to_thread(calls.ask, images, question, options)
-        return await self._open(calls.streamed_task(call))
-
-    @documented_as(Tasks.stream_chat)
-    async def stream_chat(
-        self,
-        messages: Spoken | Sequence[Spoken],
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> "AsyncClientStream":
-        options = self._options(sampling, max_tokens, temperature, system=system)
-        call = await asyncio.to_thread(calls.chat, messages, options)
-        return await self._open(calls.streamed_chat(call))
+    def _conversation(self, system: str | None) -> AsyncConversation[calls.Body]:
+        return AsyncConversation(calls.message_of, self.stream_chat, system, str(self))
 
     async def models(self) -> tuple[str, ...]:
         """Names that requests may use for the model."""
@@ -216,20 +95,17 @@ class AsyncClient(calls.Requester):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    if not TYPE_CHECKING:  # or every attribute would be taken to exist
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(unknown(type(self).__name__, name))
-
     def _once(self) -> openai.AsyncOpenAI:
         return self.openai.with_options(max_retries=0)
 
-    async def _send(self, call: calls.Call[T]) -> T:
+    async def _send(self, make: Callable[[], calls.Call[T]]) -> T:
+        call = await asyncio.to_thread(make)
         with failures.sending(self._address, call.body):
             value = await self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
         return understood(call.read, value)
 
-    async def _open(self, call: calls.StreamCall) -> "AsyncClientStream":
+    async def _open(self, make: Callable[[], calls.StreamCall]) -> "AsyncClientStream":
+        call = await asyncio.to_thread(make)
         with failures.sending(self._address, call.body):
             events = await self.openai.post(
                 self._address.url(call.path),
@@ -239,9 +115,6 @@ class AsyncClient(calls.Requester):
                 stream_cls=openai.AsyncStream[object],
             )
         return AsyncClientStream(self._address, call, events)
-
-
-hint_arguments(AsyncClient, TASKS)
 
 
 class AsyncClientStream:

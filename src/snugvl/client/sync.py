@@ -1,7 +1,7 @@
 """`snugvl.Client`: a server behind the methods of a loaded model."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Self, TypeVar, overload
+from collections.abc import Callable, Iterator
+from typing import Any, Self, TypeVar
 
 import openai
 
@@ -16,13 +16,8 @@ from snugvl.client.connection import (
     sdk_options,
 )
 from snugvl.core.messages import Delta
-from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Health
-from snugvl.inputs.given import ImageSource, VisualSource
-from snugvl.inputs.talk import Spoken
 from snugvl.tasks.conversation import Conversation
-from snugvl.tasks.prompts import Detail
-from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 from snugvl.tasks.surface import Tasks
 
 T = TypeVar("T")
@@ -73,122 +68,8 @@ class Client(calls.Requester, Tasks):
         )
         self.openai = openai.OpenAI(**options, http_client=http_client)
 
-    def caption(
-        self,
-        image: VisualSource,
-        *,
-        detail: Detail = "short",
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Caption:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return self._send(calls.caption(image, detail, options))
-
-    def ask(
-        self,
-        images: VisualSource | Sequence[VisualSource],
-        question: str,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Answer:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return self._send(calls.ask(images, question, options))
-
-    def scene(
-        self,
-        image: VisualSource,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Scene:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return self._send(calls.scene(image, options))
-
-    def detect(
-        self,
-        image: ImageSource,
-        objects: str | Sequence[str] = (),
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Detections:
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return self._send(calls.detect(image, objects, options))
-
-    @overload
-    def chat(self, messages: None = None, *, system: str | None = None) -> Conversation[calls.Body]: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Spoken | Sequence[Spoken],
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> Reply: ...
-
-    def chat(
-        self,
-        messages: Spoken | Sequence[Spoken] | None = None,
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> Reply | Conversation[calls.Body]:
-        if messages is None:
-            return Conversation(calls.message_of, self.stream_chat, system, str(self))
-        options = self._options(sampling, max_tokens, temperature, system=system)
-        return self._send(calls.chat(messages, options))
-
-    def stream_caption(
-        self,
-        image: VisualSource,
-        *,
-        detail: Detail = "short",
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> "ClientStream":
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return self._open(calls.streamed_task(calls.caption(image, detail, options)))
-
-    def stream_ask(
-        self,
-        images: VisualSource | Sequence[VisualSource],
-        question: str,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> "ClientStream":
-        options = self._options(sampling, max_tokens, temperature, max_pixels)
-        return self._open(calls.streamed_task(calls.ask(images, question, options)))
-
-    def stream_chat(
-        self,
-        messages: Spoken | Sequence[Spoken],
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> "ClientStream":
-        options = self._options(sampling, max_tokens, temperature, system=system)
-        return self._open(calls.streamed_chat(calls.chat(messages, options)))
+    def _conversation(self, system: str | None) -> Conversation[calls.Body]:
+        return Conversation(calls.message_of, self.stream_chat, system, str(self))
 
     def models(self) -> tuple[str, ...]:
         """Names that requests may use for the model."""
@@ -228,12 +109,14 @@ class Client(calls.Requester, Tasks):
     def _once(self) -> openai.OpenAI:
         return self.openai.with_options(max_retries=0)
 
-    def _send(self, call: calls.Call[T]) -> T:
+    def _send(self, make: Callable[[], calls.Call[T]]) -> T:
+        call = make()
         with failures.sending(self._address, call.body):
             value = self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
         return understood(call.read, value)
 
-    def _open(self, call: calls.StreamCall) -> "ClientStream":
+    def _open(self, make: Callable[[], calls.StreamCall]) -> "ClientStream":
+        call = make()
         with failures.sending(self._address, call.body):
             events = self.openai.post(
                 self._address.url(call.path),
