@@ -14,7 +14,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.context import context_of
 from snugvl.server.fields import WHOLE, Part
-from snugvl.server.forms import either
+from snugvl.server.forms import MAX_TOOLS, either
 from snugvl.server.generation import Answer, Choice, ReasoningPiece, Step, read_answer
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
@@ -29,7 +29,6 @@ from snugvl.server.openai.common import (
     usage_of,
 )
 from snugvl.server.openai.constraints import (
-    MAX_TOOLS,
     ChatTool,
     ChatToolChoice,
     Choices,

@@ -8,12 +8,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from snugvl.core.messages import Logprob, Request, ToolCall
-from snugvl.core.sampling import SamplingParams
 from snugvl.errors import QueueFull, RequestError
 from snugvl.inputs.tools.parser import CallArguments, TextPiece
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
-from snugvl.server.forms import either
+from snugvl.server.forms import either, sampling_of
 from snugvl.server.generation import Answer, AnswerEvent, Block, ReasoningPiece, read_answer
 from snugvl.server.openai.common import EVENTS_DOCUMENT, effort_of, json_answer, new_id, now, token_logprobs
 from snugvl.server.openai.document import ResponseAnswer
@@ -61,13 +60,9 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
     if body.top_logprobs is not None and not body.wants_logprobs:
         raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs")
     grammar, tools = either(body.grammar(), body.tool_use(), "text.format")
-    sampling = SamplingParams(
-        max_tokens=body.max_output_tokens,
-        temperature=body.temperature or 0.0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
-        ignore_eos=bool(body.ignore_eos),
-    )
+    logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
+    names = ("temperature", "top_p", "ignore_eos")
+    sampling = sampling_of(body, *names, max_tokens=body.max_output_tokens, logprobs=logprobs)
     messages = await conversation_of(body.input, body.instructions, media)
     media.check_all_used()
     template = effort_of(body.effort)

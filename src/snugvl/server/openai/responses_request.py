@@ -14,11 +14,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from snugvl.core.messages import Grammar, Message, Picture, Text, ToolCall, ToolUse
 from snugvl.server.fields import WHOLE, Body, StringOrArray
 from snugvl.server.fields import Part as RequestPart
-from snugvl.server.forms import call_arguments, schema_grammar
+from snugvl.server.forms import MAX_TOOLS, call_arguments, schema_grammar
 from snugvl.server.openai.common import Effort, Metadata
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
-    MAX_TOOLS,
     JsonObjectFormat,
     NamedSchema,
     TextFormat,

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
+from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part, at_most
 from snugvl.server.forms import Stop, stops_of
 
@@ -97,32 +98,24 @@ class SamplingFields(Body):
 
 
 def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """The parameters of a request; what it leaves out is greedy and neutral."""
-    given = {
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "n": fields.n,
-        "presence_penalty": fields.presence_penalty,
-        "frequency_penalty": fields.frequency_penalty,
-        "min_p": fields.min_p,
-        "repetition_penalty": fields.repetition_penalty,
-        "ignore_eos": fields.ignore_eos,
-        "no_repeat_ngram_size": fields.no_repeat_ngram_size,
-    }
+    """The parameters of a request."""
+    sizes, window = [fields.no_repeat_ngram_size], None
     if (extra := fields.vllm_xargs) is not None:
-        sizes = (given["no_repeat_ngram_size"], extra.no_repeat_ngram_size, extra.ngram_size)
-        given["no_repeat_ngram_size"] = next((size for size in sizes if size is not None), None)
-        given["no_repeat_window"] = extra.window_size
-    return SamplingParams(
+        sizes += [extra.no_repeat_ngram_size, extra.ngram_size]
+        window = extra.window_size
+    return forms.sampling_of(
+        fields,
+        *("temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "min_p"),
+        *("repetition_penalty", "ignore_eos", "seed"),
         max_tokens=max_tokens,
         logprobs=logprobs,
-        seed=fields.seed,
+        no_repeat_ngram_size=next((size for size in sizes if size is not None), None),
+        no_repeat_window=window,
         special=fields.skip_special_tokens is False,
         stop=stops_of(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         top_k=max(fields.top_k or 0, 0),
         logit_bias={int(token): bias for token, bias in (fields.logit_bias or {}).items()},
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
 
 
