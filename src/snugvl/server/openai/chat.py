@@ -20,10 +20,15 @@ from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     ChunkWriter,
     Effort,
+    MaxTokens,
     Metadata,
+    SamplingFields,
+    StreamOptions,
     effort_of,
     head,
     json_answer,
+    rename_fields,
+    sampling_of,
     stream_options_of,
     token_logprobs,
     usage_of,
@@ -46,7 +51,6 @@ from snugvl.server.openai.media import (
     multipart_document,
 )
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, rename_fields, sampling_of
 from snugvl.server.streaming import Event, compact, event_stream
 from snugvl.server.wishes import CHAT, Wishes
 

@@ -21,21 +21,19 @@ from snugvl.server.generation import Answer, AnswerUsage, Generation, generate, 
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     LOWEST,
+    MAX_TOKENS,
     ChunkWriter,
+    SamplingFields,
+    StreamOptions,
     head,
     json_answer,
+    no_limit,
+    rename_fields,
+    sampling_of,
     stream_options_of,
     usage_of,
 )
 from snugvl.server.openai.document import Completion
-from snugvl.server.openai.sampling import (
-    MAX_TOKENS,
-    SamplingFields,
-    StreamOptions,
-    no_limit,
-    rename_fields,
-    sampling_of,
-)
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
 from snugvl.server.wishes import COMPLETIONS, Wishes

@@ -14,12 +14,19 @@ from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.forms import either, sampling_of
 from snugvl.server.generation import Answer, AnswerEvent, Block, ReasoningPiece, read_answer
-from snugvl.server.openai.common import EVENTS_DOCUMENT, effort_of, json_answer, new_id, now, token_logprobs
+from snugvl.server.openai.common import (
+    EVENTS_DOCUMENT,
+    effort_of,
+    json_answer,
+    new_id,
+    now,
+    rename_fields,
+    token_logprobs,
+)
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
 from snugvl.server.openai.responses_tools import VENDOR, Called, called_names
-from snugvl.server.openai.sampling import rename_fields
 from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
