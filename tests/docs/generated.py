@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
-from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
+from snugvl.errors import CODES, EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.grammar import AT_ONCE_BYTES
@@ -155,7 +155,7 @@ def error_table() -> str:
     """Every status with its codes."""
     rows = [
         (kind.http_status, f"`{code}`", _first(kind), "yes" if issubclass(kind, RETRIED) else "")
-        for kind, code in errors.CODES
+        for code, kind in CODES.items()
     ]
     words = {
         "missing_required_parameter": "A field is missing.",

@@ -171,11 +171,11 @@ def _executor(processors: int) -> LLExecutor:
     return LLExecutor(num_threads=processors)
 
 
-# A form says "integer", and a model may write digits until the context is full: JSON's numbers have any number
-# of them; so have llguidance's. A mask that follows a long run of digits loses the digits, if it stands within a
-# number: where the number could end, and nothing could come that no number goes on with. In a string another
-# character could, its quotation mark at least. So every part of a number has an end, whatever form of calls it
-# stands in.
+# A form says "integer", and a model may write digits until the context is full: JSON's numbers have any
+# number of them; so have llguidance's. A mask that follows a long run of digits loses the digits, if it
+# stands within a number: where the number could end, and nothing could come that no number goes on with. In
+# a string another character could, its quotation mark at least. So every part of a number has an end,
+# whatever form of calls it stands in.
 MOST: Final = 20  # digits in a row: what 64 bits hold has no more
 _WHOLE: Final = 0x80  # of an entry of `_tails`: the token has nothing but digits
 _DIGITS: Final = frozenset(b"0123456789")
