@@ -32,6 +32,7 @@ Exit code 2 is a usage error of the command line, 7 a batch in which some files 
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 # What is meant for a thread or the whole process, not for one request. Any other `BaseException` is a fault
@@ -216,3 +217,21 @@ def engine_failed(error: BaseException, what: str = "the engine failed") -> Engi
         return EngineError(f"{what}: out of memory{told}; free some, or send less at once; the log says more")
     line = text.splitlines()[0] if text else ""
     return EngineError(f"{what}: {kind}: {line if len(line) <= SHORT else line[:SHORT] + ' …'}")
+
+
+# OpenAI's `code` of errors over HTTP, which a server writes and a client reads. The first class that an error
+# is an instance of decides.
+CODES: Final[Mapping[str, type[SnugvlError]]] = {
+    "invalid_api_key": Unauthorized,
+    "model_not_found": ModelNotServed,
+    "context_length_exceeded": RequestTooLarge,
+    "image_too_large": ImageTooLarge,
+    "invalid_image": ImageError,
+    "request_too_large": BodyTooLarge,
+    "rate_limit_exceeded": RateLimited,
+    "queue_full": QueueFull,
+    "deadline_exceeded": DeadlineExceeded,
+    "out_of_memory": OutOfMemory,
+    "engine_unavailable": EngineUnavailable,
+    "invalid_model_output": OutputError,
+}

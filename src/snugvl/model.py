@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self, overload
+from typing import Self
 
 from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, with_names
-from snugvl.core.sampling import SamplingParams, chosen
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import SnugvlError, WrongType, warn
 from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
@@ -14,7 +14,7 @@ from snugvl.tasks.conversation import Conversation
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.request import collect
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
-from snugvl.tasks.surface import Tasks, check_question
+from snugvl.tasks.surface import Asked, Tasks, check_question
 from snugvl.tasks.training import warnings
 
 __all__ = ["ImageSource", "Model", "VisualSource", "decode", "see"]
@@ -46,139 +46,51 @@ class Model(Tasks):
         """What the model can do."""
         return self.backend.capabilities
 
-    def caption(
-        self,
-        image: VisualSource,
-        *,
-        detail: Detail = "short",
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Caption:
-        said = chosen(sampling, max_tokens, temperature)
-        stream = self.stream_caption(image, detail=detail, sampling=said, max_pixels=max_pixels)
-        return caption.result(_read(stream))
+    def _caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Caption:
+        return caption.result(_read(self._stream_caption(image, detail, asked)))
 
-    def ask(
-        self,
-        images: VisualSource | Sequence[VisualSource],
-        question: str,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Answer:
-        said = chosen(sampling, max_tokens, temperature)
-        return ask.result(_read(self.stream_ask(images, question, sampling=said, max_pixels=max_pixels)))
+    def _ask(self, images: VisualSource | Sequence[VisualSource], question: str, asked: Asked) -> Answer:
+        return ask.result(_read(self._stream_ask(images, question, asked)))
 
-    def scene(
-        self,
-        image: VisualSource,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Scene:
+    def _scene(self, image: VisualSource, asked: Asked) -> Scene:
         scene.check(self.capabilities)
-        said = chosen(sampling, max_tokens, temperature)
-        request = scene.request(look(image), self.capabilities, sampling=said, max_pixels=max_pixels)
-        return scene.result(self._complete(request))
-
-    def detect(
-        self,
-        image: ImageSource,
-        objects: str | Sequence[str] = (),
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Detections:
-        model, names = self.capabilities, detect.check_names(objects)
-        detect.check(names, model)
-        picture, said = still(image), chosen(sampling, max_tokens, temperature)
-        request = detect.request(picture, names, model, sampling=said, max_pixels=max_pixels)
-        return detect.result(self._complete(request), picture.image.size, names, model, max_pixels=max_pixels)
-
-    @overload
-    def chat(self, messages: None = None, *, system: str | None = None) -> Conversation[Message]: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Spoken | Sequence[Spoken],
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> Reply: ...
-
-    def chat(
-        self,
-        messages: Spoken | Sequence[Spoken] | None = None,
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> Reply | Conversation[Message]:
-        if messages is None:
-            return Conversation(_message, self.stream_chat, system, self.capabilities.model)
-        said = chosen(sampling, max_tokens, temperature)
-        return _read(self.stream_chat(messages, said, system=system))
-
-    def stream_caption(
-        self,
-        image: VisualSource,
-        *,
-        detail: Detail = "short",
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
-    ) -> Stream:
-        said = chosen(sampling, max_tokens, temperature)
-        request = caption.request(
-            look(image), self.capabilities, detail=detail, sampling=said, max_pixels=max_pixels
+        request = scene.request(
+            look(image), self.capabilities, sampling=asked.sampling, max_pixels=asked.max_pixels
         )
-        return self._submit(request)
+        return scene.result(_read(self._submit(request)))
 
-    def stream_ask(
-        self,
-        images: VisualSource | Sequence[VisualSource],
-        question: str,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        sampling: SamplingParams | None = None,
-        max_pixels: int | None = None,
+    def _detect(self, image: ImageSource, objects: str | Sequence[str], asked: Asked) -> Detections:
+        model, names, most = self.capabilities, detect.check_names(objects), asked.max_pixels
+        detect.check(names, model)
+        picture = still(image)
+        request = detect.request(picture, names, model, sampling=asked.sampling, max_pixels=most)
+        reply = _read(self._submit(request))
+        return detect.result(reply, picture.image.size, names, model, max_pixels=most)
+
+    def _conversation(self, system: str | None) -> Conversation[Message]:
+        return Conversation(_message, self.stream_chat, system, self.capabilities.model)
+
+    def _chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> Reply:
+        return _read(self._stream_chat(messages, asked))
+
+    def _stream_caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Stream:
+        said, most = asked.sampling, asked.max_pixels
+        return self._submit(
+            caption.request(look(image), self.capabilities, detail=detail, sampling=said, max_pixels=most)
+        )
+
+    def _stream_ask(
+        self, images: VisualSource | Sequence[VisualSource], question: str, asked: Asked
     ) -> Stream:
         check_question(images, question)
-        said = chosen(sampling, max_tokens, temperature)
-        request = ask.request(
-            look_at(images),
-            question,
-            self.capabilities,
-            sampling=said,
-            max_pixels=max_pixels,
+        said, most = asked.sampling, asked.max_pixels
+        return self._submit(
+            ask.request(look_at(images), question, self.capabilities, sampling=said, max_pixels=most)
         )
-        return self._submit(request)
 
-    def stream_chat(
-        self,
-        messages: Spoken | Sequence[Spoken],
-        sampling: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        system: str | None = None,
-    ) -> Stream:
-        said = chosen(sampling, max_tokens, temperature)
-        content = with_names([_message(turn) for turn in turns(messages, system)])
+    def _stream_chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> Stream:
+        said = asked.sampling
+        content = with_names([_message(turn) for turn in turns(messages, asked.system)])
         return self._submit(Request(content, said or SamplingParams()))
 
     def memory(self) -> Mapping[str, int]:
@@ -205,9 +117,6 @@ class Model(Tasks):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _complete(self, request: Request) -> Reply:
-        return _read(self._submit(request))
 
     def _submit(self, request: Request) -> Stream:
         for text in warnings(self.capabilities.training, request.messages):

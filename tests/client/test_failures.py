@@ -42,12 +42,6 @@ RAISED = [
 ]
 
 
-def test_every_code_of_the_server_is_known() -> None:
-    from snugvl.server.errors import CODES
-
-    assert {code: kind for kind, code in CODES} == failures.BY_CODE
-
-
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_a_refusal_is_the_same_exception(
     engine: ScriptedEngine, scripted: str, error: snugvl.SnugvlError

@@ -15,13 +15,13 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
-from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
+from snugvl.errors import CODES, EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.grammar import AT_ONCE_BYTES
 from snugvl.inputs.prompt import COUNTED_CONTEXTS
 from snugvl.inputs.trials import CPU_S, GRAMMAR_BYTES
-from snugvl.server import access, app, body, connection, errors, receiving, wishes
+from snugvl.server import access, app, body, connection, errors, receiving, vision, wishes
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Body, Strict
 from snugvl.server.forms import MAX_ARGUMENTS
@@ -37,7 +37,6 @@ from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
 from snugvl.server.together import MAX_MEDIA
-from snugvl.server.vision import requests as vision
 from tests.docs import clients
 from tests.server.fake import FakeService
 
@@ -156,7 +155,7 @@ def error_table() -> str:
     """Every status with its codes."""
     rows = [
         (kind.http_status, f"`{code}`", _first(kind), "yes" if issubclass(kind, RETRIED) else "")
-        for kind, code in errors.CODES
+        for code, kind in CODES.items()
     ]
     words = {
         "missing_required_parameter": "A field is missing.",

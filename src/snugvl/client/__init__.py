@@ -1,14 +1,13 @@
 """A server of snugvl from Python: the four tasks and chat, as `snugvl.load` gives them for a model.
 
-    calls.py ──► what to send, as data ──► sync.py / asynchronous.py ──► what came back ──► answers.py
-                                             (the openai SDK carries it)   failures.py
+    calls.py ──► what to send, as data ──► clients.py ──► what came back ──► answers.py
+                                (the openai SDK carries it)                  failures.py
 
 `calls`, `answers` and `failures` do no I/O over the network and are shared by both clients.
 """
 
 from snugvl.client.answers import Memory
-from snugvl.client.asynchronous import AsyncClient
+from snugvl.client.clients import AsyncClient, Client
 from snugvl.client.connection import DEFAULT_URL
-from snugvl.client.sync import Client
 
 __all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Memory"]

@@ -1,5 +1,6 @@
 """Every request a client makes, as data: no I/O but the reading of picture files."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
@@ -8,14 +9,14 @@ from snugvl.client import answers
 from snugvl.client.connection import Address
 from snugvl.client.pictures import is_shown_as_video, url_of
 from snugvl.core.messages import Delta, Part, Picture, Text, Video
-from snugvl.core.sampling import SamplingParams, chosen
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.inputs.given import ImageSource, VisualSource, as_list, numbered
 from snugvl.inputs.talk import Spoken, Turn, Unseen, turns
 from snugvl.tasks.detect import check_names
 from snugvl.tasks.prompts import CAPTION, Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
-from snugvl.tasks.surface import check_question
+from snugvl.tasks.surface import Asked, check_question
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -58,21 +59,49 @@ class Options:
 
 
 class Requester:
-    """The server that requests go to, and the model that they name: of both clients."""
+    """The server that requests go to, the model that they name, and how each task is one of them.
+
+    Both clients say how a request is sent; of which types the results are, `Surface` says.
+    """
 
     def __init__(self, address: Address, model: str | None) -> None:
         self._address = address
         self._model = model
 
-    def _options(
-        self,
-        sampling: SamplingParams | None,
-        max_tokens: int | None,
-        temperature: float | None,
-        max_pixels: int | None = None,
-        system: str | None = None,
-    ) -> Options:
-        return Options(self._model, chosen(sampling, max_tokens, temperature), max_pixels, system)
+    @abstractmethod
+    def _send(self, make: Callable[[], Call[Any]]) -> Any:
+        """The result of a request. `make` may read files."""
+
+    @abstractmethod
+    def _open(self, make: Callable[[], StreamCall]) -> Any:
+        """The stream of a request."""
+
+    def _caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Any:
+        return self._send(lambda: caption(image, detail, self._options(asked)))
+
+    def _ask(self, images: VisualSource | Sequence[VisualSource], question: str, asked: Asked) -> Any:
+        return self._send(lambda: ask(images, question, self._options(asked)))
+
+    def _scene(self, image: VisualSource, asked: Asked) -> Any:
+        return self._send(lambda: scene(image, self._options(asked)))
+
+    def _detect(self, image: ImageSource, objects: str | Sequence[str], asked: Asked) -> Any:
+        return self._send(lambda: detect(image, objects, self._options(asked)))
+
+    def _chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> Any:
+        return self._send(lambda: chat(messages, self._options(asked)))
+
+    def _stream_caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Any:
+        return self._open(lambda: streamed_task(caption(image, detail, self._options(asked))))
+
+    def _stream_ask(self, images: VisualSource | Sequence[VisualSource], question: str, asked: Asked) -> Any:
+        return self._open(lambda: streamed_task(ask(images, question, self._options(asked))))
+
+    def _stream_chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> Any:
+        return self._open(lambda: streamed_chat(chat(messages, self._options(asked))))
+
+    def _options(self, asked: Asked) -> Options:
+        return Options(self._model, asked.sampling, asked.max_pixels, asked.system)
 
     def __repr__(self) -> str:
         model = f", {self._model}" if self._model else ""

@@ -12,38 +12,19 @@ from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 from snugvl.client.connection import DEFAULT_URL, NO_KEY, Address, sent
 from snugvl.client.pictures import in_our_names
 from snugvl.errors import (
+    CODES,
     BodyTooLarge,
     DeadlineExceeded,
     EngineError,
     EngineUnavailable,
     ImageError,
-    ImageTooLarge,
-    ModelNotServed,
-    OutOfMemory,
     OutputError,
-    QueueFull,
     RateLimited,
     RequestError,
-    RequestTooLarge,
     SnugvlError,
     Unauthorized,
 )
 
-# `code` in the error's JSON, as server/errors.py writes it.
-BY_CODE: Final[Mapping[str, type[SnugvlError]]] = {
-    "invalid_api_key": Unauthorized,
-    "model_not_found": ModelNotServed,
-    "context_length_exceeded": RequestTooLarge,
-    "image_too_large": ImageTooLarge,
-    "invalid_image": ImageError,
-    "request_too_large": BodyTooLarge,
-    "rate_limit_exceeded": RateLimited,
-    "queue_full": QueueFull,
-    "deadline_exceeded": DeadlineExceeded,
-    "engine_unavailable": EngineUnavailable,
-    "out_of_memory": OutOfMemory,
-    "invalid_model_output": OutputError,
-}
 # For answers without such a code: of a proxy, or of another server.
 _BY_STATUS: Final[Mapping[int, type[SnugvlError]]] = {
     401: Unauthorized,
@@ -128,8 +109,8 @@ def _of_status(error: APIStatusError, address: Address) -> SnugvlError:
 
 
 def _kind(error: APIError, status: int) -> type[SnugvlError]:
-    if (error.code or "") in BY_CODE:
-        return BY_CODE[error.code or ""]
+    if (error.code or "") in CODES:
+        return CODES[error.code or ""]
     return _BY_STATUS.get(status, RequestError if status < 500 else EngineError)
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snugvl.server import errors, system
+from snugvl.server import errors, system, vision
 from snugvl.server.access import Auth, RateLimits, open_to_all
 from snugvl.server.anthropic import routes as anthropic
 from snugvl.server.context import Context
@@ -25,7 +25,6 @@ from snugvl.server.ollama import routes as ollama
 from snugvl.server.openai import chat, completions, responses, tokens
 from snugvl.server.page import routes as page
 from snugvl.server.receiving import Receiving
-from snugvl.server.vision import routes as vision
 from snugvl.version import __version__
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")

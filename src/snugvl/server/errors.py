@@ -22,16 +22,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Match
 
 from snugvl.errors import (
-    BodyTooLarge,
-    DeadlineExceeded,
-    EngineUnavailable,
+    CODES,
     ImageError,
-    ImageTooLarge,
     ModelNotServed,
-    OutOfMemory,
-    OutputError,
-    QueueFull,
-    RateLimited,
     RequestError,
     RequestTooLarge,
     SnugvlError,
@@ -41,21 +34,6 @@ from snugvl.server.record import current
 
 Family = Literal["openai", "anthropic", "ollama"]
 
-# The first class that an error is an instance of decides.
-CODES: tuple[tuple[type[SnugvlError], str], ...] = (
-    (Unauthorized, "invalid_api_key"),
-    (ModelNotServed, "model_not_found"),
-    (RequestTooLarge, "context_length_exceeded"),
-    (ImageTooLarge, "image_too_large"),
-    (ImageError, "invalid_image"),
-    (BodyTooLarge, "request_too_large"),
-    (RateLimited, "rate_limit_exceeded"),
-    (QueueFull, "queue_full"),
-    (DeadlineExceeded, "deadline_exceeded"),
-    (OutOfMemory, "out_of_memory"),
-    (EngineUnavailable, "engine_unavailable"),
-    (OutputError, "invalid_model_output"),
-)
 STATUS_CODES = {
     403: "forbidden",
     404: "not_found",
@@ -95,7 +73,7 @@ def code_of(error: Exception) -> str | None:
     """OpenAI's `code`: one word for programs; also the cause in /metrics."""
     if isinstance(error, InvalidRequest):
         return error.code
-    for kind, code in CODES:
+    for code, kind in CODES.items():
         if isinstance(error, kind):
             return code
     if isinstance(error, RequestError):

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
-from snugvl.core.sampling import MAX_STOP
+from snugvl.core.sampling import MAX_STOP, SamplingParams
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
 from snugvl.server.body import count_values
@@ -16,6 +16,10 @@ from snugvl.server.fields import STRING_OR_ARRAY
 from snugvl.server.record import current
 
 JsonSchema = dict[str, Any]
+Mode = Literal["none", "auto", "required"]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+RESERVED = ("auto", "none", "required")  # what a choice of tools may be called in place of a name
+MAX_TOOLS = 128
 MAX_ARGUMENTS = 10_000  # values in the arguments of one call
 
 Stop = Annotated[
@@ -30,6 +34,16 @@ def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
+def sampling_of(fields: object, *names: str, **given: Any) -> SamplingParams:
+    """Sampling parameters of a request; what it leaves out (null) is greedy and neutral.
+
+    Args:
+        names: fields that are called as the parameters are; `given`: all others.
+    """
+    values = {name: getattr(fields, name) for name in names} | given
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
 def offered_tool(
     name: str, description: str | None, parameters: JsonSchema | None, strict: bool | None
 ) -> Tool:
@@ -37,11 +51,45 @@ def offered_tool(
     return Tool(name, description or "", parameters or {}, bool(strict))
 
 
-def refuse_twice(names: Sequence[str]) -> None:
-    """Raise RequestError where two tools have one name."""
+def tool_use(
+    tools: Sequence[Tool],
+    mode: Mode | None = None,
+    *,
+    named: str | None = None,
+    allowed: Sequence[str] | None = None,
+    parallel: bool | None = None,
+    words: bool = True,
+) -> ToolUse | None:
+    """Tools and the choice among them.
+
+    Args:
+        named: the one to call; `allowed`: those they are narrowed to.
+        words: whether the protocol says a mode in the place of a name: then no tool may be called so.
+
+    Raises:
+        RequestError: a name twice, a choice that isn't offered, or one that needs tools and has none.
+    """
+    names = [tool.name for tool in tools]
     for index, name in enumerate(names):
-        if name in names[:index]:
-            raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
+        reserved = name in RESERVED and (words or name == named)
+        if reserved or name in names[:index]:
+            reason = "is a word of tool_choice" if reserved else "is there twice"
+            raise RequestError(
+                f"tools[{index}]: the name {name!r} {reason}; use another", field=f"tools[{index}].name"
+            )
+    for name in (*(allowed or ()), *(() if named is None else (named,))):
+        if name not in names:
+            offered = ", ".join(map(repr, names)) or "no tools"
+            raise RequestError(
+                f"tool_choice names {name!r}, which tools doesn't have ({offered})", field="tool_choice"
+            )
+    if mode == "required" and not tools:
+        raise RequestError("tool_choice is 'required', but the request has no tools", field="tool_choice")
+    if mode == "none" or not tools:
+        return None
+    if allowed is not None:
+        tools = [tool for tool in tools if tool.name in allowed]
+    return ToolUse(tell_unenforced(tools), named or mode or "auto", parallel is not False)
 
 
 def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:

@@ -1,14 +1,22 @@
-"""One generation from start to end, the same for every protocol: started, read, measured, aborted."""
+"""One answer from start to end, the same for every protocol: started, read, measured, aborted.
+
+    Generation   the engine's deltas, counted and timed
+    Answer       its steps: text, reasoning, calls and their arguments, the end of each choice
+    Choice       fold of these steps: a whole answer is what its stream comes to
+
+A protocol writes the steps of a stream, or the choices that they make, in its own form; the tokens of both
+are one `AnswerUsage`.
+"""
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from snugvl.core.messages import (
     Delta,
@@ -36,8 +44,29 @@ TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerUsage(Usage):
+    """Tokens of one answer, or of several, with what is among them.
+
+    Attributes:
+        cached_tokens: of the prompts, that the engine's prefix cache had.
+        reasoning_tokens: of the answers, that the model thought before them.
+        accepted_tokens, rejected_tokens: that were guessed right and wrong (`--speculation`).
+    """
+
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
+
+    def __add__(self, other: Usage) -> "AnswerUsage":
+        """Tokens of both together."""
+        names = [each.name for each in fields(self)]
+        return AnswerUsage(*(getattr(self, name) + getattr(other, name, 0) for name in names))
+
+
 class Generation:
-    """The answer to one request, read once: `async with await generate(...) as g: async for delta in g`.
+    """The deltas of one request, read once: `async with await generate(...) as g: async for delta in g`.
 
     Leaving the `async with` early aborts the request and frees its KV cache.
     """
@@ -48,11 +77,10 @@ class Generation:
         self._answer: list[str] | None = [] if context.settings.log_prompts else None
         self._started = started
         self._last_piece_at: dict[int, float] = {}  # per choice, when its last piece came
-        self._usage: Usage | None = None
-        self.check: AnswerCheck | None = None  # of what the grammar leaves out
+        self._usage: AnswerUsage | None = None
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> AnswerUsage:
         """Tokens of the request, once the answer was read to its end."""
         assert self._usage is not None, "an answer that was read to its end has its tokens"
         return self._usage
@@ -70,15 +98,11 @@ class Generation:
         """
         async for delta in self._stream:
             self._note(delta)
-            if self.check is not None:
-                self.check.note(delta)
             if delta.finish_reason == "abort":
                 raise EngineError("the request was aborted before its answer was complete")
             yield delta
         if self._usage is None:
             raise EngineError("the request ended before its answer was complete")
-        if self.check is not None:
-            await self.check.tell()
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,14 +126,13 @@ class Generation:
             self._answer.append(delta.text)
         if delta.finish_reason is not None:
             self._metrics.finished.labels(delta.finish_reason).inc()
-        if delta.usage is not None:
-            self._usage = delta.usage
-            self._metrics.count(delta.usage)
-            current().add(delta.usage)
-            current().cached_tokens += delta.cached_tokens
-            current().reasoning_tokens += delta.reasoning_tokens
-            current().accepted_tokens += delta.drafts[0]
-            current().rejected_tokens += delta.drafts[1]
+        if (used := delta.usage) is not None:
+            self._usage = AnswerUsage(
+                *(used.prompt_tokens, used.completion_tokens, used.image_tokens),
+                *(delta.cached_tokens, delta.reasoning_tokens, *delta.drafts),
+            )
+            self._metrics.count(used)
+            current().add(used)
 
 
 def counting(context: Context) -> AbstractContextManager[None]:
@@ -161,17 +184,6 @@ def _exceeded(context: Context, reason: str, field: str | None) -> RequestTooLar
     return RequestTooLarge(f"This model's maximum context length is {tokens} tokens. {reason}", field=field)
 
 
-@dataclass(slots=True)
-class Finished:
-    """One choice that is complete."""
-
-    text: str = ""
-    reasoning: str = ""
-    finish_reason: str = "abort"
-    logprobs: list[Logprob] = field(default_factory=list)
-    prompt_logprobs: tuple[Logprob, ...] = ()
-
-
 async def generate(context: Context, request: Request, *, ceiling: bool = False) -> Generation:
     """Start a request, with what is left of the server's deadline.
 
@@ -199,16 +211,7 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
         prompts.info("%s prompt: %r", current().id, _words(request))
     for text in await _warnings(context, request):
         current().warn(text)
-    stream = await _submit(context, request, ceiling)
-    generation = Generation(stream, context, started)
-    form = request.grammar
-    if known is not None and not known.exact_forms and form is not None and form.kind == "json_schema":
-        current().unenforced.setdefault(None, json.loads(form.source))
-    if schemas := current().unenforced:
-        generation.check = AnswerCheck(
-            context.validation, schemas, lambda text: split_calls(text, context.call_parser(request.tools))
-        )
-    return generation
+    return Generation(await _submit(context, request, ceiling), context, started)
 
 
 async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
@@ -248,26 +251,6 @@ async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
     return await asyncio.to_thread(training.warnings, known.training, request.messages)
 
 
-async def complete(context: Context, request: Request) -> tuple[list[Finished], Usage]:
-    """Every choice of a request, complete, and its tokens.
-
-    Whoever holds the request meanwhile holds room for its pictures, which nobody needs once it has begun.
-    """
-    choices = [Finished() for _ in range(request.sampling.n)]
-    begun = await generate(context, request)
-    del request
-    async with begun as generation:
-        async for delta in generation:
-            choice = choices[delta.choice]
-            choice.text += delta.text
-            choice.reasoning += delta.reasoning
-            choice.logprobs += delta.logprobs
-            choice.finish_reason = delta.finish_reason or choice.finish_reason
-            for each in choices if delta.prompt_logprobs else ():
-                each.prompt_logprobs = delta.prompt_logprobs
-    return choices, generation.usage
-
-
 def _words(request: Request) -> str | list[tuple[str, list[str]]]:
     """The text of a request; pictures only by their kind."""
     if request.prompt is not None:
@@ -289,87 +272,181 @@ class ReasoningPiece:
 
 
 AnswerEvent = ToolEvent | ReasoningPiece
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class Reader:
-    """The events of an answer with one choice, read once; afterwards, how it ended.
-
-    Whoever reads it does so within `async with reader.generation`, which aborts what is not finished.
+@dataclass(slots=True)
+class Block:
+    """A part of an answer: text, reasoning, or one call with the JSON text of its arguments.
 
     Attributes:
+        first: the event that it began with.
+        pieces: its text, as it came.
+        logprobs: of tokens of text.
+    """
+
+    first: AnswerEvent
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it that came."""
+        return "".join(self.pieces)
+
+    @property
+    def call(self) -> ToolCall | None:
+        """The call, where it is one."""
+        first = self.first
+        return ToolCall(first.id, first.name, self.text) if isinstance(first, CallStarted) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one delta of the engine adds to a choice.
+
+    Attributes:
+        choice: its index.
+        events: what came, in order, each with whether a block begins with it.
+        logprobs: of the tokens behind these events, and of those before them that said nothing yet.
+        finish_reason: of the choice, where it ends with this.
+        completion_tokens: of all choices, generated so far.
+    """
+
+    choice: int
+    events: list[tuple[bool, AnswerEvent]]
+    logprobs: Sequence[Logprob]
+    finish_reason: FinishReason | None
+    completion_tokens: int
+
+
+class Choice:
+    """One choice of an answer, as far as it came: what its steps make together.
+
+    Attributes:
+        blocks: text after text is one block, every call is one.
+        logprobs: of all its tokens; `prompt_logprobs`: of the prompt's.
         stop: the stop string that ended it, if one did.
     """
 
-    def __init__(self, generation: Generation, parser: CallParser | None) -> None:
-        """`parser`: finds the calls in the text; None where it can't hold any."""
-        self.generation = generation
+    def __init__(self, parser: CallParser | None = None, *, reasoning: bool = True) -> None:
+        """`parser`: finds the calls in the text; None where it can't hold any. `reasoning`: it is shown."""
         self._parser = parser
+        self._reasoning = reasoning
+        self._pending: list[Logprob] = []  # of text that the parser still holds back
+        self.blocks: list[Block] = []
+        self.logprobs: list[Logprob] = []
+        self.prompt_logprobs: tuple[Logprob, ...] = ()
+        self.finish_reason: FinishReason | None = None
         self.stop: str | None = None
-        self._logprobs: list[Logprob] = []
-        self._finish_reason: str | None = None
 
     @property
-    def length(self) -> bool:
-        """Whether it ended at its token limit."""
-        return self._finish_reason == "length"
+    def may_call(self) -> bool:
+        """Whether it may hold calls."""
+        return self._parser is not None
 
     @property
-    def calls(self) -> int:
-        """Tool calls so far."""
-        return 0 if self._parser is None else self._parser.calls
+    def text(self) -> str:
+        """All text outside of reasoning and calls."""
+        return "".join(block.text for block in self.blocks if isinstance(block.first, TextPiece))
 
-    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        async for delta in self.generation:
-            self._logprobs += delta.logprobs
-            self._finish_reason = delta.finish_reason or self._finish_reason
+    @property
+    def reasoning(self) -> str:
+        """All that the model thought."""
+        return "".join(block.text for block in self.blocks if isinstance(block.first, ReasoningPiece))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls in order."""
+        return [call for block in self.blocks if (call := block.call) is not None]
+
+    def add(self, delta: Delta) -> Step:
+        """Read on."""
+        events: list[AnswerEvent] = []
+        if delta.reasoning and self._reasoning:
+            events.append(ReasoningPiece(delta.reasoning))
+        events += self._split(delta.text, last=delta.finish_reason is not None)
+        self.logprobs += delta.logprobs
+        self._pending += delta.logprobs
+        logprobs: list[Logprob] = []
+        if events or delta.finish_reason is not None:
+            logprobs, self._pending = self._pending, logprobs
+        told = [(self._begins(event, logprobs if event is events[0] else ()), event) for event in events]
+        if delta.finish_reason is not None:
+            length, calls = delta.finish_reason == "length", any(block.call for block in self.blocks)
+            self.finish_reason = "length" if length else "tool_calls" if calls else "stop"
             self.stop = delta.stop
-            if delta.reasoning:
-                yield ReasoningPiece(delta.reasoning)
-            for event in self._split(delta.text):
-                yield event
-        if self._parser is not None:
-            for event in self._parser.flush():
-                yield event
+        return Step(delta.choice, told, logprobs, self.finish_reason, delta.completion_tokens)
 
-    def take_logprobs(self) -> list[Logprob]:
-        """Log-probabilities that came since they were taken last."""
-        taken, self._logprobs = self._logprobs, []
-        return taken
+    def _split(self, text: str, *, last: bool) -> list[ToolEvent]:
+        if self._parser is None:
+            return [TextPiece(text)] if text else []
+        events = self._parser.push(text)
+        return events + self._parser.flush() if last else events
 
-    def _split(self, text: str) -> list[ToolEvent]:
-        if self._parser is not None:
-            return self._parser.push(text)
-        return [TextPiece(text)] if text else []
+    def _begins(self, event: AnswerEvent, logprobs: Sequence[Logprob]) -> bool:
+        """Add an event to its block; whether the block begins with it."""
+        match event:
+            case CallArguments(fragment=text):
+                begins = False
+            case CallStarted():
+                begins, text = True, ""
+            case TextPiece(text=text) | ReasoningPiece(text=text):
+                begins = not self.blocks or type(event) is not type(self.blocks[-1].first)
+        if begins:
+            self.blocks.append(Block(event))
+        self.blocks[-1].pieces.append(text)
+        self.blocks[-1].logprobs += logprobs if isinstance(event, TextPiece) else ()
+        return begins
 
 
-async def read_answer(context: Context, request: Request) -> Reader:
-    """Start a request of one choice whose `max_tokens` is a ceiling: its answer ends when the context does.
+class Answer:
+    """The choices of an answer on their way, read once: `async with answer.generation`, which aborts what is
+    not finished."""
+
+    def __init__(self, generation: Generation, choices: list[Choice], check: AnswerCheck | None) -> None:
+        self.generation = generation
+        self.choices = choices
+        self._check = check
+
+    async def __aiter__(self) -> AsyncIterator[Step]:
+        async for delta in self.generation:
+            for choice in self.choices if delta.prompt_logprobs else ():
+                choice.prompt_logprobs = delta.prompt_logprobs
+            yield self.choices[delta.choice].add(delta)
+        if self._check is not None:
+            await self._check.tell([(choice.text, choice.calls) for choice in self.choices])
+
+    async def complete(self) -> AnswerUsage:
+        """Read it to its end: all of it is in `choices`."""
+        async with self.generation:
+            async for _ in self:
+                pass
+        return self.generation.usage
+
+
+async def read_answer(
+    context: Context, request: Request, *, ceiling: bool = False, reasoning: bool = True
+) -> Answer:
+    """Start a request, for an answer that is still to be read.
+
+    Whoever holds the request meanwhile holds room for its pictures, which nobody needs once it has begun.
+
+    Args:
+        ceiling: as in `generate`.
+        reasoning: whether what the model thinks is shown.
 
     Raises:
         SnugvlError: refused; nothing was started.
     """
-    parser = context.call_parser(request.tools)
-    return Reader(await generate(context, request, ceiling=True), parser)
-
-
-def split_calls(text: str, parser: CallParser | None) -> tuple[str, tuple[ToolCall, ...]]:
-    """A complete answer as its text and its calls."""
-    if parser is None:
-        return text, ()
-    shown = ""
-    started: list[CallStarted] = []
-    arguments: list[str] = []
-    for event in (*parser.push(text), *parser.flush()):
-        match event:
-            case TextPiece(text=piece):
-                shown += piece
-            case CallStarted():
-                started.append(event)
-                arguments.append("")
-            case CallArguments(index=index, fragment=fragment):
-                arguments[index] += fragment
-    calls = zip(started, arguments, strict=True)
-    return shown, tuple(ToolCall(call.id, call.name, text) for call, text in calls)
+    choices = [
+        Choice(context.call_parser(request.tools), reasoning=reasoning) for _ in range(request.sampling.n)
+    ]
+    known, form, unenforced = context.service.capabilities, request.grammar, current().unenforced
+    generation = await generate(context, request, ceiling=ceiling)
+    if known is not None and not known.exact_forms and form is not None and form.kind == "json_schema":
+        unenforced.setdefault(None, json.loads(form.source))
+    return Answer(generation, choices, AnswerCheck(context.validation, unenforced) if unenforced else None)
 
 
 def arguments_of(text: str) -> dict[str, Any]:

@@ -27,9 +27,6 @@ class RequestRecord:
         left: the client was gone before the answer was complete.
         warnings: what was ignored or done otherwise than asked, for the header of the answer.
         unenforced: schemas of which a grammar leaves keywords out, by tool; None: of the answer itself.
-        cached_tokens: of its prompts, that the engine's prefix cache had.
-        reasoning_tokens: of its answers, that the model thought before them.
-        accepted_tokens, rejected_tokens: of its answers, that were guessed right and wrong (`--speculation`).
         lingering: what is still being ended for it when its answer is out; it keeps its place until then.
     """
 
@@ -40,10 +37,6 @@ class RequestRecord:
     left: bool = False
     lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    accepted_tokens: int = 0
-    rejected_tokens: int = 0
     warnings: list[str] = field(default_factory=list)
     unenforced: dict[str | None, Mapping[str, Any]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)

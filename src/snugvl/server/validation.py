@@ -9,19 +9,17 @@ before the last events of a stream (`streaming.py`), in the log in any case.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from threading import Event
 from typing import Any, Final
 
-from snugvl.core.messages import Delta, ToolCall
+from snugvl.core.messages import ToolCall
 from snugvl.inputs.trials import PROCESSES, Trials
 from snugvl.server.record import current
 
 LIMIT_S: Final = 10.0  # for one answer, waiting included
 ANSWER: Final = "the answer"
 log = logging.getLogger("snugvl.server")
-
-Split = Callable[[str], tuple[str, tuple[ToolCall, ...]]]
 
 
 class _Left(Exception):
@@ -58,26 +56,16 @@ class Validation:
 
 
 class AnswerCheck:
-    """The choices of one answer, gathered and validated."""
+    """The choices of one answer, validated against `schemas`: by tool, and None: of the answer itself."""
 
-    def __init__(
-        self, validation: Validation, schemas: Mapping[str | None, Mapping[str, Any]], split: Split
-    ) -> None:
-        """`schemas`: by tool, and None: of the answer itself. `split`: finds the calls in a choice's text."""
+    def __init__(self, validation: Validation, schemas: Mapping[str | None, Mapping[str, Any]]) -> None:
         self._validation = validation
         self._schemas = {ANSWER if name is None else f"{name}()": schema for name, schema in schemas.items()}
-        self._split = split
-        self._texts: dict[int, list[str]] = {}
 
-    def note(self, delta: Delta) -> None:
-        """A piece of the answer."""
-        self._texts.setdefault(delta.choice, []).append(delta.text)
-
-    async def tell(self) -> None:
-        """Warn of what doesn't hold, when the answer is complete."""
+    async def tell(self, choices: Sequence[tuple[str, Sequence[ToolCall]]]) -> None:
+        """Warn of what doesn't hold. `choices`: the text and the calls of each, complete."""
         values: list[tuple[str, str]] = []
-        for pieces in self._texts.values():
-            text, calls = self._split("".join(pieces))
+        for text, calls in choices:
             found = [(f"{call.name}()", call.arguments) for call in calls] or [(ANSWER, text)]
             values += [(name, value) for name, value in found if name in self._schemas]
         for line in await self._validation.broken(self._schemas, values) if values else ():

@@ -6,6 +6,7 @@ answer is there: after an error the conversation is as it was before.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from snugvl.core.guesses import arguments_hinted, unknown
@@ -24,6 +25,12 @@ class Deltas(Protocol):
     def __iter__(self) -> Iterator[Delta]: ...
 
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class AsyncDeltas(Protocol):

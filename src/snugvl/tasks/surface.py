@@ -1,15 +1,16 @@
 """The methods that a model here and a model on a server have alike, with all that is said of them.
 
 `snugvl.Model` and `snugvl.Client` are both a `Tasks`: programs can take either. `snugvl.AsyncClient` has the
-same methods as coroutines, and borrows their documentation.
+same methods as coroutines. Each says how a task is done; with which arguments is said here, once.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, overload
 
 from snugvl.core.guesses import HintedClass, hint_arguments, unknown
-from snugvl.core.sampling import SamplingParams
+from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.errors import WrongType
 from snugvl.inputs.given import ImageSource, VisualSource
 from snugvl.inputs.talk import Spoken
@@ -17,24 +18,45 @@ from snugvl.tasks.conversation import Conversation, Deltas
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 
-F = TypeVar("F", bound=Callable[..., Any])
+CaptionT = TypeVar("CaptionT", covariant=True)
+AnswerT = TypeVar("AnswerT", covariant=True)
+SceneT = TypeVar("SceneT", covariant=True)
+DetectionsT = TypeVar("DetectionsT", covariant=True)
+ReplyT = TypeVar("ReplyT", covariant=True)
+StreamT = TypeVar("StreamT", covariant=True)
+ConversationT = TypeVar("ConversationT", covariant=True)
+
 TASKS: Final = frozenset(
     f"{form}{task}" for task in ("caption", "ask", "scene", "detect", "chat") for form in ("", "stream_")
 )
 
 
-class Tasks(metaclass=HintedClass):
-    """Caption, ask, scene, detect and chat, of a model in this process or on a server.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the methods have in common, as it was given.
 
-    An image is a path, the bytes of a file, an open file, a Pillow image, or an array (height × width × 3,
-    uint8 or floats from 0 to 1); on a server also a URL, which it fetches. Where the model reads videos, a
-    file of one may take the place of an image, but in `detect`. Of an animation the first frame is looked at,
-    and a `SnugvlWarning` says so; `snugvl.video(file)` shows all of it.
-
-    Every method is safe to call from several threads.
+    Attributes:
+        max_pixels: larger images are scaled down to it.
+        system: what the model is told beforehand.
     """
 
-    @abstractmethod
+    given: SamplingParams | None
+    max_tokens: int | None
+    temperature: float | None
+    max_pixels: int | None = None
+    system: str | None = None
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        """How tokens are chosen; None where nothing is said of it. Raises as `chosen`."""
+        return chosen(self.given, self.max_tokens, self.temperature)
+
+
+class Surface(
+    Generic[CaptionT, AnswerT, SceneT, DetectionsT, ReplyT, StreamT, ConversationT], metaclass=HintedClass
+):
+    """The methods of `Tasks`, by what they give: results, or coroutines of them."""
+
     def caption(
         self,
         image: VisualSource,
@@ -44,7 +66,7 @@ class Tasks(metaclass=HintedClass):
         temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
-    ) -> Caption:
+    ) -> CaptionT:
         """Describe an image.
 
         Args:
@@ -66,8 +88,8 @@ class Tasks(metaclass=HintedClass):
         Example:
             print(model.caption("photo.jpg", detail="detailed"))
         """
+        return self._caption(image, detail, Asked(sampling, max_tokens, temperature, max_pixels))
 
-    @abstractmethod
     def ask(
         self,
         images: VisualSource | Sequence[VisualSource],
@@ -77,7 +99,7 @@ class Tasks(metaclass=HintedClass):
         temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
-    ) -> Answer:
+    ) -> AnswerT:
         """Answer a question about an image, or about several together.
 
         Args:
@@ -95,8 +117,8 @@ class Tasks(metaclass=HintedClass):
         Example:
             print(model.ask(["before.png", "after.png"], "What has changed?"))
         """
+        return self._ask(images, question, Asked(sampling, max_tokens, temperature, max_pixels))
 
-    @abstractmethod
     def scene(
         self,
         image: VisualSource,
@@ -105,7 +127,7 @@ class Tasks(metaclass=HintedClass):
         temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
-    ) -> Scene:
+    ) -> SceneT:
         """Analyse an image: summary, setting, objects with counts and positions, text, relations.
 
         Args:
@@ -123,8 +145,8 @@ class Tasks(metaclass=HintedClass):
             for thing in model.scene("photo.jpg").objects:
                 print(thing.count, thing.name, thing.positions)
         """
+        return self._scene(image, Asked(sampling, max_tokens, temperature, max_pixels))
 
-    @abstractmethod
     def detect(
         self,
         image: ImageSource,
@@ -134,7 +156,7 @@ class Tasks(metaclass=HintedClass):
         temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
-    ) -> Detections:
+    ) -> DetectionsT:
         """Find objects, with boxes in pixels of the original, upright image.
 
         Args:
@@ -154,9 +176,10 @@ class Tasks(metaclass=HintedClass):
             found = model.detect("photo.jpg", ["cup", "plate"])
             found.draw("photo.jpg", "boxes.png")
         """
+        return self._detect(image, objects, Asked(sampling, max_tokens, temperature, max_pixels))
 
     @overload
-    def chat(self, messages: None = None, *, system: str | None = None) -> Conversation[Any]: ...
+    def chat(self, messages: None = None, *, system: str | None = None) -> ConversationT: ...
 
     @overload
     def chat(
@@ -167,9 +190,8 @@ class Tasks(metaclass=HintedClass):
         max_tokens: int | None = None,
         temperature: float | None = None,
         system: str | None = None,
-    ) -> Reply: ...
+    ) -> ReplyT: ...
 
-    @abstractmethod
     def chat(
         self,
         messages: Spoken | Sequence[Spoken] | None = None,
@@ -178,7 +200,7 @@ class Tasks(metaclass=HintedClass):
         max_tokens: int | None = None,
         temperature: float | None = None,
         system: str | None = None,
-    ) -> Reply | Conversation[Any]:
+    ) -> ReplyT | ConversationT:
         """Continue a conversation; without messages, begin one that remembers.
 
         Args:
@@ -204,8 +226,10 @@ class Tasks(metaclass=HintedClass):
             first = model.chat(snugvl.user("photo.jpg", "What is this?"))
             model.chat([snugvl.user("photo.jpg", "What is this?"), first, "And who made it?"])
         """
+        if messages is None:
+            return self._conversation(system)
+        return self._chat(messages, Asked(sampling, max_tokens, temperature, system=system))
 
-    @abstractmethod
     def stream_caption(
         self,
         image: VisualSource,
@@ -215,7 +239,7 @@ class Tasks(metaclass=HintedClass):
         temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
-    ) -> Deltas:
+    ) -> StreamT:
         """`caption` as it is generated.
 
         Returns:
@@ -230,8 +254,8 @@ class Tasks(metaclass=HintedClass):
                 for delta in stream:
                     print(delta, end="", flush=True)
         """
+        return self._stream_caption(image, detail, Asked(sampling, max_tokens, temperature, max_pixels))
 
-    @abstractmethod
     def stream_ask(
         self,
         images: VisualSource | Sequence[VisualSource],
@@ -241,10 +265,10 @@ class Tasks(metaclass=HintedClass):
         temperature: float | None = None,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
-    ) -> Deltas:
+    ) -> StreamT:
         """`ask` as it is generated: see `stream_caption`."""
+        return self._stream_ask(images, question, Asked(sampling, max_tokens, temperature, max_pixels))
 
-    @abstractmethod
     def stream_chat(
         self,
         messages: Spoken | Sequence[Spoken],
@@ -253,12 +277,39 @@ class Tasks(metaclass=HintedClass):
         max_tokens: int | None = None,
         temperature: float | None = None,
         system: str | None = None,
-    ) -> Deltas:
+    ) -> StreamT:
         """`chat` as it is generated: see `stream_caption`. With `sampling.n` above 1, `delta.choice` tells
         the answers apart."""
+        return self._stream_chat(messages, Asked(sampling, max_tokens, temperature, system=system))
 
-    def __init_subclass__(cls) -> None:
-        hint_arguments(cls, TASKS)
+    @abstractmethod
+    def _caption(self, image: VisualSource, detail: Detail, asked: Asked) -> CaptionT: ...
+
+    @abstractmethod
+    def _ask(self, images: VisualSource | Sequence[VisualSource], question: str, asked: Asked) -> AnswerT: ...
+
+    @abstractmethod
+    def _scene(self, image: VisualSource, asked: Asked) -> SceneT: ...
+
+    @abstractmethod
+    def _detect(self, image: ImageSource, objects: str | Sequence[str], asked: Asked) -> DetectionsT: ...
+
+    @abstractmethod
+    def _chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> ReplyT: ...
+
+    @abstractmethod
+    def _conversation(self, system: str | None) -> ConversationT: ...
+
+    @abstractmethod
+    def _stream_caption(self, image: VisualSource, detail: Detail, asked: Asked) -> StreamT: ...
+
+    @abstractmethod
+    def _stream_ask(
+        self, images: VisualSource | Sequence[VisualSource], question: str, asked: Asked
+    ) -> StreamT: ...
+
+    @abstractmethod
+    def _stream_chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> StreamT: ...
 
     if not TYPE_CHECKING:  # or every attribute would be taken to exist
 
@@ -266,14 +317,19 @@ class Tasks(metaclass=HintedClass):
             raise AttributeError(unknown(type(self).__name__, name))
 
 
-def documented_as(method: Callable[..., Any]) -> Callable[[F], F]:
-    """Give a coroutine the documentation of the method that does the same."""
+hint_arguments(Surface, TASKS)
 
-    def borrow(function: F) -> F:
-        function.__doc__ = method.__doc__
-        return function
 
-    return borrow
+class Tasks(Surface[Caption, Answer, Scene, Detections, Reply, Deltas, Conversation[Any]]):
+    """Caption, ask, scene, detect and chat, of a model in this process or on a server.
+
+    An image is a path, the bytes of a file, an open file, a Pillow image, or an array (height × width × 3,
+    uint8 or floats from 0 to 1); on a server also a URL, which it fetches. Where the model reads videos, a
+    file of one may take the place of an image, but in `detect`. Of an animation the first frame is looked at,
+    and a `SnugvlWarning` says so; `snugvl.video(file)` shows all of it.
+
+    Every method is safe to call from several threads.
+    """
 
 
 def check_question(images: object, question: object) -> None:

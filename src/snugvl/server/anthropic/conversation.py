@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from snugvl.core.messages import Grammar, Message, Part, Picture, Request, Text, ToolCall, ToolUse
-from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server.anthropic.schemas import (
     AnyChoice,
@@ -26,7 +25,7 @@ from snugvl.server.anthropic.schemas import (
     UrlSource,
 )
 from snugvl.server.context import Context
-from snugvl.server.forms import either, offered_tool, refuse_twice, schema_grammar, tell_unenforced
+from snugvl.server.forms import Mode, either, offered_tool, sampling_of, schema_grammar, stops_of, tool_use
 from snugvl.server.record import current
 from snugvl.server.together import fetch_all, in_turns
 
@@ -48,13 +47,8 @@ async def request_of(context: Context, body: MessagesRequest) -> Request:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
     grammar, tools = either(_grammar(body), tools_of(body), "output_config.format")
-    sampling = SamplingParams(
-        max_tokens=body.max_tokens,
-        temperature=body.temperature or 0.0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=body.top_k or 0,
-        stop=tuple(body.stop_sequences or ()),
-    )
+    names = ("max_tokens", "temperature", "top_p", "top_k")
+    sampling = sampling_of(body, *names, stop=stops_of(body.stop_sequences))
     template = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
     messages = await conversation_of(context, body)
     return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
@@ -67,27 +61,16 @@ def tools_of(body: MessagesPrompt) -> ToolUse | None:
         RequestError: a name twice, or a choice that the tools don't have.
     """
     choice = body.tool_choice
-    tools = tuple(
+    tools = [
         offered_tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in body.tools or ()
-    )
-    names = [tool.name for tool in tools]
-    refuse_twice(names)
-    if isinstance(choice, OneToolChoice) and choice.name not in names:
-        offered = ", ".join(map(repr, names)) or "no tools"
-        raise RequestError(
-            f"tool_choice names {choice.name!r}, which tools doesn't have ({offered})",
-            field="tool_choice.name",
-        )
+    ]
+    named = choice.name if isinstance(choice, OneToolChoice) else None
+    if choice is None or isinstance(choice, NoChoice):
+        return tool_use(tools, None if choice is None else "none", words=False)
     if isinstance(choice, AnyChoice) and not tools:
         raise RequestError("tool_choice is any, but the request has no tools", field="tool_choice")
-    if not tools or isinstance(choice, NoChoice):
-        return None
-    selected = "required" if isinstance(choice, AnyChoice) else "auto"
-    if isinstance(choice, OneToolChoice):
-        selected = choice.name
-    return ToolUse(
-        tell_unenforced(tools), selected, parallel=not (choice and choice.disable_parallel_tool_use)
-    )
+    mode: Mode = "required" if isinstance(choice, AnyChoice) else "auto"
+    return tool_use(tools, mode, named=named, parallel=not choice.disable_parallel_tool_use, words=False)
 
 
 async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Message, ...]:

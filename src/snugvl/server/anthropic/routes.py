@@ -9,22 +9,21 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from snugvl.core.messages import Usage
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import (
+    Answer,
     AnswerEvent,
-    Reader,
+    AnswerUsage,
     ReasoningPiece,
     arguments_of,
     counting,
     read_answer,
     tokens_of,
 )
-from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -87,94 +86,70 @@ class TokenCount(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """One answer on its way.
-
-    Attributes:
-        max_tokens: what the request asked for, which may be more than it got.
-        thinking: whether what the model thinks is shown: who asked for it expects blocks before the text.
-    """
+    """One answer on its way. `max_tokens`: what the request asked for, which may be more than it got."""
 
     model: str
-    reader: Reader
+    answer: Answer
     max_tokens: int
-    thinking: bool
 
     async def whole(self) -> MessageOut:
         """The message, complete."""
-        blocks: list[tuple[AnswerEvent, list[str]]] = []
-        async with self.reader.generation:
-            async for begins, event in self._events():
-                if begins:
-                    blocks.append((event, []))
-                if not isinstance(event, CallStarted):
-                    blocks[-1][1].append(_text_of(event))
-        content = [_block(first, "".join(pieces)) for first, pieces in blocks]
-        usage = self.reader.generation.usage
+        usage, choice = await self.answer.complete(), self.answer.choices[0]
+        content = [_block(block.first, block.text) for block in choice.blocks]
         return self._message(
             content,
             stop_reason=self._stop_reason(usage),
-            stop_sequence=self.reader.stop,
+            stop_sequence=choice.stop,
             usage=_usage(usage),
         )
 
     async def events(self) -> AsyncGenerator[Event]:
         """The events of a stream, in Anthropic's order."""
-        tokens = MessageUsage(input_tokens=self.reader.generation.prompt_tokens, output_tokens=0)
+        tokens = MessageUsage(input_tokens=self.answer.generation.prompt_tokens, output_tokens=0)
         start = self._message([], stop_reason=None, stop_sequence=None, usage=tokens)
-        async with self.reader.generation:
+        async with self.answer.generation:
             yield _event("message_start", message=start.model_dump())
             yield _event("ping")
             async for event in self._blocks():
                 yield event
-        usage = self.reader.generation.usage
-        yield _event(
-            "message_delta",
-            delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop},
-            usage=_usage(usage).model_dump(),
-        )
+        usage = self.answer.generation.usage
+        stop = {"stop_reason": self._stop_reason(usage), "stop_sequence": self.answer.choices[0].stop}
+        yield _event("message_delta", delta=stop, usage=_usage(usage).model_dump())
         yield _event("message_stop")
 
     async def _blocks(self) -> AsyncIterator[Event]:
         """Each content block: its start, what it is made of, its end."""
         index, block = -1, ""
-        async for begins, event in self._events():
-            if begins:
-                for end in _block_end(index, block):
-                    yield end
-                empty = _block(event, "").model_dump()
-                index, block = index + 1, empty["type"]
-                yield _event("content_block_start", index=index, content_block=empty)
-            if not isinstance(event, CallStarted):
-                yield _event("content_block_delta", index=index, delta=_delta(event))
+        async for step in self.answer:
+            for begins, event in step.events:
+                if begins:
+                    for end in _block_end(index, block):
+                        yield end
+                    empty = _block(event, "").model_dump()
+                    index, block = index + 1, empty["type"]
+                    yield _event("content_block_start", index=index, content_block=empty)
+                if not isinstance(event, CallStarted):
+                    yield _event("content_block_delta", index=index, delta=_delta(event))
         for end in _block_end(index, block):
             yield end
-
-    async def _events(self) -> AsyncIterator[tuple[bool, AnswerEvent]]:
-        """What comes, and whether a content block begins: text after text is one block, every call is one."""
-        last: type[AnswerEvent] | None = None
-        async for event in self.reader:
-            if isinstance(event, ReasoningPiece) and not self.thinking:
-                continue
-            words = isinstance(event, TextPiece | ReasoningPiece)
-            yield isinstance(event, CallStarted) or (words and type(event) is not last), event
-            last = type(event)
 
     def _message(self, content: Sequence[Block], **fields: Any) -> MessageOut:
         return MessageOut(
             id=f"msg_{secrets.token_hex(12)}", model=self.model, content=list(content), **fields
         )
 
-    def _stop_reason(self, usage: Usage) -> StopReason:
-        if self.reader.stop is not None:
+    def _stop_reason(self, usage: AnswerUsage) -> StopReason:
+        choice = self.answer.choices[0]
+        if choice.stop is not None:
             return "stop_sequence"
-        if self.reader.length:
+        if choice.finish_reason == "length":
             full = usage.completion_tokens < self.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"
-        return "tool_use" if self.reader.calls else "end_turn"
+        return "tool_use" if choice.finish_reason == "tool_calls" else "end_turn"
 
 
-def _usage(usage: Usage) -> MessageUsage:
-    cached = min(current().cached_tokens, usage.prompt_tokens)
+def _usage(usage: AnswerUsage) -> MessageUsage:
+    cached = min(usage.cached_tokens, usage.prompt_tokens)
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,
         output_tokens=usage.completion_tokens,
@@ -208,10 +183,6 @@ def _delta(event: TextPiece | ReasoningPiece | CallArguments) -> dict[str, str]:
             return {"type": "text_delta", "text": text}
 
 
-def _text_of(event: TextPiece | ReasoningPiece | CallArguments) -> str:
-    return event.fragment if isinstance(event, CallArguments) else event.text
-
-
 def _event(kind: str, **fields: Any) -> Event:
     return Event(compact({"type": kind, **fields}), kind)
 
@@ -230,8 +201,9 @@ async def post_messages(http: Request, body: MessagesRequest) -> Any:
     context = context_of(http)
     name = context.check_model(body.model)
     thinking = body.thinking is not None and body.thinking.type != "disabled"
-    reader = await read_answer(context, await request_of(context, body))
-    answer = MessageAnswer(name, reader, body.max_tokens, thinking)
+    request = request_of(context, body)
+    reading = await read_answer(context, await request, ceiling=True, reasoning=thinking)
+    answer = MessageAnswer(name, reading, body.max_tokens)
     return event_stream(http, context, answer.events()) if body.stream else await answer.whole()
 
 

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from snugvl.core.sampling import MAX_STOP
 from snugvl.server.fields import WHOLE, Body, Part, StringOrArray
+from snugvl.server.forms import MAX_TOOLS, ToolName
 from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, Wishes
 
 MAX_BLOCKS = 1024
@@ -205,7 +206,7 @@ class ClientTool(Part):
     wishes: ClassVar[Wishes] = CLIENT_TOOL
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -273,9 +274,9 @@ class MessagesPrompt(Body):
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextContent | None = None
-    tools: Annotated[list[Annotated[ClientTool, only("a tool", "custom")]], Field(max_length=128)] | None = (
-        None
-    )
+    tools: (
+        Annotated[list[Annotated[ClientTool, only("a tool", "custom")]], Field(max_length=MAX_TOOLS)] | None
+    ) = None
     tool_choice: (
         Annotated[AutoChoice | AnyChoice | OneToolChoice | NoChoice, Field(discriminator="type")] | None
     ) = None

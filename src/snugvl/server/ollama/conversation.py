@@ -22,9 +22,8 @@ from snugvl.server.forms import (
     call_arguments,
     either,
     offered_tool,
-    refuse_twice,
     schema_grammar,
-    tell_unenforced,
+    tool_use,
 )
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.schemas import sampling_of
@@ -102,16 +101,9 @@ def _grammar(form: str | dict[str, Any] | None) -> Grammar | None:
 
 
 def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:
-    if not tools:
-        return None
-    functions = [tool.function for tool in tools]
-    names = [function.name for function in functions]
-    refuse_twice(names)
-    return ToolUse(
-        tell_unenforced(
-            [offered_tool(each.name, each.description, each.parameters, None) for each in functions]
-        )
-    )
+    functions = [tool.function for tool in tools or ()]
+    offered = [offered_tool(each.name, each.description, each.parameters, None) for each in functions]
+    return tool_use(offered, words=False)
 
 
 async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:

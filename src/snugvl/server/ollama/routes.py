@@ -1,7 +1,7 @@
 """Ollama's routes and their answers, at once or line by line. Lines of JSON stream by default, as there."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -12,10 +12,10 @@ from starlette.requests import Request
 
 from snugvl.core.messages import Logprob
 from snugvl.errors import ModelNotServed, RequestError
-from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
+from snugvl.inputs.tools.parser import CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.generation import Reader, arguments_of, read_answer
+from snugvl.server.generation import Answer, Block, ReasoningPiece, arguments_of, read_answer
 from snugvl.server.ollama import models
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
@@ -105,7 +105,7 @@ class AnswerPiece:
     text: str = ""
     thinking: str = ""
     calls: tuple[MadeCall, ...] = ()
-    logprobs: tuple[Logprob, ...] = ()
+    logprobs: Sequence[Logprob] = ()
 
 
 Shape = Callable[..., AnswerLine]  # (piece, **fields of AnswerLine) → a line of chat or generate
@@ -126,29 +126,27 @@ def generate_line(piece: AnswerPiece, **fields: Any) -> GenerateLine:
 
 @dataclass(slots=True)
 class LineAnswer:
-    """One answer, read by `reader`, written in lines by `shape`, and timed from `started_ns`."""
+    """One answer, written in lines by `shape`, and timed from `started_ns`."""
 
     model: str
-    reader: Reader
+    answer: Answer
     shape: Shape
     started_ns: int
     _first_ns: int | None = None
 
     async def whole(self) -> AnswerLine:
         """Everything in one line."""
-        async with self.reader.generation:
-            pieces = [piece async for piece in self._pieces()]
-        piece = AnswerPiece(
-            "".join(piece.text for piece in pieces),
-            "".join(piece.thinking for piece in pieces),
-            tuple(call for piece in pieces for call in piece.calls),
-            tuple(each for piece in pieces for each in piece.logprobs),
-        )
+        async with self.answer.generation:
+            async for _ in self._pieces():
+                pass
+        choice = self.answer.choices[0]
+        calls = tuple(_made(block) for block in choice.blocks if block.call)
+        piece = AnswerPiece(choice.text, choice.reasoning, calls, choice.logprobs)
         return self._line(piece, **self._end())
 
     async def lines(self) -> AsyncGenerator[Event]:
         """A line for each piece, and one for the end."""
-        async with self.reader.generation:
+        async with self.answer.generation:
             async for piece in self._pieces():
                 yield Event(self._line(piece, done=False).model_dump_json(exclude_none=True))
         yield Event(self._line(AnswerPiece(), **self._end()).model_dump_json(exclude_none=True))
@@ -160,10 +158,10 @@ class LineAnswer:
     def _end(self) -> dict[str, Any]:
         end = time.perf_counter_ns()
         first = self._first_ns or end
-        usage = self.reader.generation.usage
+        usage = self.answer.generation.usage
         return {
             "done": True,
-            "done_reason": "length" if self.reader.length else "stop",
+            "done_reason": "length" if self.answer.choices[0].finish_reason == "length" else "stop",
             "total_duration": end - self.started_ns,
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
@@ -174,28 +172,27 @@ class LineAnswer:
 
     async def _pieces(self) -> AsyncIterator[AnswerPiece]:
         """Text as it comes; a call when its arguments are complete, since Ollama sends them as an object."""
-        started: CallStarted | None = None
-        arguments = ""
-        async for event in self.reader:
-            self._first_ns = self._first_ns or time.perf_counter_ns()
-            if isinstance(event, CallArguments):
-                arguments += event.fragment
-                continue
-            if started is not None:
-                yield self._piece(calls=(_call_of(started, arguments),))
-                started, arguments = None, ""
-            if isinstance(event, CallStarted):
-                started = event
-            elif isinstance(event, TextPiece):
-                yield self._piece(text=event.text)
-            else:
-                yield self._piece(thinking=event.text)
-        last = self._piece(calls=() if started is None else (_call_of(started, arguments),))
-        if last.calls or last.logprobs:
-            yield last
-
-    def _piece(self, *, text: str = "", thinking: str = "", calls: tuple[MadeCall, ...] = ()) -> AnswerPiece:
-        return AnswerPiece(text, thinking, calls, tuple(self.reader.take_logprobs()))
+        blocks = iter(self.answer.choices[0].blocks)  # which grow meanwhile
+        calls: tuple[Block, ...] = ()  # the one that is not complete yet
+        logprobs: Sequence[Logprob] = ()
+        async for step in self.answer:
+            logprobs = (*logprobs, *step.logprobs)
+            for begins, event in step.events:
+                self._first_ns = self._first_ns or time.perf_counter_ns()
+                block = next(blocks) if begins else None
+                if block is not None and calls:
+                    yield AnswerPiece(calls=tuple(map(_made, calls)), logprobs=logprobs)
+                    calls, logprobs = (), ()
+                if isinstance(event, TextPiece):
+                    yield AnswerPiece(event.text, logprobs=logprobs)
+                    logprobs = ()
+                elif isinstance(event, ReasoningPiece):
+                    yield AnswerPiece(thinking=event.text, logprobs=logprobs)
+                    logprobs = ()
+                elif block is not None:
+                    calls = (block,)
+        if calls or logprobs:
+            yield AnswerPiece(calls=tuple(map(_made, calls)), logprobs=logprobs)
 
 
 def now() -> str:
@@ -203,8 +200,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _call_of(started: CallStarted, arguments: str) -> MadeCall:
-    function = CalledFunction(index=started.index, name=started.name, arguments=arguments_of(arguments))
+def _made(block: Block) -> MadeCall:
+    """The call of a block that is one."""
+    assert isinstance(block.first, CallStarted), "others aren't sent as calls"
+    started, arguments = block.first, arguments_of(block.text)
+    function = CalledFunction(index=started.index, name=started.name, arguments=arguments)
     return MadeCall(id=started.id, function=function)
 
 
@@ -242,8 +242,8 @@ async def post_chat(http: Request, body: ChatRequest) -> Any:
     name, capabilities = models.served_name(context, body.model), context.capabilities
     if not body.messages:
         return _load_answer(body, name, chat_line)
-    reader = await read_answer(context, await chat_request(context, capabilities, body))
-    answer = LineAnswer(name, reader, chat_line, started_ns)
+    request = chat_request(context, capabilities, body)
+    answer = LineAnswer(name, await read_answer(context, await request, ceiling=True), chat_line, started_ns)
     return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
@@ -259,8 +259,10 @@ async def post_generate(http: Request, body: GenerateRequest) -> Any:
     name, capabilities = models.served_name(context, body.model), context.capabilities
     if not body.prompt and not body.images:
         return _load_answer(body, name, generate_line)
-    reader = await read_answer(context, await generate_request(context, capabilities, body))
-    answer = LineAnswer(name, reader, generate_line, started_ns)
+    request = generate_request(context, capabilities, body)
+    answer = LineAnswer(
+        name, await read_answer(context, await request, ceiling=True), generate_line, started_ns
+    )
     return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 

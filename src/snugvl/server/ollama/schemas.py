@@ -7,8 +7,9 @@ from pydantic import Field
 from snugvl.core.messages import Capabilities
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
+from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part
-from snugvl.server.forms import Stop, stops_of
+from snugvl.server.forms import MAX_TOOLS, Stop, ToolName, stops_of
 from snugvl.server.record import current
 from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, Wishes
 
@@ -57,15 +58,11 @@ def sampling_of(
         raise RequestError(
             "options.num_predict is 0, which leaves no answer; -1 is what fits", field="options.num_predict"
         )
-    return SamplingParams(
+    return forms.sampling_of(
+        options,
+        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
         max_tokens=None if options.num_predict in UNLIMITED else options.num_predict,
-        temperature=options.temperature or 0.0,
-        top_p=1.0 if options.top_p is None else options.top_p,
-        top_k=options.top_k or 0,
-        min_p=options.min_p or 0.0,
-        repetition_penalty=1.0 if options.repeat_penalty is None else options.repeat_penalty,
-        presence_penalty=options.presence_penalty or 0.0,
-        frequency_penalty=options.frequency_penalty or 0.0,
+        repetition_penalty=options.repeat_penalty,
         stop=stops_of(options.stop),
         seed=None if options.seed == -1 else options.seed,
         logprobs=logprobs,
@@ -118,7 +115,7 @@ class ChatMessage(Part):
 class OllamaFunction(Part):
     """A function that may be called."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -149,7 +146,7 @@ class ChatRequest(Generating):
     """A conversation to continue. Without messages it only asks whether the model is there."""
 
     messages: Annotated[list[ChatMessage], Field(max_length=10_000)] | None = None
-    tools: Annotated[list[OllamaTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class GenerateRequest(Generating):

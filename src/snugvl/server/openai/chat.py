@@ -1,8 +1,7 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
@@ -10,27 +9,31 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.core.messages import Delta, Logprob, Request, Usage
+from snugvl.core.messages import Logprob, Request
 from snugvl.errors import RequestError
-from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.context import context_of
 from snugvl.server.fields import WHOLE, Part
-from snugvl.server.forms import either
-from snugvl.server.generation import Finished, Generation, complete, generate, split_calls
+from snugvl.server.forms import MAX_TOOLS, either
+from snugvl.server.generation import Answer, Choice, ReasoningPiece, Step, read_answer
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     ChunkWriter,
     Effort,
+    MaxTokens,
     Metadata,
+    SamplingFields,
+    StreamOptions,
     effort_of,
     head,
     json_answer,
+    rename_fields,
+    sampling_of,
     stream_options_of,
     token_logprobs,
     usage_of,
 )
 from snugvl.server.openai.constraints import (
-    MAX_TOOLS,
     ChatTool,
     ChatToolChoice,
     Choices,
@@ -48,7 +51,6 @@ from snugvl.server.openai.media import (
     multipart_document,
 )
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, rename_fields, sampling_of
 from snugvl.server.streaming import Event, compact, event_stream
 from snugvl.server.wishes import CHAT, Wishes
 
@@ -133,16 +135,11 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
         | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
         | ({"max_pixels": "messages"} if most is None else {})
     ):
-        request = await _request(body, media)
-        parser = partial(context.call_parser, request.tools)
-        form = AnswerFormat(model, parser, bool(body.logprobs), request.sampling.n)
+        answer = await read_answer(context, await _request(body, media))
+        written = ChatAnswer(model, answer, bool(body.logprobs))
         if body.stream:
-            generation = await generate(context, request)
-            return event_stream(http, context, stream(generation, form, options))
-        completing = complete(context, request)
-        del request
-        choices, tokens = await completing
-    return json_answer(completion(form, choices, tokens))
+            return event_stream(http, context, written.events(options))
+        return json_answer(await written.whole())
 
 
 async def _request(body: ChatCompletionRequest, media: MediaSource) -> Request:
@@ -187,48 +184,92 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
-    """How the answer to a request is written.
+class ChatAnswer:
+    """How an answer is written.
 
     Attributes:
         model: the name that the request used.
-        parser: makes what finds the calls in one choice's text; None where it can't hold any.
         logprobs: whether they were asked for.
-        n: number of choices.
     """
 
     model: str
-    parser: Callable[[], CallParser | None]
+    answer: Answer
     logprobs: bool
-    n: int
 
+    async def whole(self) -> dict[str, Any]:
+        """The completion, once it is there."""
+        usage = await self.answer.complete()
+        return {
+            **head("chatcmpl-", "chat.completion", self.model),
+            "choices": [self._choice(index, choice) for index, choice in enumerate(self.answer.choices)],
+            "usage": usage_of(usage),
+        }
 
-def completion(form: AnswerFormat, choices: list[Finished], usage: Usage) -> dict[str, Any]:
-    """The whole answer."""
-    return {
-        **head("chatcmpl-", "chat.completion", form.model),
-        "choices": [_choice(form, index, choice) for index, choice in enumerate(choices)],
-        "usage": usage_of(usage),
-    }
+    async def events(self, options: StreamOptions) -> AsyncGenerator[Event]:
+        """The events of a stream: roles, then text and calls, then a finish for each choice.
 
+        Entries are plain dicts: OpenAI's types would cost more than all else that is done for a chunk. The
+        tests read every chunk with the types.
+        """
+        chunks = ChunkWriter(head("chatcmpl-", "chat.completion.chunk", self.model), options)
+        generation, opened = self.answer.generation, False
+        async with generation:
+            async for step in self.answer:
+                if not opened:  # all of them, in order: the SDK's accumulator counts on it
+                    opened = True
+                    for index, choice in enumerate(self.answer.choices):
+                        # Without tools the content is text for sure; with tools it may stay null.
+                        role = {"role": "assistant", "content": None if choice.may_call else ""}
+                        yield chunks.event(self._entry(index, role), generation.prompt_tokens, 0)
+                for entry in self._entries(step):
+                    yield chunks.event(entry, generation.prompt_tokens, step.completion_tokens)
+        for event in chunks.end(generation.usage):
+            yield event
 
-def _choice(form: AnswerFormat, index: int, choice: Finished) -> dict[str, Any]:
-    text, calls = split_calls(choice.text, form.parser())
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": text if text.strip() or not calls else None,
-        "refusal": None,
-    }
-    if choice.reasoning:
-        message |= reasoning_of(choice.reasoning)
-    if calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
-    logprobs = {"content": token_logprobs(choice.logprobs), "refusal": None} if form.logprobs else None
-    finish = "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        text, calls = choice.text, choice.calls
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text.strip() or not calls else None,
+            "refusal": None,
+        }
+        if choice.reasoning:
+            message |= reasoning_of(choice.reasoning)
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in calls
+            ]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._shown(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _entries(self, step: Step) -> Iterator[dict[str, Any]]:
+        """The `choices` entries of a step: at most one of content, and the finish."""
+        if step.events or step.logprobs:
+            yield self._entry(step.choice, delta_of(step), logprobs=self._shown(step.logprobs))
+        if step.finish_reason is not None:
+            yield self._entry(step.choice, {}, finish=step.finish_reason)
+
+    def _shown(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:
+        return {"content": token_logprobs(tokens), "refusal": None} if self.logprobs else None
+
+    def _entry(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+    ) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
 def reasoning_of(text: str) -> dict[str, str]:
@@ -236,59 +277,14 @@ def reasoning_of(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-class ChunkedChoice:
-    """One choice of a stream: from deltas of the engine to the `choices` entries of chunks.
-
-    Entries are plain dicts: OpenAI's types would cost more than all else that is done for a chunk. The tests
-    read every chunk with the types.
-    """
-
-    def __init__(self, form: AnswerFormat, index: int) -> None:
-        self._form = form
-        self._index = index
-        self._parser = form.parser()
-        self._logprobs: list[Logprob] = []  # of text that the parser still holds back
-
-    def opening(self) -> dict[str, Any]:
-        """The role. Without tools the content is text for sure; with tools it may stay null."""
-        return self._entry({"role": "assistant", "content": None if self._parser else ""})
-
-    def entries(self, delta: Delta) -> list[dict[str, Any]]:
-        """What a delta adds: at most one entry of content, and the finish."""
-        self._logprobs += delta.logprobs
-        finish = delta.finish_reason
-        reasoning = reasoning_of(delta.reasoning) if delta.reasoning else {}
-        added = reasoning | self._content_of(delta.text, last=finish is not None)
-        found = []
-        if added or (self._logprobs and finish is not None):
-            found.append(self._entry(added, logprobs=True))
-        if finish is not None:
-            calls = self._parser is not None and self._parser.calls > 0
-            found.append(self._entry({}, finish="tool_calls" if calls and finish == "stop" else finish))
-        return found
-
-    def _content_of(self, text: str, *, last: bool) -> dict[str, Any]:
-        if self._parser is None:
-            return {"content": text} if text else {}
-        events = self._parser.push(text)
-        return merge_events(events + self._parser.flush() if last else events)
-
-    def _entry(
-        self, delta: dict[str, Any], *, logprobs: bool = False, finish: str | None = None
-    ) -> dict[str, Any]:
-        shown = None
-        if logprobs and self._form.logprobs:
-            shown = {"content": token_logprobs(self._logprobs), "refusal": None}
-            self._logprobs = []
-        return {"index": self._index, "delta": delta, "logprobs": shown, "finish_reason": finish}
-
-
-def merge_events(events: list[ToolEvent]) -> dict[str, Any]:
-    """One `delta` from several events: clients expect each call at most once in it."""
-    text = ""
+def delta_of(step: Step) -> dict[str, Any]:
+    """One `delta` from the events of a step: clients expect each call at most once in it."""
+    thought = text = ""
     calls: dict[int, dict[str, Any]] = {}
-    for event in events:
+    for _, event in step.events:
         match event:
+            case ReasoningPiece(text=piece):
+                thought += piece
             case TextPiece(text=piece):
                 text += piece
             case CallStarted(index=index, id=name, name=function):
@@ -297,21 +293,8 @@ def merge_events(events: list[ToolEvent]) -> dict[str, Any]:
             case CallArguments(index=index, fragment=fragment):
                 call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += fragment
-    return ({"content": text} if text else {}) | ({"tool_calls": list(calls.values())} if calls else {})
-
-
-async def stream(generation: Generation, form: AnswerFormat, options: StreamOptions) -> AsyncGenerator[Event]:
-    """The events of a streamed chat completion: roles, then text and calls, then a finish for each choice."""
-    chunks = ChunkWriter(head("chatcmpl-", "chat.completion.chunk", form.model), options)
-    choices = [ChunkedChoice(form, index) for index in range(form.n)]
-    opened = False
-    async with generation:
-        async for delta in generation:
-            if not opened:  # all of them, in order: the SDK's accumulator counts on it
-                opened = True
-                for choice in choices:
-                    yield chunks.event(choice.opening(), generation.prompt_tokens, 0)
-            for entry in choices[delta.choice].entries(delta):
-                yield chunks.event(entry, generation.prompt_tokens, delta.completion_tokens)
-    for event in chunks.end(generation.usage):
-        yield event
+    return {
+        **(reasoning_of(thought) if thought else {}),
+        **({"content": text} if text else {}),
+        **({"tool_calls": list(calls.values())} if calls else {}),
+    }

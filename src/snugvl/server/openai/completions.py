@@ -12,30 +12,28 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.core.messages import Delta, Logprob, Request, Usage
+from snugvl.core.messages import Delta, Logprob, Request
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE
-from snugvl.server.generation import Finished, Generation, complete, generate
+from snugvl.server.generation import Answer, AnswerUsage, Generation, generate, read_answer
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     LOWEST,
+    MAX_TOKENS,
     ChunkWriter,
+    SamplingFields,
+    StreamOptions,
     head,
     json_answer,
+    no_limit,
+    rename_fields,
+    sampling_of,
     stream_options_of,
     usage_of,
 )
 from snugvl.server.openai.document import Completion
-from snugvl.server.openai.sampling import (
-    MAX_TOKENS,
-    SamplingFields,
-    StreamOptions,
-    no_limit,
-    rename_fields,
-    sampling_of,
-)
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
 from snugvl.server.wishes import COMPLETIONS, Wishes
@@ -124,9 +122,11 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
             return event_stream(http, context, stream(generations, about, options))
         turns = asyncio.Semaphore(AT_ONCE)  # so many prompts are no more than one client's share
 
-        async def complete_in_turn(request: Request) -> tuple[list[Finished], Usage]:
+        async def complete_in_turn(request: Request) -> Answer:
             async with turns:
-                return await complete(context, request)
+                answer = await read_answer(context, request)
+                await answer.complete()
+                return answer
 
         answers = await together(complete_in_turn(request) for request in requests)
     return json_answer(completion(about, answers))
@@ -221,24 +221,23 @@ class Prompts:
         """The indices of a prompt's choices."""
         return range(prompt * self.n, (prompt + 1) * self.n)
 
-    def counted(self, usages: Iterable[Usage]) -> Usage:
+    def counted(self, generations: Iterable[Generation]) -> AnswerUsage:
         """The tokens of all of them together."""
-        usage = sum(usages, Usage(0, 0))
+        usage = sum((generation.usage for generation in generations), AnswerUsage(0, 0))
         return usage if self.generates else replace(usage, completion_tokens=0)
 
 
-def completion(prompts: Prompts, answers: Sequence[tuple[list[Finished], Usage]]) -> dict[str, Any]:
+def completion(prompts: Prompts, answers: Sequence[Answer]) -> dict[str, Any]:
     """The whole answer to all prompts."""
     choices = []
-    for prompt, (finished, _) in enumerate(answers):
-        for k, choice in enumerate(finished):
-            if not prompts.generates:
-                choice = replace(choice, text="", logprobs=[], finish_reason="length")
-            text = prompts.echoed[prompt] + choice.text
-            choices.append(_choice(prompt * prompts.n + k, text, choice.finish_reason))
-            if logprobs := [*choice.prompt_logprobs, *choice.logprobs]:
+    for prompt, answer in enumerate(answers):
+        for index, choice in zip(prompts.choices(prompt), answer.choices, strict=True):
+            text, finish = (choice.text, choice.finish_reason) if prompts.generates else ("", "length")
+            choices.append(_choice(index, prompts.echoed[prompt] + text, finish))
+            made = choice.logprobs if prompts.generates else ()
+            if logprobs := [*choice.prompt_logprobs, *made]:
                 choices[-1]["logprobs"] = LogprobLists().add(logprobs)
-    usage = prompts.counted(usage for _, usage in answers)
+    usage = prompts.counted(answer.generation for answer in answers)
     return {**head(*HEAD, prompts.model), "choices": choices, "usage": usage_of(usage)}
 
 
@@ -293,7 +292,7 @@ async def stream(
             if delta.logprobs:
                 entry["logprobs"] = logprobs[index].add(delta.logprobs)
             yield chunks.event(entry, tokens, delta.completion_tokens)
-    for event in chunks.end(prompts.counted(generation.usage for generation in generations)):
+    for event in chunks.end(prompts.counted(generations)):
         yield event
 
 

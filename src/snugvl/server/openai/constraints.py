@@ -1,21 +1,14 @@
 """What an answer is bound to: the tools that it may call, and `response_format`, the form it must have."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
-from snugvl.core.messages import Grammar, Tool, ToolUse
+from snugvl.core.messages import Grammar, ToolUse
 from snugvl.errors import RequestError
 from snugvl.server.fields import STRING_OR_OBJECT, Part
-from snugvl.server.forms import JsonSchema, offered_tool, schema_grammar, tell_unenforced
-
-MAX_TOOLS = 128
-RESERVED = ("auto", "none", "required")  # words of tool_choice
-
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-Mode = Literal["none", "auto", "required"]
+from snugvl.server.forms import MAX_TOOLS, JsonSchema, Mode, ToolName, offered_tool, schema_grammar, tool_use
 
 
 class Function(Part):
@@ -89,44 +82,6 @@ def chat_tool_use(
             return tool_use(offered, choice, parallel=parallel)
 
 
-def tool_use(
-    tools: tuple[Tool, ...],
-    mode: Mode | None = None,
-    *,
-    named: str | None = None,
-    allowed: Sequence[str] | None = None,
-    parallel: bool | None = None,
-) -> ToolUse | None:
-    """Tools and the choice among them. `named`: the one to call; `allowed`: those they are narrowed to.
-
-    Raises:
-        RequestError: a name twice, a choice that isn't offered, or one that needs tools and has none.
-    """
-    names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in RESERVED or name in names[:index]:
-            reason = "is there twice" if name in names[:index] else "is a word of tool_choice"
-            raise RequestError(
-                f"tools[{index}]: the name {name!r} {reason}; use another", field=f"tools[{index}].name"
-            )
-    for name in (*(allowed or ()), *(() if named is None else (named,))):
-        if name not in names:
-            offered = ", ".join(map(repr, names)) or "no tools"
-            raise RequestError(
-                f"tool_choice names {name!r}, which tools doesn't have ({offered})", field="tool_choice"
-            )
-    if mode == "required" and not tools:
-        raise RequestError("tool_choice is 'required', but the request has no tools", field="tool_choice")
-    if mode == "none" or not tools:
-        return None
-    if allowed is not None:
-        tools = tuple(tool for tool in tools if tool.name in allowed)
-    return ToolUse(tell_unenforced(tools), named or mode or "auto", parallel is not False)
-
-
-FormatName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
 class Format(Part):
     """A form of the answer. Names in it that nobody here knows are ignored, and told."""
 
@@ -152,7 +107,7 @@ class NamedSchema(Format):
 
     place: ClassVar[str] = "response_format.json_schema."
 
-    name: FormatName
+    name: ToolName
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None

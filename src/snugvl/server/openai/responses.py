@@ -1,36 +1,32 @@
 """POST /v1/responses: stateless, so every request brings the whole conversation."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.core.messages import Logprob, Request, ToolCall, Usage
-from snugvl.core.sampling import SamplingParams
+from snugvl.core.messages import Logprob, Request, ToolCall
 from snugvl.errors import QueueFull, RequestError
-from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece
+from snugvl.inputs.tools.parser import CallArguments, TextPiece
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
-from snugvl.server.forms import either
-from snugvl.server.generation import (
-    AnswerEvent,
-    Finished,
-    Reader,
-    ReasoningPiece,
-    complete,
-    generate,
-    split_calls,
+from snugvl.server.forms import either, sampling_of
+from snugvl.server.generation import Answer, AnswerEvent, Block, ReasoningPiece, read_answer
+from snugvl.server.openai.common import (
+    EVENTS_DOCUMENT,
+    effort_of,
+    json_answer,
+    new_id,
+    now,
+    rename_fields,
+    token_logprobs,
 )
-from snugvl.server.openai.common import EVENTS_DOCUMENT, effort_of, json_answer, new_id, now, token_logprobs
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
 from snugvl.server.openai.responses_tools import VENDOR, Called, called_names
-from snugvl.server.openai.sampling import rename_fields
-from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -55,18 +51,11 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     model = context.check_model(body.model)
     media = MediaSource(context.intake, attachments_of(http))
     with rename_fields(NAMES):
-        request = await _request(body, media)
-        parser = context.call_parser(request.tools)
-        response, names = new_response(body, model), called_names(body.tools or ())
+        answer = await read_answer(context, await _request(body, media))
+        written = WrittenResponse(new_response(body, model), answer, called_names(body.tools or ()))
         if body.stream:
-            events = ResponseEvents(response, Reader(await generate(context, request), parser), names)
-            return event_stream(http, context, events.run(), on_error=events.failure_event)
-        completing = complete(context, request)
-        del request
-        choices, usage = await completing
-    output = output_of(choices[0], parser, names)
-    complete_answer = choices[0].finish_reason != "length"
-    return json_answer(finish_response(response, output, usage, complete=complete_answer))
+            return event_stream(http, context, written.events(), on_error=written.failure_event)
+        return json_answer(await written.whole())
 
 
 async def _request(body: ResponseRequest, media: MediaSource) -> Request:
@@ -78,13 +67,9 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
     if body.top_logprobs is not None and not body.wants_logprobs:
         raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs")
     grammar, tools = either(body.grammar(), body.tool_use(), "text.format")
-    sampling = SamplingParams(
-        max_tokens=body.max_output_tokens,
-        temperature=body.temperature or 0.0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
-        ignore_eos=bool(body.ignore_eos),
-    )
+    logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
+    names = ("temperature", "top_p", "ignore_eos")
+    sampling = sampling_of(body, *names, max_tokens=body.max_output_tokens, logprobs=logprobs)
     messages = await conversation_of(body.input, body.instructions, media)
     media.check_all_used()
     template = effort_of(body.effort)
@@ -135,87 +120,27 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"description": "", **tool} if tool["type"] == "namespace" else tool
 
 
-def finish_response(
-    response: dict[str, Any], output: list[dict[str, Any]], usage: Usage, *, complete: bool
-) -> dict[str, Any]:
-    """`response` with its output. `complete`: whether the answer ended before its token limit."""
-    if not complete:
-        output = [*output[:-1], {**output[-1], "status": "incomplete"}]
-    return {
-        **response,
-        "status": "completed" if complete else "incomplete",
-        "completed_at": now() if complete else None,
-        "incomplete_details": None if complete else {"reason": "max_output_tokens"},
-        "output": output,
-        "usage": {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {
-                "cached_tokens": current().cached_tokens,
-                "cache_write_tokens": 0,
-                "image_tokens": usage.image_tokens,
-            },
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": current().reasoning_tokens},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        },
-    }
-
-
-def output_of(
-    choice: Finished, parser: CallParser | None, names: Mapping[str, Called]
-) -> list[dict[str, Any]]:
-    """The items of a complete answer; one at least, be it an empty message."""
-    text, calls = split_calls(choice.text, parser)
-    items = [reasoning_item(new_id("rs_"), choice.reasoning)] if choice.reasoning else []
-    if text or not (items or calls):
-        shown = choice.logprobs[current().reasoning_tokens :]
-        items.append(message_item(new_id("msg_"), text, shown))
-    return items + [call_item(call, names) for call in calls]
-
-
-def reasoning_item(item_id: str, text: str) -> dict[str, Any]:
-    """The model's whole reasoning, as an item of the output."""
+def reasoning_item(item_id: str, text: str, status: str) -> dict[str, Any]:
+    """The model's reasoning, as an item of the output."""
     return {
         "id": item_id,
         "type": "reasoning",
         "summary": [],
         "content": [{"type": "reasoning_text", "text": text}],
         "encrypted_content": None,
-        "status": "completed",
+        "status": status,
     }
 
 
-def message_item(item_id: str, text: str, logprobs: Sequence[Logprob]) -> dict[str, Any]:
-    """A message that is complete."""
-    return {
-        "id": item_id,
-        "type": "message",
-        "role": "assistant",
-        "status": "completed",
-        "content": [text_part(text, logprobs)],
-    }
+def message_item(item_id: str, text: str, logprobs: Sequence[Logprob], status: str) -> dict[str, Any]:
+    """A message with its one part."""
+    shown = token_logprobs(logprobs)
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": shown}
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
-def text_part(text: str, logprobs: Sequence[Logprob] = ()) -> dict[str, Any]:
-    """The one part of a message."""
-    return {
-        "type": "output_text",
-        "text": text,
-        "annotations": [],
-        "logprobs": token_logprobs(logprobs),
-    }
-
-
-def call_item(
-    call: ToolCall, names: Mapping[str, Called], item_id: str | None = None, status: str = "completed"
-) -> dict[str, Any]:
-    """A call, in the form in which the client offered its tool."""
-    called = names.get(call.name, Called(call.name))
-    return called.item(call, item_id or new_id("ctc_" if called.custom else "fc_"), status)
-
-
-class ResponseEvents:
-    """The named events of one response: counts them, and opens and closes items as text and calls come.
+class WrittenResponse:
+    """A response as it is written: whole, or as named events, whose items are the blocks of the answer.
 
     response.created, response.in_progress
     for reasoning:     output_item.added, content_part.added, reasoning_text.delta …, reasoning_text.done,
@@ -230,38 +155,51 @@ class ResponseEvents:
     response.completed | response.incomplete | response.failed
     """
 
-    def __init__(self, response: dict[str, Any], reader: Reader, names: Mapping[str, Called]) -> None:
+    def __init__(self, response: dict[str, Any], answer: Answer, names: Mapping[str, Called]) -> None:
+        """`response`: one that has only begun; `names`: how the client knows its tools."""
         self._response = response
+        self._answer = answer
+        self._choice = answer.choices[0]
         self._names = names
-        self._reader = reader
         self._count = 0  # of events so far
         self._output: list[dict[str, Any]] = []  # items that are complete
-        self._item_id = ""  # of the open item, which is a text or a call
-        self._text: str | None = None
-        self._thought: str | None = None
-        self._call: ToolCall | None = None
-        self._logprobs: list[Logprob] = []  # of the open text
+        self._block: Block | None = None  # of the item that is open
+        self._item_id = ""
 
-    async def run(self) -> AsyncGenerator[Event]:
+    async def whole(self) -> dict[str, Any]:
+        """The response, once all of it is there; one item at least, be it an empty message."""
+        usage, choice = await self._answer.complete(), self._choice
+        for block in choice.blocks or [Block(TextPiece(""))]:
+            if not choice.calls:  # all but those of reasoning, which came apart or beside text
+                block.logprobs = choice.logprobs[usage.reasoning_tokens :]
+            self._open(block)
+            self._output.append(self._item(block, "completed"))
+        return self._finished()
+
+    async def events(self) -> AsyncGenerator[Event]:
         """All events from the first to the last.
 
         Raises:
             SnugvlError: the engine failed; `failure_event` makes the last event of that.
         """
-        async with self._reader.generation:
+        blocks = iter(self._choice.blocks)  # which grow meanwhile
+        async with self._answer.generation:
             yield self._event("response.created", response=self._response)
             yield self._event("response.in_progress", response=self._response)
-            async for piece in self._reader:
-                for event in self._events(piece):
-                    yield event
-        if not (self._output or self._item_id):
-            for event in self._open_text():  # an empty answer is an empty message
+            async for step in self._answer:
+                logprobs = step.logprobs
+                for begins, each in step.events:
+                    for event in self._begin(next(blocks)) if begins else ():
+                        yield event
+                    for event in self._delta(each, logprobs):
+                        yield event
+                    logprobs = ()
+        if self._block is None:
+            for event in self._begin(Block(TextPiece(""))):  # an empty answer is an empty message
                 yield event
-        length = self._reader.length
-        for event in self._close("incomplete" if length else "completed"):
+        for event in self._end("incomplete" if self._incomplete else "completed"):
             yield event
-        usage = self._reader.generation.usage
-        response = finish_response(self._response, self._output, usage, complete=not length)
+        response = self._finished()
         yield self._event(f"response.{response['status']}", response=response)
 
     def failure_event(self, error: Exception) -> Event:
@@ -271,6 +209,54 @@ class ResponseEvents:
         response = {**self._response, "status": "failed", "error": {"code": code, "message": message}}
         return self._event("response.failed", response={**response, "output": self._output})
 
+    @property
+    def _incomplete(self) -> bool:
+        """Whether the answer ended at its token limit."""
+        return self._choice.finish_reason == "length"
+
+    def _finished(self) -> dict[str, Any]:
+        """The response with its output."""
+        usage, output, incomplete = self._answer.generation.usage, self._output, self._incomplete
+        if incomplete:
+            output = [*output[:-1], {**output[-1], "status": "incomplete"}]
+        return {
+            **self._response,
+            "status": "incomplete" if incomplete else "completed",
+            "completed_at": None if incomplete else now(),
+            "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
+            "output": output,
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {
+                    "cached_tokens": usage.cached_tokens,
+                    "cache_write_tokens": 0,
+                    "image_tokens": usage.image_tokens,
+                },
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        }
+
+    def _called(self, call: ToolCall) -> Called:
+        """The form in which the client offered a call's tool."""
+        return self._names.get(call.name, Called(call.name))
+
+    def _open(self, block: Block) -> None:
+        self._block = block
+        prefix = "msg_" if isinstance(block.first, TextPiece) else "rs_"
+        if (call := block.call) is not None:
+            prefix = "ctc_" if self._called(call).custom else "fc_"
+        self._item_id = new_id(prefix)
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        """The open item, with what came of its block."""
+        if (call := block.call) is not None:
+            return self._called(call).item(call, self._item_id, status)
+        if isinstance(block.first, TextPiece):
+            return message_item(self._item_id, block.text, block.logprobs, status)
+        return reasoning_item(self._item_id, block.text, status)
+
     def _event(self, kind: str, **fields: Any) -> Event:
         number, self._count = self._count, self._count + 1
         return Event(compact({"type": kind, "sequence_number": number, **fields}), kind)
@@ -279,96 +265,51 @@ class ResponseEvents:
         """An event of the open item."""
         return self._event(f"response.{kind}", output_index=len(self._output), **fields)
 
-    def _events(self, piece: AnswerEvent) -> Iterator[Event]:
-        match piece:
-            case ReasoningPiece(text=text):
-                yield from self._extend_thought(text)
-            case TextPiece(text=text):
-                yield from self._extend_text(text)
-            case CallStarted(id=call_id, name=name):
-                yield from self._open_call(ToolCall(call_id, name, ""))
-            case CallArguments(fragment=fragment):
-                yield from self._extend_call(fragment)
-
-    def _extend_thought(self, text: str) -> Iterator[Event]:
-        if self._thought is None:
-            yield from self._close("completed")
-            self._item_id, self._thought = new_id("rs_"), ""
-            item = {**reasoning_item(self._item_id, ""), "status": "in_progress", "content": []}
+    def _begin(self, block: Block) -> Iterator[Event]:
+        """End the open item, and begin that of a block."""
+        yield from self._end("completed")
+        self._open(block)
+        item = self._item(Block(block.first), "in_progress")
+        if (parts := item.get("content")) is None:
             yield self._item_event("output_item.added", item=item)
-            where = {"item_id": self._item_id, "content_index": 0}
-            yield self._item_event("content_part.added", **where, part={"type": "reasoning_text", "text": ""})
-        self._reader.take_logprobs()  # those of reasoning are not sent
-        self._thought = (self._thought or "") + text
-        yield self._item_event("reasoning_text.delta", item_id=self._item_id, content_index=0, delta=text)
-
-    def _extend_text(self, text: str) -> Iterator[Event]:
-        if self._text is None:
-            yield from self._open_text()
-        shown = self._reader.take_logprobs()
-        self._logprobs += shown
-        self._text = (self._text or "") + text
-        yield self._item_event(
-            "output_text.delta",
-            item_id=self._item_id,
-            content_index=0,
-            delta=text,
-            logprobs=token_logprobs(shown),
-        )
-
-    def _open_text(self) -> Iterator[Event]:
-        yield from self._close("completed")
-        self._item_id, self._text, self._logprobs = new_id("msg_"), "", []
-        item = {**message_item(self._item_id, "", ()), "status": "in_progress", "content": []}
-        yield self._item_event("output_item.added", item=item)
-        yield self._item_event(
-            "content_part.added", item_id=self._item_id, content_index=0, part=text_part("")
-        )
-
-    def _open_call(self, call: ToolCall) -> Iterator[Event]:
-        yield from self._close("completed")
-        self._reader.take_logprobs()  # those of calls are not sent
-        item = call_item(call, self._names, status="in_progress")
-        self._item_id, self._call = item["id"], call
-        yield self._item_event("output_item.added", item=item)
-
-    def _extend_call(self, fragment: str) -> Iterator[Event]:
-        assert self._call is not None, "arguments follow the start of their call"
-        self._reader.take_logprobs()
-        self._call = replace(self._call, arguments=self._call.arguments + fragment)
-        if not self._is_custom(self._call):
-            yield self._item_event("function_call_arguments.delta", item_id=self._item_id, delta=fragment)
-
-    def _is_custom(self, call: ToolCall) -> bool:
-        return call.name in self._names and self._names[call.name].custom
-
-    def _close(self, status: str) -> Iterator[Event]:
-        """End the open item, if there is one."""
-        item_id, text, call = self._item_id, self._text, self._call
-        where = {"item_id": item_id, "content_index": 0}
-        if (thought := self._thought) is not None:
-            item = {**reasoning_item(item_id, thought), "status": status}
-            yield self._item_event("reasoning_text.done", **where, text=thought)
-            yield self._item_event("content_part.done", **where, part=item["content"][0])
-        elif text is not None:
-            part = text_part(text, self._logprobs)
-            item = {**message_item(item_id, text, self._logprobs), "status": status}
-            yield self._item_event("output_text.done", **where, text=text, logprobs=part["logprobs"])
-            yield self._item_event("content_part.done", **where, part=part)
-        elif call is not None:
-            item = call_item(call, self._names, item_id, status)
-            if self._is_custom(call):
-                yield self._item_event("custom_tool_call_input.delta", item_id=item_id, delta=item["input"])
-                yield self._item_event("custom_tool_call_input.done", item_id=item_id, input=item["input"])
-            else:
-                yield self._item_event(
-                    "function_call_arguments.done",
-                    item_id=item_id,
-                    name=item["name"],
-                    arguments=call.arguments,
-                )
-        else:
             return
+        yield self._item_event("output_item.added", item={**item, "content": []})
+        yield self._item_event("content_part.added", item_id=self._item_id, content_index=0, part=parts[0])
+
+    def _delta(self, event: AnswerEvent, logprobs: Sequence[Logprob]) -> Iterator[Event]:
+        """More of the open item; log-probabilities of reasoning and calls are not sent."""
+        where = {"item_id": self._item_id, "content_index": 0}
+        match event:
+            case ReasoningPiece(text=text):
+                yield self._item_event("reasoning_text.delta", **where, delta=text)
+            case TextPiece(text=text):
+                shown = token_logprobs(logprobs)
+                yield self._item_event("output_text.delta", **where, delta=text, logprobs=shown)
+            case CallArguments(fragment=text) if not self._is_custom:
+                yield self._item_event("function_call_arguments.delta", item_id=self._item_id, delta=text)
+
+    @property
+    def _is_custom(self) -> bool:
+        """Whether the open item is a call of a free-form tool."""
+        call = None if self._block is None else self._block.call
+        return call is not None and self._called(call).custom
+
+    def _end(self, status: str) -> Iterator[Event]:
+        """End the open item, if there is one."""
+        if self._block is None:
+            return
+        item, item_id = self._item(self._block, status), self._item_id
+        if parts := item.get("content"):
+            kind = parts[0]["type"]
+            where = {"item_id": item_id, "content_index": 0}
+            shown = {name: parts[0][name] for name in ("text", "logprobs") if name in parts[0]}
+            yield self._item_event(f"{kind}.done", **where, **shown)
+            yield self._item_event("content_part.done", **where, part=parts[0])
+        elif self._is_custom:
+            yield self._item_event("custom_tool_call_input.delta", item_id=item_id, delta=item["input"])
+            yield self._item_event("custom_tool_call_input.done", item_id=item_id, input=item["input"])
+        else:
+            shown = {name: item[name] for name in ("name", "arguments")}
+            yield self._item_event("function_call_arguments.done", item_id=item_id, **shown)
         yield self._item_event("output_item.done", item=item)
         self._output.append(item)
-        self._text = self._thought = self._call = None

@@ -14,11 +14,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from snugvl.core.messages import Grammar, Message, Picture, Text, ToolCall, ToolUse
 from snugvl.server.fields import WHOLE, Body, StringOrArray
 from snugvl.server.fields import Part as RequestPart
-from snugvl.server.forms import call_arguments, schema_grammar
-from snugvl.server.openai.common import Effort, Metadata
+from snugvl.server.forms import MAX_TOOLS, call_arguments, schema_grammar
+from snugvl.server.openai.common import Effort, MaxTokens, Metadata, Temperature, TopP
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
-    MAX_TOOLS,
     JsonObjectFormat,
     NamedSchema,
     TextFormat,
@@ -33,7 +32,6 @@ from snugvl.server.openai.responses_tools import (
     full_name,
     response_tool_use,
 )
-from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
 from snugvl.server.record import current
 from snugvl.server.together import fetch_all, in_turns
 from snugvl.server.wishes import (

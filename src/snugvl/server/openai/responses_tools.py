@@ -19,9 +19,8 @@ from snugvl.core.messages import Tool, ToolCall, ToolUse
 from snugvl.errors import RequestError
 from snugvl.server.fields import STRING_OR_OBJECT
 from snugvl.server.fields import Part as RequestPart
-from snugvl.server.forms import JsonSchema, offered_tool
+from snugvl.server.forms import MAX_TOOLS, JsonSchema, Mode, ToolName, offered_tool, tool_use
 from snugvl.server.generation import arguments_of
-from snugvl.server.openai.constraints import MAX_TOOLS, Mode, ToolName, tool_use
 from snugvl.server.record import current
 from snugvl.server.wishes import RESPONSE_TOOL, Wishes
 

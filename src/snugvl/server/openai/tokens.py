@@ -10,8 +10,9 @@ from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.fields import Body
+from snugvl.server.forms import MAX_TOOLS
 from snugvl.server.generation import counting, tokens_of
-from snugvl.server.openai.constraints import MAX_TOOLS, ChatTool, chat_tool_use
+from snugvl.server.openai.constraints import ChatTool, chat_tool_use
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.wishes import TOKENIZE, Wishes

@@ -1,4 +1,4 @@
-"""What the four tasks take and give over HTTP.
+"""POST /v1/vision/caption, ask, scene, detect: a picture in, a typed result out, complete or as events.
 
 Each task has a class of options, which forms carry as fields beside their files, and a request, which adds
 the picture's URL for a JSON body:
@@ -7,24 +7,35 @@ the picture's URL for a JSON body:
     curl -F image=@cat.jpg -F question='What colour is the cat?' …
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+import io
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from urllib.parse import urlsplit
 
+from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from PIL.Image import Image
+from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
-from snugvl.core.messages import Capabilities, Picture, Video
+from snugvl.core.messages import Capabilities, Picture, Request, Usage, Video
 from snugvl.core.sampling import SamplingParams
-from snugvl.errors import RequestError
-from snugvl.server.body import bytes_of, form_of
+from snugvl.errors import OutputError, RequestError
+from snugvl.inputs.tools.parser import TextPiece
+from snugvl.server.body import JsonRoute, bytes_of, form_of
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
+from snugvl.server.generation import Answer, read_answer
+from snugvl.server.streaming import Event, compact, event_stream, events_document
 from snugvl.server.together import together
+from snugvl.tasks import ask, caption, detect, draw, export, results, scene
 from snugvl.tasks.prompts import Detail
-from snugvl.tasks.results import Answer, Caption, Detections, Scene
+from snugvl.tasks.results import Caption, Detections, Reply, Scene
 
 MAX_IMAGES = 64
 MAX_OBJECTS = 200
@@ -121,7 +132,7 @@ class CaptionResponse(Caption):
     model: str
 
 
-class AnswerResponse(Answer):
+class AnswerResponse(results.Answer):
     """An answer about pictures."""
 
     model: str
@@ -224,7 +235,7 @@ class Bodies(Generic[OptionsT]):
     request: type[OptionsT]
     options: type[OptionsT]
 
-    async def read(self, http: Request) -> Received[OptionsT]:
+    async def read(self, http: HttpRequest) -> Received[OptionsT]:
         """The request in the body of `http`.
 
         Raises:
@@ -257,7 +268,7 @@ class Bodies(Generic[OptionsT]):
             raise RequestError("image is missing", field="image")
         return options, [PictureSource(url, f"images[{index}]") for index, url in enumerate(several)]
 
-    async def _read_form(self, http: Request) -> tuple[OptionsT, list[PictureSource]]:
+    async def _read_form(self, http: HttpRequest) -> tuple[OptionsT, list[PictureSource]]:
         async with form_of(http, max_files=MAX_IMAGES, max_fields=MAX_FIELDS) as form:
             sources = [source async for source in _sources(form)]
             options = _validate(self.options, _fields(form), strict=False)
@@ -308,3 +319,182 @@ def _validate(kind: type[OptionsT], body: object, *, strict: bool) -> OptionsT:
     except ValidationError as error:
         errors = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors(include_url=False)]
         raise RequestValidationError(errors, body=body) from None
+
+
+SHOWN: Final = 2000  # characters of the model's text in an error
+
+ResultT = TypeVar("ResultT", bound=BaseModel)
+
+
+router = APIRouter(prefix="/v1/vision", tags=["vision"], route_class=JsonRoute)
+
+CAPTION: Final = Bodies(CaptionRequest, CaptionOptions)
+ASK: Final = Bodies(AskRequest, AskOptions)
+SCENE: Final = Bodies(SceneRequest, SceneOptions)
+DETECT: Final = Bodies(DetectRequest, DetectOptions)
+
+EVENTS: Final = events_document('{"delta": "…"} for each piece, then {"result": {…}}')
+PNG: Final[dict[str, Any]] = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+
+
+@router.post(
+    "/caption",
+    response_model=CaptionResponse,
+    responses={200: {"content": EVENTS}},
+    openapi_extra=CAPTION.openapi(),
+)
+async def post_caption(http: HttpRequest) -> Any:
+    """Describe a picture, in one sentence or in detail."""
+    task = await CAPTION.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
+    request = caption.request(
+        await task.one(),
+        capabilities,
+        detail=options.detail,
+        sampling=options.sampling(),
+        max_pixels=options.max_pixels,
+    )
+
+    def finish(reply: Reply) -> CaptionResponse:
+        return CaptionResponse(model=name, **dict(caption.result(reply)))
+
+    answer = _stream(http, request, options, finish) if options.stream else _answer(task, request, finish)
+    del request
+    return await answer
+
+
+@router.post(
+    "/ask", response_model=AnswerResponse, responses={200: {"content": EVENTS}}, openapi_extra=ASK.openapi()
+)
+async def post_ask(http: HttpRequest) -> Any:
+    """Answer a question about one picture, or about several together."""
+    task = await ASK.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
+    request = ask.request(
+        await task.several(),
+        options.question,
+        capabilities,
+        sampling=options.sampling(),
+        max_pixels=options.max_pixels,
+    )
+
+    def finish(reply: Reply) -> AnswerResponse:
+        return AnswerResponse(model=name, **dict(ask.result(reply)))
+
+    answer = _stream(http, request, options, finish) if options.stream else _answer(task, request, finish)
+    del request
+    return await answer
+
+
+@router.post("/scene", response_model=SceneResponse, openapi_extra=SCENE.openapi())
+async def post_scene(http: HttpRequest) -> Any:
+    """Analyse a picture: summary, setting, objects with counts and positions, written text, relations."""
+    task = await SCENE.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
+    scene.check(capabilities)
+    answer = _answer(
+        task,
+        scene.request(
+            await task.one(), capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
+        ),
+        lambda reply: SceneResponse(model=name, **dict(scene.result(reply))),
+    )
+    return await answer
+
+
+@router.post(
+    "/detect",
+    response_model=DetectionsResponse,
+    responses={200: {"content": PNG}},
+    openapi_extra=DETECT.openapi(),
+)
+async def post_detect(http: HttpRequest) -> Any:
+    """Find objects: boxes in pixels of the picture that was sent, a COCO data set, or a drawn picture."""
+    task = await DETECT.read(http)
+    names = detect.check_names(task.options.objects)
+    options, name, capabilities = task.options, task.model, task.capabilities
+    detect.check(names, capabilities)
+    picture = await task.picture()
+    size, drawn = picture.image.size, picture.image if options.format == "png" else None
+    request = detect.request(
+        picture, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
+    )
+
+    def finish(reply: Reply) -> Detections:
+        return detect.result(reply, size, names, capabilities, max_pixels=options.max_pixels)
+
+    answer = _answer(task, request, finish)
+    del picture, request
+    found = await answer
+    if drawn is not None:
+        return Response(await asyncio.to_thread(_png, drawn, found), media_type="image/png")
+    if options.format == "coco":
+        data_set = await asyncio.to_thread(export.coco, [(_file_name(task.sources[0]), found)], names)
+        return Response(data_set, media_type="application/json")
+    return DetectionsResponse(model=name, **vars(found))
+
+
+async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply], ResultT]) -> ResultT:
+    """The response to a task, complete.
+
+    Raises:
+        OutputError: the model's answer isn't what the task asked for; the message shows it.
+        RequestError: it isn't because `max_tokens` cut it.
+    """
+    reading = read_answer(task.context, request)
+    del request
+    answer = await reading
+    await answer.complete()
+    return _result(answer, task.options, finish)
+
+
+async def _stream(
+    http: HttpRequest, request: Request, options: TaskOptions, finish: Callable[[Reply], BaseModel]
+) -> Response:
+    """The response to a task as events."""
+    context = context_of(http)
+    return event_stream(http, context, _events(await read_answer(context, request), options, finish))
+
+
+async def _events(
+    answer: Answer, options: TaskOptions, finish: Callable[[Reply], BaseModel]
+) -> AsyncGenerator[Event]:
+    """The pieces of a task's answer as they come, then its result."""
+    async with answer.generation:
+        async for step in answer:
+            for _, event in step.events:
+                if isinstance(event, TextPiece):
+                    yield Event(compact({"delta": event.text}))
+    response = _result(answer, options, finish)
+    yield Event(compact({"result": response.model_dump(mode="json")}))
+
+
+def _result(answer: Answer, options: TaskOptions, finish: Callable[[Reply], ResultT]) -> ResultT:
+    choice, used = answer.choices[0], answer.generation.usage
+    usage = Usage(used.prompt_tokens, used.completion_tokens, used.image_tokens)
+    reply = Reply(text=choice.text, finish_reason=choice.finish_reason or "", usage=usage)
+    try:
+        return finish(reply)
+    except OutputError as error:
+        if reply.truncated and options.max_tokens is not None:
+            raise RequestError(
+                f"max_tokens {options.max_tokens} cut the answer before there was a result in it; "
+                "allow more, or leave it out",
+                field="max_tokens",
+            ) from None
+        said = reply.text if len(reply.text) <= SHOWN else f"{reply.text[:SHOWN]}…"
+        raise OutputError(f"{error}; the model said: {said!r}", text=reply.text) from None
+
+
+def _png(image: Image, detections: Detections) -> bytes:
+    """A PNG of `image` with boxes and labels on it."""
+    file = io.BytesIO()
+    draw.annotate(image, detections).save(file, "PNG")
+    return file.getvalue()
+
+
+def _file_name(source: PictureSource) -> str:
+    """What a COCO data set calls the picture: the uploaded file's name, or the last part of its URL."""
+    if isinstance(source.value, str) and source.value.startswith(("http://", "https://")):
+        return PurePosixPath(urlsplit(source.value).path).name or source.name
+    return source.name

@@ -1,0 +1,287 @@
+"""`snugvl.Client` and `snugvl.AsyncClient`: a server behind the methods of a loaded model."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Self, TypeVar
+
+import httpx
+import openai
+
+from snugvl.client import answers, calls, failures
+from snugvl.client.answers import Memory, understood
+from snugvl.client.connection import (
+    DEFAULT_URL,
+    Address,
+    Sockets,
+    address_of,
+    answered,
+    sdk_options,
+)
+from snugvl.core.messages import Delta
+from snugvl.core.service import Health
+from snugvl.tasks.conversation import AsyncConversation, Conversation
+from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+from snugvl.tasks.surface import Surface, Tasks
+
+T = TypeVar("T")
+Coming = Coroutine[Any, Any, T]
+
+
+class Client(calls.Requester, Tasks):
+    """A server of snugvl, or of several behind one address.
+
+    Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
+    safe to call from several threads. Images may also be URLs (http, https, data), which the server fetches.
+    What the server warns of is a `SnugvlWarning`.
+
+        with snugvl.Client() as client:
+            print(client.caption("picture.png"))
+
+    Args:
+        base_url: the server, with or without /v1.
+        api_key: sent as a bearer token.
+        model: a name that the server serves; by default its first.
+        timeout: seconds that an answer may take; of a stream, the wait for its next piece.
+        max_retries: how often a request is sent again when the server is busy or starting (it says when
+            to come back), can't be reached, or didn't answer within `timeout`.
+
+    Attributes:
+        openai: the SDK's own client, for everything else that the server speaks.
+
+    Raises:
+        EngineUnavailable: there is no such server, or it isn't ready.
+        SnugvlError: what the server refused, as the exception that a loaded model raises.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        super().__init__(address_of(base_url), model)
+        self._sockets = Sockets()
+        options = sdk_options(self._address, api_key, timeout, max_retries)
+        http_client = openai.DefaultHttpxClient(
+            timeout=options["timeout"],
+            trust_env=not self._address.local,
+            event_hooks={"request": [self._sockets.watch], "response": [answered]},
+        )
+        self.openai = openai.OpenAI(**options, http_client=http_client)
+
+    def _conversation(self, system: str | None) -> Conversation[calls.Body]:
+        return Conversation(calls.message_of, self.stream_chat, system, str(self))
+
+    def models(self) -> tuple[str, ...]:
+        """Names that requests may use for the model."""
+        return understood(answers.model_names, self.get("/v1/models"))
+
+    def health(self) -> Health:
+        """Where the engine stands, ready or not; one try."""
+        with failures.told(self._address):
+            try:
+                value = self._once().get(self._address.url("/health"), cast_to=object)
+            except openai.APIStatusError as error:
+                value = failures.body_of_503(error)
+        return understood(answers.health, value)
+
+    def memory(self) -> Memory:
+        """The ledger, planned and measured, and what the engine is doing; one try."""
+        with failures.told(self._address):
+            value = self._once().get(self._address.url("/memory"), cast_to=object)
+        return understood(answers.memory, value)
+
+    def get(self, path: str) -> Any:
+        """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
+        with failures.told(self._address):
+            return self.openai.get(self._address.url(path), cast_to=object)
+
+    def close(self) -> None:
+        """End what is under way, in other threads too. Safe to call twice."""
+        self._sockets.shut()
+        self.openai.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _once(self) -> openai.OpenAI:
+        return self.openai.with_options(max_retries=0)
+
+    def _send(self, make: Callable[[], calls.Call[T]]) -> T:
+        call = make()
+        with failures.sending(self._address, call.body):
+            value = self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
+        return understood(call.read, value)
+
+    def _open(self, make: Callable[[], calls.StreamCall]) -> "ClientStream":
+        call = make()
+        with failures.sending(self._address, call.body):
+            events = self.openai.post(
+                self._address.url(call.path),
+                cast_to=object,
+                body=call.body,
+                stream=True,
+                stream_cls=openai.Stream[object],
+            )
+        return ClientStream(self._address, call, events)
+
+
+class ClientStream:
+    """An answer as it comes: iterate it, or close it to stop the server's work."""
+
+    def __init__(self, address: Address, call: calls.StreamCall, events: openai.Stream[object]) -> None:
+        self._address, self._call, self._events = address, call, events
+
+    def __iter__(self) -> Iterator[Delta]:
+        finished = False
+        with failures.told(self._address, self._call.body):
+            for event in self._events:
+                for delta in understood(self._call.read, event):
+                    finished = finished or delta.finish_reason is not None
+                    yield delta
+        if not finished:
+            raise failures.broke_off(self._address)
+
+    def close(self) -> None:
+        """Stop. Safe to call twice."""
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class AsyncClient(
+    calls.Requester,
+    Surface[
+        Coming[Caption],
+        Coming[Answer],
+        Coming[Scene],
+        Coming[Detections],
+        Coming[Reply],
+        Coming["AsyncClientStream"],
+        AsyncConversation[calls.Body],
+    ],
+):
+    """`snugvl.Client` for an event loop: the same methods as coroutines, the same arguments and exceptions.
+
+        async with snugvl.AsyncClient() as client:
+            captions = await asyncio.gather(*(client.caption(picture) for picture in pictures))
+
+    Cancelling a call, or leaving a stream's `async with`, stops the server's work.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        super().__init__(address_of(base_url), model)
+        options = sdk_options(self._address, api_key, timeout, max_retries)
+        http_client = openai.DefaultAsyncHttpxClient(
+            timeout=options["timeout"],
+            trust_env=not self._address.local,
+            event_hooks={"response": [_answered]},
+        )
+        self.openai = openai.AsyncOpenAI(**options, http_client=http_client)
+
+    def _conversation(self, system: str | None) -> AsyncConversation[calls.Body]:
+        return AsyncConversation(calls.message_of, self.stream_chat, system, str(self))
+
+    async def models(self) -> tuple[str, ...]:
+        """Names that requests may use for the model."""
+        return understood(answers.model_names, await self.get("/v1/models"))
+
+    async def health(self) -> Health:
+        """Where the engine stands, ready or not; one try."""
+        with failures.told(self._address):
+            try:
+                value = await self._once().get(self._address.url("/health"), cast_to=object)
+            except openai.APIStatusError as error:
+                value = failures.body_of_503(error)
+        return understood(answers.health, value)
+
+    async def memory(self) -> Memory:
+        """The ledger, planned and measured, and what the engine is doing; one try."""
+        with failures.told(self._address):
+            value = await self._once().get(self._address.url("/memory"), cast_to=object)
+        return understood(answers.memory, value)
+
+    async def get(self, path: str) -> Any:
+        """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
+        with failures.told(self._address):
+            return await self.openai.get(self._address.url(path), cast_to=object)
+
+    async def close(self) -> None:
+        """Close the connections. Safe to call twice."""
+        await self.openai.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def _once(self) -> openai.AsyncOpenAI:
+        return self.openai.with_options(max_retries=0)
+
+    async def _send(self, make: Callable[[], calls.Call[T]]) -> T:
+        call = await asyncio.to_thread(make)
+        with failures.sending(self._address, call.body):
+            value = await self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
+        return understood(call.read, value)
+
+    async def _open(self, make: Callable[[], calls.StreamCall]) -> "AsyncClientStream":
+        call = await asyncio.to_thread(make)
+        with failures.sending(self._address, call.body):
+            events = await self.openai.post(
+                self._address.url(call.path),
+                cast_to=object,
+                body=call.body,
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            )
+        return AsyncClientStream(self._address, call, events)
+
+
+class AsyncClientStream:
+    """An answer as it comes: iterate it with `async for`, or close it to stop the server's work."""
+
+    def __init__(self, address: Address, call: calls.StreamCall, events: openai.AsyncStream[object]) -> None:
+        self._address, self._call, self._events = address, call, events
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        finished = False
+        with failures.told(self._address, self._call.body):
+            async for event in self._events:
+                for delta in understood(self._call.read, event):
+                    finished = finished or delta.finish_reason is not None
+                    yield delta
+        if not finished:
+            raise failures.broke_off(self._address)
+
+    async def close(self) -> None:
+        """Stop. Safe to call twice."""
+        await self._events.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _answered(response: httpx.Response) -> None:
+    answered(response)

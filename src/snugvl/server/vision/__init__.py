@@ -1,1 +1,0 @@
-"""The four tasks: /v1/vision/caption, ask, scene, detect."""
