@@ -78,7 +78,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quicken()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     longest = (
-        "test_types_are_clean",
         "test_after_each_fault_it_serves_and_nothing_is_left",
         "test_clients_of_every_kind_at_once",
         "test_the_python_clients",
