@@ -33,6 +33,7 @@ import pytest
 
 from tests.draws import draw_fewer
 from tests.patience import PATIENCE_S
+from tests.watchdog import pytest_runtest_protocol as pytest_runtest_protocol
 
 # No test finds the servers, the measurements and the configuration of whoever runs it.
 _folder = tempfile.TemporaryDirectory(prefix="snugvl-tests-")
