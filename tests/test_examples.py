@@ -152,6 +152,7 @@ def alone(script: str, *args: str, cwd: Path) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.sample("detect_objects")
 def test_the_examples_say_the_same_here_and_on_a_server(
     script: str, ran: Callable[..., str], tmp_path: Path, url: str
 ) -> None:

@@ -23,6 +23,7 @@ def engine_faults(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.extended
 def test_after_each_fault_it_serves_and_nothing_is_left(
     engine_faults: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def shown(deltas: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.sample("caption", "cut")
 def test_streams_carry_the_same_answer(url: str, pocket: NativeBackend, stream: str) -> None:
     async def read() -> list[Any]:
         async with AsyncClient(url) as client, await STREAMS[stream](client) as deltas:

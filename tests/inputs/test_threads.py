@@ -120,6 +120,7 @@ hammer(work)
     [FILES, FILMS, DRAWING, TOKENS, SCHEMAS, GRAMMARS, NVML],
     ids=["pictures", "films", "drawing", "tokens", "schemas", "grammars", "nvml"],
 )
+@pytest.mark.sample("pictures", "films", "drawing", "schemas", "grammars", "nvml")
 def test_eight_threads_at_once(code: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", START + code],
