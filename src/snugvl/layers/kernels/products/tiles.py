@@ -1,4 +1,4 @@
-"""Tiles of the products with stored weights, as `benchmarks/kernels/kernel_tiles.py` measured them on an H200."""
+"""Tiles of the products with stored weights, as `benchmarks/kernels/` measured them on an H200."""
 
 from dataclasses import dataclass, replace
 
