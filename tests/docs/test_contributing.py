@@ -64,12 +64,16 @@ MEMBER = re.compile(r"`([A-Z]\w+)\.(\w+)(?:\(\))?`")
 
 
 def members() -> dict[str, set[str]]:
-    """Classes of the package that inherit nothing, and the names of what each has."""
+    """Classes that some remark names and that inherit nothing, and the names of what each has."""
+    texts = [path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")]
+    owners = {owner for text in texts for owner, _ in MEMBER.findall(text)}
     found: dict[str, set[str]] = {}
     inheriting = set[str]()
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ClassDef):
+    for text in texts:
+        if owners.isdisjoint(re.findall(r"^ *class (\w+)", text, re.MULTILINE)):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.ClassDef) or node.name not in owners:
                 continue
             inheriting |= {node.name} if node.bases else set()
             names = found.setdefault(node.name, set())
