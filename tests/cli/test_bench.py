@@ -197,6 +197,7 @@ def test_ctrl_c_prints_what_was_measured(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_no_torch_is_imported() -> None:
     script = (
         "import sys; from snugvl.cli.app import run; code = run(sys.argv[1:]);"

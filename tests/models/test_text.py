@@ -86,6 +86,7 @@ def test_company_chunks_and_preemption_change_no_token(name: str, folders: Any) 
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2.5", "phi-3"])
+@pytest.mark.sample("qwen2.5")
 def test_a_window_and_blocks_that_another_request_left(name: str, folders: Any) -> None:
     """The prefix cache keeps what a window has passed by: a shorter question may begin before it."""
     model = load(folders(name))

@@ -110,6 +110,7 @@ def test_log_probabilities_arrive_whole(running: Running, model: snugvl.Model) -
         assert [top.token for top in one.top] == [top.token for top in other.top]
 
 
+@pytest.mark.extended
 def test_several_at_once(running: Running, model: snugvl.Model) -> None:
     requests = [REQUESTS["text"], REQUESTS["picture"]] * 5
 
