@@ -136,7 +136,7 @@ def formats(work: Path) -> list[dict[str, Any]]:
             check=False, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         out = work / "plan.json"
-        plan = [sys.executable, here / "plan_vs_native.py", path, "--weights", weights, "--cells", CELL]
+        plan = [sys.executable, str(here / "plan_vs_native.py"), path, "--weights", weights, "--cells", CELL]
         subprocess.run([*plan, "--jobs", "1", "--out", str(out)], check=False, stdout=subprocess.DEVNULL)
         (row,) = json.loads(out.read_text())["results"]
         row |= {"tokens_per_s": float((speed.stdout.split() or ["nan"])[-1])}

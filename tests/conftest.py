@@ -33,6 +33,7 @@ import pytest
 
 from tests.draws import draw_fewer
 from tests.patience import PATIENCE_S
+from tests.watchdog import pytest_runtest_protocol as pytest_runtest_protocol
 
 # No test finds the servers, the measurements and the configuration of whoever runs it.
 _folder = tempfile.TemporaryDirectory(prefix="snugvl-tests-")
@@ -62,6 +63,20 @@ for _module in (httpx._transports.default, httpx2._transports.default):
     _module.create_ssl_context = _made_once(_module.create_ssl_context)  # type: ignore[attr-defined]
 
 
+# Cases that the mark `sample` names and that were not collected yet, by test.
+_left: dict[str, set[str]] = {}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Cases of a test that its mark `sample("a", "b")` doesn't name are extended."""
+    mark = item.get_closest_marker("sample")
+    if mark is not None and isinstance(item, pytest.Function):
+        name = item.nodeid.partition("[")[0]
+        _left[name] = _left.get(name, set(mark.args)) - {item.callspec.id}
+        if item.callspec.id not in mark.args:
+            item.add_marker(pytest.mark.extended)
+
+
 @pytest.hookimpl(trylast=True)  # after those that are not asked for are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests begin first: at the end, one process would run them while the others idle.
@@ -78,7 +93,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quicken()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     longest = (
-        "test_types_are_clean",
         "test_after_each_fault_it_serves_and_nothing_is_left",
         "test_clients_of_every_kind_at_once",
         "test_the_python_clients",
@@ -94,8 +108,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.insert(place, first[k])
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported and collected stays: a test that looks for garbage looks for its own."""
+    if session.config.args == ["tests"]:
+        wrong = {name: sorted(left) for name, left in _left.items() if left}
+        assert not wrong, f"no such cases: {wrong}"
     gc.freeze()
     gc.enable()
     # At the exit it is all let go of, but not before pytest's last look for garbage, which looks five times.

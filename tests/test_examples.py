@@ -81,6 +81,14 @@ def overlap(box: Box, truth: tuple[float, float, float, float]) -> float:
 
 
 @pytest.mark.parametrize(("picture", "question", "answer"), QUESTIONS)
+@pytest.mark.sample(
+    "shapes-How many squares are there?-2",
+    "shapes-What color is the triangle?-green",
+    "shapes-Where is the red circle?-top left",
+    "garden-Is there a cat?-yes",
+    "garden-Where is the car?-center",
+    "sign-What color is the heart?-red",
+)
 def test_answers_are_true(model: Model, picture: str, question: str, answer: str) -> None:
     text = model.ask(IMAGES / f"{picture}.png", question).text
     assert answer.lower() in text.lower()
@@ -88,6 +96,7 @@ def test_answers_are_true(model: Model, picture: str, question: str, answer: str
 
 @pytest.mark.parametrize("picture", CAPTIONS)
 @pytest.mark.parametrize("detail", ["short", "detailed"])
+@pytest.mark.sample("short-shapes", "short-sign", "detailed-stars")
 def test_captions_are_true(model: Model, picture: str, detail: str) -> None:
     text = model.caption(IMAGES / f"{picture}.png", detail=detail).text.lower()  # type: ignore[arg-type]
     for fact in CAPTIONS[picture]:
@@ -152,6 +161,7 @@ def alone(script: str, *args: str, cwd: Path) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.sample("detect_objects")
 def test_the_examples_say_the_same_here_and_on_a_server(
     script: str, ran: Callable[..., str], tmp_path: Path, url: str
 ) -> None:

@@ -76,6 +76,7 @@ def resolved(python: str, *extras: str, constraints: Path | None = None) -> dict
     "python",
     [PYTHONS[0], *(pytest.param(each, marks=pytest.mark.extended) for each in PYTHONS[1:-1]), PYTHONS[-1]],
 )
+@pytest.mark.sample("3.13")
 def test_the_constraints_hold_with_the_cuda_builds_of_torch(python: str) -> None:
     """With and without each extra; what torch doesn't pin itself is pinned, and nothing else: what users
     install in one file, what only tests need in another one."""
@@ -92,6 +93,7 @@ def test_the_constraints_hold_with_the_cuda_builds_of_torch(python: str) -> None
 
 
 @pytest.mark.parametrize("python", PYTHONS[-1:])  # resolving vLLM takes ten seconds
+@pytest.mark.extended
 def test_vllm_installs_without_the_constraints_and_not_with_them(python: str) -> None:
     """As docs/vllm.md says: it asks for a torch of its own."""
     free = resolved(python, VLLM)
@@ -106,6 +108,7 @@ def test_vllm_installs_without_the_constraints_and_not_with_them(python: str) ->
     assert "torch" in held.stderr
 
 
+@pytest.mark.extended
 def test_a_torch_for_cuda_12_can_be_had_for_an_older_driver() -> None:
     """The README's and doctor's command for a driver that is too old for CUDA 13."""
     wanted = "\n".join([CUDA_12, *PROJECT["dependencies"]])

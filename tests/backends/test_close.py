@@ -60,6 +60,7 @@ def left(references: dict[str, "weakref.ref[Any]"]) -> list[str]:
 
 
 @pytest.mark.parametrize("speculation", ["off", "ngram"])
+@pytest.mark.sample("ngram")
 def test_what_is_closed_is_gone(speculation: Any) -> None:
     """Though somebody still has the model, and a picture and a prefix are cached."""
     with snugvl.load("pocket", device="cpu", speculation=speculation) as model:
@@ -182,6 +183,7 @@ def test_transformers_gives_back_its_model() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", pytest.param("transformers", marks=pytest.mark.extended)])
+@pytest.mark.extended
 def test_rounds_leave_no_more_than_two_do(backend: str) -> None:
     """Main memory, threads and open files of a process that only loads, asks and closes."""
     command = [sys.executable, "-c", ROUNDS, str(PICTURE), backend]

@@ -126,6 +126,7 @@ def test_logprobs_are_the_networks_own(backend: NativeBackend) -> None:
 
 @pytest.mark.parametrize("choice", ["auto", "required", "now", "get_weather"])
 @pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.sample("True-auto", "True-now", "False-required")
 def test_calls_are_valid_by_construction(backend: NativeBackend, choice: str, parallel: bool) -> None:
     use = ToolUse(TOOLS, choice, parallel)
     # Random weights would call for ever, or never: the limit cuts only where several calls may come.

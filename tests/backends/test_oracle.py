@@ -132,6 +132,7 @@ def test_greedy_tokens_when_prompts_are_prefilled_in_small_chunks(
 
 
 @pytest.mark.parametrize("wrong", [3, 1000])
+@pytest.mark.sample("1000")
 def test_greedy_tokens_with_guesses(
     wrong: int,
     network: Qwen3VL,

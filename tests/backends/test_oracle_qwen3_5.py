@@ -137,6 +137,7 @@ def test_a_slot_is_empty_for_whoever_comes_next(
 
 
 @pytest.mark.parametrize("chunk", [48, 256])
+@pytest.mark.sample("48")
 def test_greedy_tokens_from_checkpoints_alone_and_in_company(
     chunk: int,
     network: Qwen35,
@@ -262,6 +263,7 @@ def test_what_a_thinking_template_opens_the_answer_closes(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
+@pytest.mark.sample("native")
 def test_it_thinks_about_text_and_not_about_pictures_unless_it_is_asked_to(
     folder: Path, tmp_path: Path, backend: Literal["native", "transformers"]
 ) -> None:

@@ -33,6 +33,7 @@ def told(deltas: list[Delta]) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}, {"stop": ("name", "}]")}])
+@pytest.mark.sample("sampling0")
 def test_the_same_text_and_what_was_guessed(
     sampling: dict[str, object], backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def with_template(folder: Path, source: str, *, tokens: bool = False) -> Path:
         ("transformers", "mistral-args", False),
     ],
 )
+@pytest.mark.sample("native-qwen-xml-False", "native-mistral-args-True")
 def test_a_call_in_the_models_form(tmp_path: Path, backend: Any, name: str, tokens: bool) -> None:
     source, form = TEMPLATES[name]
     folder = with_template(tmp_path, source, tokens=tokens)

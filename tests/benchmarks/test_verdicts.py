@@ -1,16 +1,13 @@
 """What the benchmarks conclude from what they saw; the measuring itself needs a machine."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from snugvl.layers.kernels.attention.decode import DecodeCut
 from tests import qwen2_5_vl
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
@@ -93,52 +90,6 @@ def test_stages_of_a_start_are_in_the_order_of_time(script: Any) -> None:
     ]  # fmt: skip
 
 
-def test_a_cut_of_attention_that_is_wrong_is_told_and_left_out(
-    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    decode_attention = script("decode_attention")
-    cell = decode_attention.Cell("tiny", "fp8", sequences=1, context=20)
-    race, cut = decode_attention.Race(cell, torch.device("cpu")), DecodeCut(splits=2, step=16)
-    today = race.enter(cut)
-    assert race.enter(cut) is today, "measured once"
-    right = decode_attention.paged.decode
-    monkeypatch.setattr(decode_attention.paged, "decode", lambda *where: 1.1 * right(*where))
-    assert race.enter(DecodeCut(splits=2, step=32)) is None
-    assert "WRONG" in capsys.readouterr().out
-    assert race.results == [today]
-
-
-def test_the_stages_of_a_request_are_found_under_both_of_its_names(script: Any) -> None:
-    path, stages = script("picture_path"), script("picture_path_stages")
-    lines = [
-        ["a", stages.BODY, 10.001, 10.0, 0.0005, 3],
-        ["a", stages.FIELDS, 10.002, None, 0.0, 0],
-        ["a submit 7", stages.PACK, 10.004, 10.003, 0.001, 0],
-        ["submit 7", stages.PREFILL, 10.010, 10.008, 0.002, 1],
-        ["submit 7", stages.PREFILL, 10.020, 10.018, 0.002, 1],
-        ["submit 7", stages.ENGINE, 10.025, None, 0.0, 0],
-        ["b", stages.BODY, 99.0, 98.0, 0.5, 0],  # one that is not asked about
-    ]
-    spans = path.by_request([json.dumps(line) for line in lines])
-    found = {stage.name: stage for stage in path.medians({"a": path.Sent(10.0, 10.030)}, spans)}
-    assert list(found) == [
-        stages.BODY,
-        stages.FIELDS,
-        stages.PACK,
-        stages.PREFILL,
-        stages.ENGINE,
-        stages.CLIENT,
-    ]
-    assert (round(found[stages.BODY].cpu, 3), found[stages.BODY].faults) == (0.5, 3)
-    # What nobody timed lasts from the end of the stage before; two parts are one stage.
-    walls = {name: round(stage.wall, 3) for name, stage in found.items()}
-    assert walls[stages.FIELDS] == 1.0
-    assert walls[stages.PREFILL] == 12.0
-    assert found[stages.PREFILL].faults == 2
-    assert walls[stages.ENGINE] == 21.0
-    assert round(found[stages.CLIENT].end, 3) == 30.0
-
-
 def test_a_pictures_room_is_what_the_model_makes_of_it(script: Any, tmp_path: Path) -> None:
     """Qwen2.5-VL has 28×28 pixels a token, Qwen3-VL 32×32."""
     tokens = script("plan_vs_native").picture_tokens
@@ -166,6 +117,14 @@ def test_the_oracle_says_that_nothing_was_recorded(script: Any) -> None:
     assert "none" in said([1, 2], None)
 
 
+def test_hostile_requests_differ_between_runs_and_come_again_with_a_seed(script: Any) -> None:
+    load = script("hostile").Load
+    one, again, other = (load("http://x", 10, 1.0, seed) for seed in (7, 7, 8))
+    bodies = [[each.body() for _ in range(20)] for each in (one, again, other)]
+    assert bodies[0] == bodies[1] != bodies[2]
+    assert {body["max_tokens"] for body in bodies[0]} <= {1, 8, 32, 64, 400}
+
+
 def test_how_the_driver_grows_is_told_by_requests(script: Any) -> None:
     trace = script("driver_bytes").DriverTrace()
     for asked, context, late in ((0, 700, 0), (40, 740, 0), (90, 740, 2), (90, 730, 0), (300, 740, 6)):
@@ -174,11 +133,3 @@ def test_how_the_driver_grows_is_told_by_requests(script: Any) -> None:
     trace.add(400, {"rows": [{"name": "CUDA context and libraries", "measured_bytes": None}]})
     assert [trace.at(n) for n in (0, 89, 200, 2000)] == [n * MIB for n in (700, 740, 742, 746)]
     assert trace.largest_step == 40 * MIB
-
-
-def test_hostile_requests_differ_between_runs_and_come_again_with_a_seed(script: Any) -> None:
-    load = script("hostile").Load
-    one, again, other = (load("http://x", 10, 1.0, seed) for seed in (7, 7, 8))
-    bodies = [[each.body() for _ in range(20)] for each in (one, again, other)]
-    assert bodies[0] == bodies[1] != bodies[2]
-    assert {body["max_tokens"] for body in bodies[0]} <= {1, 8, 32, 64, 400}

@@ -109,7 +109,7 @@ def test_when_one_file_fails_the_others_stop_and_keep_what_came(hub: FakeHub, ti
     """The same way as Ctrl+C: nobody waits for gigabytes that nobody will use now."""
     hub.add(REPO, tiny_untied)
     slow, bad = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
-    size = 2_000_000
+    size = 20_000_000
     hub.repos[REPO][slow] = bytes(size)
 
     def fault(handler: Handler) -> bool:

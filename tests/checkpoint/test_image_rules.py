@@ -73,6 +73,7 @@ def test_qwen_equals_its_image_processor(rule: SmartResize) -> None:
 
 @pytest.mark.parametrize("rule", [SMOL, SMALL])
 @pytest.mark.parametrize("kind", ["idefics3", "smolvlm"])
+@pytest.mark.sample("idefics3-rule0", "smolvlm-rule0")
 def test_smolvlm_equals_its_image_processor(rule: ScaledTiles, kind: str) -> None:
     module = pytest.importorskip(f"transformers.models.{kind}.image_processing_pil_{kind}")
     name = {"idefics3": "Idefics3ImageProcessorPil", "smolvlm": "SmolVLMImageProcessorPil"}[kind]

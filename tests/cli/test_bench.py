@@ -162,6 +162,7 @@ def with_interrupt(handler: Any) -> Callable[[], None]:
     ],
 )
 @pytest.mark.slow
+@pytest.mark.sample("2-0")
 def test_ctrl_c_prints_what_was_measured(
     tmp_path: Path, number: signal.Signals, handler: signal.Handlers
 ) -> None:
@@ -196,6 +197,7 @@ def test_ctrl_c_prints_what_was_measured(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_no_torch_is_imported() -> None:
     script = (
         "import sys; from snugvl.cli.app import run; code = run(sys.argv[1:]);"
@@ -261,6 +263,7 @@ def test_pocket_from_its_start_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_server_that_was_started_ends_with_the_measurement() -> None:
     with subprocess.Popen(
         command("pocket", "--device", "cpu"),

@@ -9,7 +9,8 @@ import pytest
 from snugvl.cli import chat as module
 from tests.cli.conftest import NOTE
 from tests.command import Ran
-from tests.tasks.fake import FakeBackend, FakeStream, images_of, prompt_of
+from tests.server.fake import FakeStream
+from tests.tasks.fake import FakeBackend, images_of, prompt_of
 
 Run = Callable[..., Ran]
 

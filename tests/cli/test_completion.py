@@ -57,6 +57,7 @@ def tab(home: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [("rm",), ("serve",), ("caption", "a.png", "--model")])
+@pytest.mark.sample("command0")
 def test_models_that_are_here(home: Path, command: tuple[str, ...]) -> None:
     assert tab(home, *command, "") == ["pocket", "owner/eyes"]
     assert tab(home, *command, "own") == ["owner/eyes"]
@@ -64,6 +65,7 @@ def test_models_that_are_here(home: Path, command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "pull"])
+@pytest.mark.sample("pull")
 def test_models_of_the_catalogue(home: Path, command: str) -> None:
     found = tab(home, command, "Qwen/Qwen3-VL-2B-I")
     assert "Qwen/Qwen3-VL-2B-Instruct-FP8" in found

@@ -121,6 +121,7 @@ print(len(names))
     assert (ran.returncode, ran.stdout) == (0, f"{len(names)}\n"), ran.stderr
 
 
+@pytest.mark.extended
 def test_the_command_captions_forty_pages(snugvl: Callable[..., Ran], tmp_path: Path) -> None:
     names = forty(tmp_path / "forty.pdf")
     for _ in range(3):

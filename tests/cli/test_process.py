@@ -66,6 +66,7 @@ def test_standard_input_and_shell_pipes(many: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["caption", "caption --json"])
+@pytest.mark.sample("caption --json")
 def test_a_closed_pipe_ends_quietly(many: Path, command: str) -> None:
     line = f"set -o pipefail; {' '.join(FAKE)} {command} {many} | head -1"
     # Forty answers take half a minute: `head` ends before the last of them, however busy the machine is.

@@ -128,7 +128,7 @@ def test_a_server_is_sent_the_file(
     piped: Callable[[bytes], None],
 ) -> None:
     monkeypatch.setattr(session, "load_model", NO_MODEL)
-    engine.backend.described = replace(engine.backend.described, video=True)
+    engine.capabilities = replace(engine.backend.described, video=True)
     with live(engine, ServerSettings(names=("eyes",))) as base:
         at = ("--server", base, "-m", "eyes", "--quiet")
         assert snugvl("caption", clip, *at).code == 0
@@ -138,7 +138,7 @@ def test_a_server_is_sent_the_file(
         assert snugvl("chat", *at).code == 0
         assert [len(videos_of(request)[0].frames) for request in engine.backend.requests] == [SEEN] * 4
         assert "it looks like a video (MP4 or QuickTime)" in snugvl("detect", clip, *at).err
-        engine.backend.described = replace(engine.backend.described, video=False)
+        engine.capabilities = replace(engine.backend.described, video=False)
         ran = snugvl("caption", clip, *at)
         assert ran.code == 3
         assert "it looks like a video (MP4 or QuickTime); extract a frame first" in ran.err

@@ -85,7 +85,7 @@ def test_a_server_of_ours_that_runs_answers(
     snugvl: Run, engine: ScriptedEngine, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "load_model", NO_MODEL)
-    engine.backend.described = replace(engine.backend.described, model="Qwen/eyes")
+    engine.capabilities = replace(engine.backend.described, model="Qwen/eyes")
     with live(engine, ServerSettings(names=("eyes",))) as base:
         with running.announced(base, "Qwen/eyes", ("eyes",)):
             ran = snugvl("caption", pictures / "a.png")
@@ -166,7 +166,7 @@ def test_an_address_needs_no_scheme(snugvl: Run, engine: ScriptedEngine, picture
 def test_a_server_that_cannot_do_the_task_is_passed_over_with_the_reason(
     snugvl: Run, engine: ScriptedEngine, pictures: Path
 ) -> None:
-    engine.backend.described = replace(engine.backend.described, images=False)
+    engine.capabilities = replace(engine.backend.described, images=False)
     settings = ServerSettings(names=("words",))
     with live(engine, settings) as base, running.announced(base, "words", ("words",)):
         ran = snugvl("caption", pictures / "a.png")

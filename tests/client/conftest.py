@@ -3,22 +3,22 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
 
 import pytest
 
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.messages import Capabilities, Delta, Message, Request, Stream, ToolUse
-from snugvl.core.service import Health, Load, Snapshot, Tokens
+from snugvl.core.messages import Request
+from snugvl.core.service import Load, Snapshot
 from tests.patience import PATIENCE_S
 from tests.server.conftest import data_url, picture, pocket, url  # noqa: F401
+from tests.server.fake import FakeService, FakeStream
 from tests.server.live import live
-from tests.tasks.fake import FakeBackend, FakeStream
+from tests.tasks.fake import FakeBackend
 
 GIB = 1 << 30
 LEDGER = Ledger(
@@ -36,70 +36,23 @@ LEDGER = Ledger(
 )
 
 
-class Paced:
-    """A scripted answer with a pause before each word, in which the event loop does other things."""
-
-    def __init__(self, answer: FakeStream, delay: float) -> None:
-        self._answer, self._delay = answer, delay
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of a prompt that nobody tokenised."""
-        return 7
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        for delta in self._answer:
-            await asyncio.sleep(self._delay)
-            yield delta
-
-    def __iter__(self) -> Iterator[Delta]:
-        return iter(self._answer)
-
-    def close(self) -> None:
-        self._answer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class ScriptedEngine:
-    """A service over a scripted backend. `health`, `load` and `delay` (seconds a word) can be set."""
+class ScriptedEngine(FakeService):
+    """A service over a scripted backend. `load` and `delay` (seconds a word) can be set."""
 
     def __init__(self, backend: FakeBackend | None = None) -> None:
+        super().__init__()
         self.backend = backend or FakeBackend()
-        self.health = Health("ready", "fake is ready")
+        self.capabilities = self.backend.capabilities
         self.load = Load(running=2, waiting=1, free_blocks=30, num_blocks=40, block_size=16)
         self.at = 1000.0
         self.delay = 0.0
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self.backend.capabilities
-
-    @property
     def snapshot(self) -> Snapshot:
         return Snapshot(self.at, LEDGER, self.load)
 
-    async def start(self) -> None:
-        """Ready from the start."""
-
-    async def submit(self, request: Request) -> Stream:
-        return Paced(await asyncio.to_thread(self.backend.submit, request), self.delay)
-
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        return Tokens((1, 2, 3))
-
-    async def detokenize(self, ids: tuple[int, ...]) -> str:
-        return "abc"
-
-    async def drain(self, timeout_s: float) -> bool:
-        return True
-
-    async def close(self) -> None:
-        """Nothing to end."""
+    async def submit(self, request: Request) -> FakeStream:
+        return await asyncio.to_thread(self.backend.submit, request, lambda: self.delay)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ TASKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.sample("caption", "together", "scene", "detect", "cut", "drawn", "chat")
 def test_a_server_gives_what_a_loaded_model_gives(url: str, pocket: NativeBackend, task: str) -> None:
     with Client(url) as client:
         assert TASKS[task](client) == TASKS[task](Model(pocket))
@@ -82,6 +83,7 @@ def shown(deltas: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.sample("caption", "cut")
 def test_streams_carry_the_same_answer(url: str, pocket: NativeBackend, stream: str) -> None:
     async def read() -> list[Any]:
         async with AsyncClient(url) as client, await STREAMS[stream](client) as deltas:

@@ -1,7 +1,7 @@
 """Failures from public threads: each log names its thread, and gets its cause and a command, or its last word.
 
 The lines are the threads' own, few of many, with users' names taken out; a last line without a logger's prefix is
-mostly the title. `benchmarks/failure_logs.py` prints them as a table.
+mostly the title.
 """
 
 # ruff: noqa: E501 - lines of logs

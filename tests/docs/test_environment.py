@@ -33,7 +33,10 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 def variables_in(path: Path) -> set[str]:
     """Names that functions beside `environ` hold, that options take, and that messages speak of."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if not SPOKEN_OF.search(text) and not re.search("environ|envvar", text, re.IGNORECASE):
+        return set()
+    tree = ast.parse(text)
     found = {name for text in strings(tree) for name in SPOKEN_OF.findall(text)}
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "envvar":

@@ -9,6 +9,7 @@ import yaml  # type: ignore[import-untyped]
 from typer.main import get_command
 
 from snugvl.cli.app import app
+from tests.docs.test_readme import block
 
 ROOT = Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
@@ -24,6 +25,13 @@ def test_every_python_that_we_name_is_tested() -> None:
     job = read(GITHUB / "workflows" / "test.yml")["jobs"]["test"]
     assert job["strategy"]["matrix"]["python"] == named
     assert {"run": ".ci/run"} in job["steps"]
+
+
+def test_one_command_checks_everything() -> None:
+    """`.ci/run` runs the README's block, and mypy's verdict counts although it runs beside pytest."""
+    assert re.findall(r"\.venv/bin/(\w+)", block("tests")) == ["pip", "ruff", "ruff", "mypy", "pytest"]
+    assert "&& wait $!" in block("tests")
+    assert "README.md" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_commands_that_reporters_are_asked_for_exist() -> None:

@@ -82,6 +82,17 @@ def test_the_same_prompt_again_starts_at_its_last_boundary() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7, 16, 64])
 @pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.sample(
+    "landing-False-1",
+    "landing-False-5",
+    "landing-False-64",
+    "landing-True-3",
+    "landing-True-16",
+    "stopping-False-2",
+    "stopping-False-7",
+    "stopping-True-1",
+    "stopping-True-5",
+)
 def test_the_next_turn_starts_in_the_answer(chunk: int, ahead: bool) -> None:
     here = make(max_batched_tokens=chunk, max_num_seqs=1, ahead=ahead)
     parts: tuple[int | VisionItem, ...] = (1, 2, 3, picture(1), 4, 5)
@@ -340,6 +351,7 @@ def test_memory_pressure_takes_checkpoints_and_brings_them_back() -> None:
     assert turn(*LONG, *answer, 7)[0] == 28
 
 
+@pytest.mark.sample("stopping")
 def test_the_second_turn_of_a_long_conversation_computes_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of 16,384 tokens and four pictures of a megapixel, in blocks a quarter as large."""
     monkeypatch.setattr(checkpoints, "SPACING", 16)

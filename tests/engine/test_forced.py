@@ -84,6 +84,7 @@ def answers(
 @pytest.mark.parametrize("late", [0, 2, 5])
 @pytest.mark.parametrize("model", [Toy, HybridToy])
 @pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.sample("False-Toy-5", "False-HybridToy-0", "True-Toy-2", "True-HybridToy-5")
 def test_the_same_tokens_with_fewer_steps(graphs: bool, model: type[Toy], late: int) -> None:
     right, slow, _ = answers(graphs=False, skip=False, model=model())
     assert slow.stats.forced_tokens == 0
@@ -101,6 +102,7 @@ def test_the_same_tokens_with_fewer_steps(graphs: bool, model: type[Toy], late: 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("model", [Toy, HybridToy])
 @pytest.mark.parametrize("leaves", [1, 4, 7])
+@pytest.mark.sample("1-Toy", "4-Toy", "7-Toy")
 def test_outputs_wait_until_the_device_is_busy_again(model: type[Toy], leaves: int) -> None:
     """And what is delivered meanwhile may end a request: the others' tokens stay."""
     right, _, _ = answers(graphs=False, skip=True, model=model())
@@ -135,6 +137,7 @@ def test_outputs_wait_until_the_device_is_busy_again(model: type[Toy], leaves: i
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("model", [Toy, HybridToy])
+@pytest.mark.sample("Toy-False", "HybridToy-False")
 def test_few_blocks_and_a_small_budget_change_no_token(
     graphs: bool, model: type[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:

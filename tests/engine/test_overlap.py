@@ -61,6 +61,7 @@ def test_whatever_is_sampled_runs_ahead_and_gives_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("late", [0, 3, 7])
 @pytest.mark.parametrize("model", [Toy, HybridToy])
+@pytest.mark.sample("Toy-0", "Toy-7", "HybridToy-3")
 def test_tokens_are_those_of_steps_that_wait(late: int, model: type[Toy]) -> None:
     results = []
     for graphs in (False, True):

@@ -160,6 +160,7 @@ def either(
     return hybrid.write(tmp_path, hybrid.Options(predictor=True))
 
 
+@pytest.mark.sample("random")
 def test_drafts_are_those_of_transformers_parts(
     either: Path, drafted: list[tuple[Sequence, int, list[int]]]
 ) -> None:
@@ -178,6 +179,7 @@ def test_drafts_are_those_of_transformers_parts(
 
 
 @pytest.mark.parametrize("kind", ["plain", "checkpoints", "graphs", "now and then"])
+@pytest.mark.sample("checkpoints", "graphs")
 def test_answers_are_those_without(
     kind: str,
     model: LoadableNetwork,
@@ -217,6 +219,7 @@ def test_answers_are_those_without(
 
 @pytest.mark.parametrize("gone", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.sample("False-False", "True-False")
 def test_the_host_starts_a_step_without_knowing_its_drafts(
     graphs: bool,
     gone: bool,

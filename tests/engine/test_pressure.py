@@ -169,6 +169,7 @@ def test_looks_are_rare() -> None:
 
 @pytest.mark.parametrize("kind", [Toy, HybridToy])
 @pytest.mark.parametrize("grows_after", [1, 3, 8])
+@pytest.mark.sample("1-Toy", "3-Toy", "8-Toy")
 def test_every_answer_is_the_same_whatever_the_neighbour_does(kind: type[Toy], grows_after: int) -> None:
     """It grows during the first prefill, or between tokens; it leaves, and comes again."""
     items = [

@@ -130,6 +130,20 @@ def test_the_few_best_decide_as_all_would(rows: list[list[int]], params: list[Sa
     ],
 )
 @pytest.mark.parametrize("spread", [0.1, 3.0, 8.0])
+@pytest.mark.sample(
+    "0.1-params0",
+    "0.1-params3",
+    "0.1-params6",
+    "0.1-params9",
+    "3.0-params0",
+    "3.0-params3",
+    "3.0-params6",
+    "3.0-params9",
+    "8.0-params0",
+    "8.0-params3",
+    "8.0-params6",
+    "8.0-params9",
+)
 def test_a_large_vocabulary_draws_the_same_tokens_as_sorting_it_whole(
     params: dict[str, float], spread: float
 ) -> None:

@@ -158,6 +158,17 @@ def guesses(kind: type[Toy], request: pytest.FixtureRequest, monkeypatch: pytest
 
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.sample(
+    "Toy-ngrams-False-3",
+    "Toy-half right-True-3",
+    "Toy-prophet-False-0",
+    "Toy-all wrong-True-0",
+    "HybridToy-ngrams-True-0",
+    "HybridToy-prophet-False-3",
+    "HybridToy-half right-False-0",
+    "HybridToy-half right-True-3",
+    "HybridToy-all wrong-False-3",
+)
 def test_all_answers_are_those_without(kind: type[Toy], guesses: str, graphs: bool, late: int) -> None:
     asked = [make() for make in REQUESTS]
     outputs, engine = outputs_of(asked, kind, graphs=graphs, late=late, speculation="ngram")
@@ -174,6 +185,7 @@ def test_all_answers_are_those_without(kind: type[Toy], guesses: str, graphs: bo
 
 
 @pytest.mark.usefixtures("guesses")
+@pytest.mark.sample("ngrams-Toy", "prophet-Toy", "half right-HybridToy")
 def test_few_blocks_preempt_and_change_no_token(kind: type[Toy]) -> None:
     sizes = {"num_blocks": 30, "max_num_seqs": 5, "max_batched_tokens": 9, "max_model_len": 64}
     outputs, engine = outputs_of([make() for make in REQUESTS], kind, late=1, speculation="ngram", **sizes)
@@ -282,6 +294,7 @@ def test_what_is_drawn_without_a_seed_has_the_networks_distribution(monkeypatch:
 
 
 @pytest.mark.usefixtures("guesses")
+@pytest.mark.sample("ngrams-Toy", "prophet-Toy", "half right-HybridToy")
 def test_aborts_free_everything(kind: type[Toy]) -> None:
     engine, _ = engine_with(False, kind(), speculation="ngram", **SIZES)
     outputs: list[TokenOutput] = []

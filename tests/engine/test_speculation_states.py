@@ -49,6 +49,7 @@ def said(engine: Engine, items: list[EngineRequest]) -> dict[tuple[str, int], li
 
 
 @pytest.mark.parametrize("guesses", ["ngrams", "prophet", "half right"])
+@pytest.mark.sample("half right")
 def test_a_small_qwen3_5_says_the_same_alone_and_in_company(
     guesses: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

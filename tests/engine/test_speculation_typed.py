@@ -61,6 +61,7 @@ def schemas(part: int) -> list[EngineRequest]:
 
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("wrong", [1 << 30, 4])
+@pytest.mark.sample("1073741824-0", "4-0")
 def test_schemas_give_the_tokens_of_steps_without_guesses(
     part: int, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_n_grams_guess_in_typed_answers() -> None:
 @pytest.mark.parametrize("kind", [Toy, HybridToy])
 @pytest.mark.parametrize("rule", [turns, phrases])
 @pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.sample("None-turns-Toy", "None-phrases-Toy", "2-turns-HybridToy")
 def test_all_kinds_of_masks(
     kind: type[Toy], rule: object, logprobs: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

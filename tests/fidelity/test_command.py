@@ -125,6 +125,7 @@ def test_nothing_of_an_engine_stays_in_memory(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # `timeout` and systemd send the second
+@pytest.mark.sample("15")
 def test_an_interrupted_comparison_goes_on_where_it_was(
     compare: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -109,6 +109,7 @@ def rounded(kind: FormatName) -> Any:
 
 
 @pytest.mark.parametrize(("number", "kind", "atol"), [(0, "int4", 1e-6), (1, "int8", 1e-7)])
+@pytest.mark.sample("1-int8-1e-07")
 def test_rounded_weights_cost_what_transformers_says(
     number: int, kind: FormatName, atol: float, formats: Ran, pocket: Any
 ) -> None:

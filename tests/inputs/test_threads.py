@@ -19,14 +19,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.draws import SHARE
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-START = """
+START = f"""
+ROUNDS = {round(40 * SHARE)}
+"""
+START += """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-ROUNDS = 40
 gate = Barrier(8)
 def hammer(work):
     def thread(number):
@@ -50,10 +53,12 @@ def work(number, turn):
     return found
 hammer(work)
 """
-FILMS = """
+FILMS = f"""
+ROUNDS = {round(10 * SHARE)}
+"""
+FILMS += """
 import hashlib
 from tests.phone_files import film, moving, sequence
-ROUNDS = 10
 files = [film(), film("mov", "libx265"), sequence(b"msf1"), moving("GIF"), moving("WEBP")]
 def work(number, turn):
     from snugvl.inputs.frames import open_video
@@ -120,6 +125,7 @@ hammer(work)
     [FILES, FILMS, DRAWING, TOKENS, SCHEMAS, GRAMMARS, NVML],
     ids=["pictures", "films", "drawing", "tokens", "schemas", "grammars", "nvml"],
 )
+@pytest.mark.sample("pictures", "films", "drawing", "schemas", "grammars", "nvml")
 def test_eight_threads_at_once(code: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", START + code],

@@ -145,6 +145,7 @@ def test_a_later_start_weighs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "harm", ["a bit", "half of it", "nothing left", "another network's", "the checkpoint's", "the config's"]
 )
+@pytest.mark.sample("a bit", "nothing left", "the checkpoint's")
 def test_what_is_broken_or_anothers_is_weighed_anew(
     harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,9 @@ def oracle(folder: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(
+    "llama 3.2", "llama, biased", "mistral", "qwen2.5", "qwen3", "qwen3, fp8", "phi-3", "phi-3 long"
+)
 def test_logits_and_64_greedy_tokens_equal_transformers(name: str, folders: Any) -> None:
     folder = folders(name)
     ours, theirs = load(folder), oracle(folder, name)
@@ -69,6 +72,7 @@ def test_logits_and_64_greedy_tokens_equal_transformers(name: str, folders: Any)
 
 
 @pytest.mark.parametrize("name", ["llama 3.2", "mistral", "qwen2.5", "phi-4 mini"])
+@pytest.mark.sample("llama 3.2", "qwen2.5")
 def test_company_chunks_and_preemption_change_no_token(name: str, folders: Any) -> None:
     model = load(folders(name))
     asked = [EngineRequest(str(n), tuple(PROMPT[n : 20 + 3 * n]), SAMPLING) for n in range(4)]
@@ -82,6 +86,7 @@ def test_company_chunks_and_preemption_change_no_token(name: str, folders: Any) 
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2.5", "phi-3"])
+@pytest.mark.sample("qwen2.5")
 def test_a_window_and_blocks_that_another_request_left(name: str, folders: Any) -> None:
     """The prefix cache keeps what a window has passed by: a shorter question may begin before it."""
     model = load(folders(name))

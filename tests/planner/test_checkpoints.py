@@ -85,6 +85,7 @@ def test_without_a_prefix_cache_or_states_there_are_none() -> None:
 
 
 @pytest.mark.parametrize("size", ["0.8B", "2B", "4B"])
+@pytest.mark.sample("4B")
 def test_on_a_cpu_what_is_tried_is_what_is_chosen_from(size: str) -> None:
     """Whatever is free: there sequences don't become fewer, so nothing may be thought to fit with fewer."""
     found = []

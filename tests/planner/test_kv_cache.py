@@ -70,6 +70,7 @@ def test_a_wished_cache_and_who_may_have_it() -> None:
     ["Qwen/Qwen2.5-1.5B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3",
      "microsoft/Phi-4-mini-instruct", "Qwen/Qwen2.5-VL-3B-Instruct", "OpenGVLab/InternVL3-2B-hf"],
 )  # fmt: skip
+@pytest.mark.sample("Qwen/Qwen2.5-1.5B-Instruct", "microsoft/Phi-4-mini-instruct")
 def test_an_fp8_cache_is_refused_by_name_where_keys_have_no_norm(name: str) -> None:
     facts = catalogue_facts(name)
     assert facts is not None

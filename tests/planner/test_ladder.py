@@ -2,12 +2,12 @@
 
 import pytest
 
-from benchmarks import ladder
 from snugvl.planner.recommend import catalogue_candidates
 from snugvl.planner.solve import solve
 from snugvl.planner.wishes import Wishes
+from tests.docs import ladder
 
-STALE = "stale: run python benchmarks/ladder.py"
+STALE = "stale: run python -m tests.docs.ladder"
 
 
 def test_the_rows_of_some_cards_are_not_stale() -> None:

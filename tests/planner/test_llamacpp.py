@@ -113,6 +113,7 @@ def test_all_of_it_is_within_three_percent(load: Load) -> None:
 
 
 @pytest.mark.parametrize("model", ["2B", "3.5-4B", "4B", "8B", "30B"])
+@pytest.mark.sample("2B", "4B")
 def test_a_process_on_a_gpu_is_within_three_percent(load: Load, model: str) -> None:
     """What `benchmarks/llamacpp_cells.py` measured on an H200, with the flags that it ran with."""
     rows = [row for row in CELLS if row["model"] == model and "flags" in row]

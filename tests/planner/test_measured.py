@@ -1,4 +1,4 @@
-"""The formulas of transformers against what an H200 measured (benchmarks/plan_vs_transformers.py)."""
+"""The formulas of transformers against what an H200 measured."""
 
 import json
 from pathlib import Path

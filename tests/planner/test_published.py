@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from benchmarks.published_vllm import fp8
 from benchmarks.random_plans import GGUFS, ggufs
 
 from snugvl.checkpoint.catalogue import catalogue_facts, q4_k_m
@@ -21,6 +20,7 @@ from snugvl.planner.recommend import awq
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
+from tests.docs.published_vllm import fp8
 
 VLLM = {"backend": "vllm"}
 

@@ -47,6 +47,7 @@ def test_weights_are_planned_to_the_byte(size: str, weights: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "dtype"), [("3B", torch.float32), ("7B", torch.bfloat16)])
+@pytest.mark.sample("3B-dtype0")
 def test_the_vision_tower(size: str, dtype: torch.dtype) -> None:
     ours = network(size).to(dtype)
     del ours.tower.blocks[8:]  # seven of windows, one of whole frames: the workspace is that of one

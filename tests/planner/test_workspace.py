@@ -87,6 +87,7 @@ def model_of(size: str) -> Inventory:
 
 
 @pytest.mark.parametrize(("size", "dtype"), SIZES)
+@pytest.mark.sample("8B-dtype1")
 def test_our_vision_tower(size: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, config = network(size, tmp_path, dtype)
     for side in (32, 64, 112):
@@ -118,6 +119,7 @@ def widened_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("size", "dtype"), SIZES)
+@pytest.mark.sample("8B-dtype1")
 def test_our_vision_tower_in_int8(
     size: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +194,7 @@ def computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample("2B")
 def test_transformers_vision_tower(oracle: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     size, model = oracle
     computes_nothing(monkeypatch)

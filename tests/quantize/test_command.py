@@ -91,6 +91,7 @@ def test_fp8_and_random_tokens_and_few_bits(quantize: Run, tmp_path: Path, tiny_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # `timeout` and systemd send the second
+@pytest.mark.sample("15")
 def test_nothing_is_left_of_a_run_that_ends_early(
     quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

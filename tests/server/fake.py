@@ -1,8 +1,9 @@
 """A scripted engine: what it says, how fast, and what goes wrong are the test's choice."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -47,37 +48,71 @@ class Script:
     submit_s: float = 0.0
     stop: str | None = None
 
+    def steps(self, choices: int) -> Iterator["Step"]:
+        """Deltas of so many equal choices, and how they end."""
+        for word in self.words:
+            yield tuple(Delta(word, choice) for choice in range(choices))
+        if self.error is not None:
+            yield self.error
+            return
+        usage = Usage(7, len(self.words) * choices, 2)
+        yield tuple(
+            Delta("", choice, (), "stop", usage if choice == choices - 1 else None, self.stop)
+            for choice in range(choices)
+        )
+
+
+Step = tuple[Delta, ...] | Exception
+
 
 class FakeStream:
-    """The answer of one request; knows whether it was closed."""
+    """The answer of one request, read by a thread or by an event loop; knows whether it was closed.
 
-    def __init__(self, service: "FakeService", script: Script, choices: int = 1) -> None:
-        self._service = service
-        self._script = script
-        self._choices = choices
+    Args:
+        steps: what comes at once, or is raised in its place.
+        wait_s: before each step with text, asked anew each time.
+        left: called once, when it is closed.
+        stopped: ends an answer that a thread reads.
+        closes: whether it closes itself before its last step; else its reader has to.
+    """
+
+    def __init__(
+        self,
+        steps: Iterable[Step],
+        *,
+        wait_s: Callable[[], float] = lambda: 0.0,
+        left: Callable[["FakeStream"], None] = lambda stream: None,
+        stopped: threading.Event | None = None,
+        closes: bool = False,
+    ) -> None:
+        self._steps, self._wait_s, self._left, self._closes = steps, wait_s, left, closes
+        self._stopped = stopped or threading.Event()
         self._ended: asyncio.Future[None] | None = None
         self.closed = False
         self.prompt_tokens = 7
 
     def __iter__(self) -> Iterator[Delta]:
-        raise AssertionError("the server reads asynchronously")
+        for step in self._steps:
+            if isinstance(step, Exception):
+                raise step
+            if _has_text(step) and (self._stopped.wait(self._wait_s()) or self.closed):
+                yield Delta("", finish_reason="abort")
+                return
+            yield from step
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        for word in self._script.words:
-            if self._script.wait_s:
+        for step in self._steps:
+            last = isinstance(step, Exception) or step[-1].finish_reason is not None
+            if last and self._closes:
+                self.close()
+            if isinstance(step, Exception):
+                raise step
+            if _has_text(step) and (seconds := self._wait_s()):
                 self._ended = asyncio.get_running_loop().create_future()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended, min(self._script.wait_s, 3600))
-            for choice in range(self._choices):
-                yield Delta(word, choice)
-        if self._script.error is not None:
-            self.close()
-            raise self._script.error
-        self.close()
-        usage = Usage(7, len(self._script.words) * self._choices, 2)
-        for choice in range(self._choices):
-            last = choice == self._choices - 1
-            yield Delta("", choice, (), "stop", usage if last else None, self._script.stop)
+                    await asyncio.wait_for(self._ended, min(seconds, 3600))
+            for delta in step:
+                yield delta
 
     def go_on(self) -> None:
         """Wait no longer for the next piece."""
@@ -94,7 +129,7 @@ class FakeStream:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._service.running.discard(self)
+            self._left(self)
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +138,10 @@ class FakeStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _has_text(step: tuple[Delta, ...]) -> bool:
+    return any(delta.text for delta in step)
 
 
 @dataclass
@@ -135,7 +174,12 @@ class FakeService:
             await asyncio.sleep(script.submit_s)
         if script.refusal is not None:
             raise script.refusal
-        stream = FakeStream(self, script, request.sampling.n)
+        stream = FakeStream(
+            script.steps(request.sampling.n),
+            wait_s=lambda: script.wait_s,
+            left=self.running.discard,
+            closes=True,
+        )
         self.running.add(stream)
         return stream
 

@@ -47,6 +47,7 @@ def sent_until_refused(link: socket.socket, piece: bytes, limit: int) -> int:
     [(b"1\r\n \r\n0\r\n", b"a: b\r\n" * 1000), (b"1;", b"a" * 6000), (b"1\r\n \r\n0\r\nname: ", b"a" * 6000)],
     ids=["trailers", "an extension of a chunk", "one trailer"],
 )
+@pytest.mark.sample("trailers")
 def test_what_no_app_sees_is_bounded(hostile: str, before: bytes, piece: bytes) -> None:
     with connect(hostile, CHUNKED + AS_JSON + before) as link:
         assert sent_until_refused(link, piece, 8_000_000) < 8_000_000
@@ -160,6 +161,33 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("path", FORMS)
+@pytest.mark.sample(
+    "/v1/messages-a header without a colon",
+    "/v1/messages-no method",
+    "/v1/messages-no version",
+    "/v1/messages-a wrong length",
+    "/v1/messages-a wrong chunk",
+    "/v1/messages-a long head",
+    "/v1/messages-bad JSON",
+    "/v1/messages/count_tokens-a header without a colon",
+    "/v1/messages/count_tokens-no method",
+    "/v1/messages/count_tokens-no version",
+    "/v1/messages/count_tokens-a wrong length",
+    "/v1/messages/count_tokens-a wrong chunk",
+    "/v1/messages/count_tokens-a long head",
+    "/api/chat-a header without a colon",
+    "/api/chat-no method",
+    "/api/chat-no version",
+    "/api/chat-a wrong length",
+    "/api/chat-a wrong chunk",
+    "/api/chat-a long head",
+    "/v1/chat/completions-a header without a colon",
+    "/v1/chat/completions-no method",
+    "/v1/chat/completions-no version",
+    "/v1/chat/completions-a wrong length",
+    "/v1/chat/completions-a wrong chunk",
+    "/v1/chat/completions-a long head",
+)
 def test_malformed_requests_are_refused_in_the_form_of_their_protocol(
     hostile: str, path: str, name: str
 ) -> None:

@@ -230,6 +230,7 @@ def steps(work: Coroutine[Any, Any, object]) -> int:
 
 
 @pytest.mark.parametrize("name", many(1))
+@pytest.mark.sample("ollama, matching nothing", "anthropic", "responses", "chat, in the other order")
 def test_reading_is_linear(name: str) -> None:
     few, more = (steps(many(count)[name]()) for count in (150, 600))
     assert more < 6 * few

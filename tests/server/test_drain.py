@@ -41,10 +41,12 @@ def served(wait_s: float, drain_s: float) -> Iterator[tuple["subprocess.Popen[st
             process.kill()
 
 
-def chat(base: str) -> "Iterator[str]":
+@contextmanager
+def chat(base: str) -> Iterator[httpx.Response]:
+    """A stream that has begun; its first line comes with the first piece."""
     with httpx.stream("POST", base + "/v1/chat/completions", json=STREAM, timeout=PATIENCE_S) as answer:
         assert answer.status_code == 200
-        yield from answer.iter_lines()
+        yield answer
 
 
 def test_a_decoder_is_there_before_the_first_picture() -> None:
@@ -99,9 +101,7 @@ def test_a_server_hides_its_memory_before_anything_else(monkeypatch: pytest.Monk
 
 def test_what_runs_is_finished_and_what_is_new_refused() -> None:
     """At SIGTERM; that SIGINT drains too, the test of a second one shows."""
-    with served(wait_s=3600, drain_s=3600) as (process, base):
-        lines = chat(base)
-        next(lines)
+    with served(wait_s=3600, drain_s=3600) as (process, base), chat(base) as running:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
         while process.stdout.readline().strip() != "draining":
@@ -113,7 +113,7 @@ def test_what_runs_is_finished_and_what_is_new_refused() -> None:
         assert httpx.get(base + "/health").status_code == 503
         assert httpx.get(base + "/health/live").status_code == 200
         process.send_signal(signal.SIGUSR1)  # and on
-        assert "data: [DONE]" in list(lines)
+        assert "data: [DONE]" in list(running.iter_lines())
         assert process.wait(PATIENCE_S) == 0
 
 

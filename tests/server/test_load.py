@@ -1,4 +1,4 @@
-"""The load and the crash of benchmarks/, small, on one server: the scripts check what they see.
+"""The load of `load.py`, small, on one server: it checks what it sees.
 
 They run in this process, which has torch and the SDKs already.
 """
@@ -43,7 +43,7 @@ def served(script: Callable[[str], Any]) -> Iterator[Any]:
 
 
 def test_clients_of_every_kind_at_once(served: Any, script: Callable[[str], Any], tmp_path: Path) -> None:
-    load, out = script("server_load"), tmp_path / "load.json"
+    load, out = script("tests.server.load"), tmp_path / "load.json"
     figures, wrong = load.measure(
         served, Namespace(requests=CLIENTS, concurrent=CLIENTS, limit=LIMIT, seed=0, cpus="", out=out)
     )
@@ -58,14 +58,3 @@ def test_clients_of_every_kind_at_once(served: Any, script: Callable[[str], Any]
     assert by_kind.keys() == {kind.name for kind in load.KINDS} | {"all"}
     assert by_kind["chat, image, stream"].keys() == {"200"}
     assert by_kind["bad: bomb"].keys() == {"413"}
-
-
-@pytest.mark.extended  # tests/backends/process kills engines, and each protocol tells errors in streams
-def test_an_engine_that_is_killed_three_times(
-    served: Any, script: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert len(script("server_crash").crash(served)) == 3
-    said = capfd.readouterr().out
-    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"):
-        assert f"kept: the stream of {path} ends with its error" in said
-    assert "kept: 3 crashes in a row back off and say so" in said

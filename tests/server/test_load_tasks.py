@@ -66,6 +66,7 @@ def files() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_crowd_leaves_nothing_behind() -> None:
     service = Watched(Script(words=["word "] * 20, wait_s=0.002))
     with live(service, ServerSettings()) as base:

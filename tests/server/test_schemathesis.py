@@ -30,6 +30,7 @@ def base() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.sample("False")
 def test_every_answer_is_in_the_document(base: str, fits: bool) -> None:
     from tests.server.documented import GenerationMode, operations, try_out, without_body
 

@@ -2,14 +2,14 @@
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping
 
 from PIL.Image import Image
 
 from snugvl.core.messages import Capabilities, Delta, Picture, Request, Text, Usage, Video
 from snugvl.errors import EngineError
 from snugvl.model import Model
+from tests.server.fake import FakeStream, Step
 
 SCENE = (
     '{"summary": "Two cups on a table.", "setting": "indoors", "objects": [{"name": "cup", "count": 2, '
@@ -50,36 +50,15 @@ def sensible(request: Request) -> Answer:
     return f"A picture of {sizes}." if prompt.startswith("Describe") else f"{prompt} {sizes}!"
 
 
-class FakeStream:
+def steps(answer: Answer, finish: str) -> Iterator[Step]:
     """Words of an answer, one delta each."""
-
-    def __init__(self, answer: Answer, finish: str, delay: float, stopped: threading.Event) -> None:
-        self._answer, self._finish, self._delay, self._stopped = answer, finish, delay, stopped
-        self.closed = False
-
-    def __iter__(self) -> Iterator[Delta]:
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        words = self._answer.split(" ")
-        for index, word in enumerate(words):
-            if self._stopped.wait(self._delay) or self.closed:
-                yield Delta("", finish_reason="abort")
-                return
-            yield Delta(word if index == 0 else f" {word}")
-        yield Delta("", finish_reason=self._finish, usage=Usage(20, len(words), 16))
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        for delta in self:
-            yield delta
-
-    def close(self) -> None:
-        self.closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    if isinstance(answer, Exception):
+        yield answer
+        return
+    words = answer.split(" ")
+    for index, word in enumerate(words):
+        yield (Delta(word if index == 0 else f" {word}"),)
+    yield (Delta("", finish_reason=finish, usage=Usage(20, len(words), 16)),)  # type: ignore[arg-type]
 
 
 class FakeBackend:
@@ -99,11 +78,16 @@ class FakeBackend:
     def capabilities(self) -> Capabilities:
         return self.described
 
-    def submit(self, request: Request) -> FakeStream:
+    def submit(self, request: Request, wait_s: Callable[[], float] | None = None) -> FakeStream:
+        """The answer; with `wait_s` instead of the backend's own delay before each word."""
         if self._stopped.is_set():
             raise EngineError("the engine is closed")
         self.requests.append(request)
-        stream = FakeStream(self._script(request), self._finish, self._delay, self._stopped)
+        stream = FakeStream(
+            steps(self._script(request), self._finish),
+            wait_s=wait_s or (lambda: self._delay),
+            stopped=self._stopped,
+        )
         self.streams.append(stream)
         return stream
 

@@ -83,6 +83,7 @@ def test_the_longest_strip_fits_its_row(trainer, drawn):
     assert spans
 
 
+@pytest.mark.extended
 def test_every_core_but_one_draws_scenes(tmp_path):
     """`nproc` says OMP_NUM_THREADS: the script once trained with no workers for that reason."""
     given = tmp_path / "given"
@@ -116,6 +117,7 @@ def test_training_lowers_the_loss(trainer, batch):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.extended
 def test_resume_goes_on_exactly(folder, tmp_path):
     def run(out, steps, resume=False):
         plan = train.Plan(out=tmp_path / out, pack=folder, steps=steps, resume=resume, **PLAN)

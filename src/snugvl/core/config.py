@@ -31,7 +31,7 @@ class EngineConfig:
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
         step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
             (`engine.graphs.prefill`); 0 for none. They only save time: a plan has them where plenty
-            stays free, and `benchmarks/engine_speed.py --step-graphs` says what they bring.
+            stays free (`benchmarks/LOG.md#speed` says what they bring).
         skip_forced: whether tokens that a grammar forces are appended at once, without a step for each. The
             answers are the same; `benchmarks/masks.py` says what it brings.
         speculation: whether tokens are guessed, from prompt and answer ("ngram") or by the model's own

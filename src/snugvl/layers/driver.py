@@ -1,6 +1,6 @@
 """GPU memory that the CUDA driver takes beside torch's allocator, and how little of it will do.
 
-Measured on an H200 (`benchmarks/driver_steps.py`), where a context with torch's first kernel takes 610 MiB:
+Measured on an H200 (`benchmarks/LOG.md`), where a context with torch's first kernel takes 610 MiB:
 
     a thread that multiplies with cuBLAS     66 MiB, and a workspace of torch's, 32 MiB
     another one beside it                    64 MiB, and another workspace: a handle belongs to one thread

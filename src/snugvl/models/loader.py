@@ -3,7 +3,7 @@
 The network is built without memory, then given it once in its final formats and device. Each tensor is
 read in pieces (`models/tensor_files.py`) and copied, converted, quantised or, where it is FP8 and doesn't
 stay so, multiplied with its block scales on the way. So the host never holds more than the network itself
-and a few buffers (`benchmarks/load_memory.py` measures it). Files are read, not mapped: mapped pages would
+and a few buffers. Files are read, not mapped: mapped pages would
 count as ours. A GPU is filled by several threads: one can't read as fast as it takes.
 
 Strict both ways: a tensor that is missing, has another shape, or belongs to another architecture is

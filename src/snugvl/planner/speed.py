@@ -12,7 +12,7 @@ Layers in main memory cross PCI Express for every forward pass, after one anothe
 
 That is a prediction, no bound. accelerate copies from pageable memory: the driver copies it once more, into a
 pinned buffer of its own, on one thread. So the rate is half of the slot's, and never more than `STAGED_RATE`,
-which is assumed (`benchmarks/offload.py` measures it). An unknown slot counts as PCI Express 4.0 × 8, the
+which is assumed (`benchmarks/LOG.md`: offload). An unknown slot counts as PCI Express 4.0 × 8, the
 narrowest of the cards that people have.
 
 Without a GPU both bounds take assumed rates of main memory and processor: two channels of DDR5, eight cores.

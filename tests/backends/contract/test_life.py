@@ -61,6 +61,7 @@ def test_memory_is_told_and_counters_count(running: Running) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHILDREN)
+@pytest.mark.sample("native")
 def test_a_life_from_loading_to_the_last_answer(name: str, checkpoint: Path, reference: Running) -> None:
     """One start for all of it: loading takes seconds."""
     child = CHILDREN[name](checkpoint)

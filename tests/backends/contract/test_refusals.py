@@ -91,6 +91,7 @@ def test_a_refusal_for_length_has_the_numbers(running: Running) -> None:
         running.ask(request)
 
 
+@pytest.mark.sample("native")
 def test_an_answer_without_a_limit_takes_what_the_context_leaves(running: Running) -> None:
     request = asked("red " * 320)
     unlimited = replace(request, sampling=SamplingParams(ignore_eos=True))

@@ -47,6 +47,14 @@ def test_a_parameter_that_leaves_one_token_is_greedy(running: Running, sampling:
     ],
     ids=lambda sampling: next(iter(sampling)),
 )
+@pytest.mark.sample(
+    "transformers-repetition_penalty",
+    "transformers-frequency_penalty0",
+    "transformers-presence_penalty",
+    "llamacpp-repetition_penalty",
+    "llamacpp-frequency_penalty0",
+    "llamacpp-presence_penalty",
+)
 def test_penalties_are_equal_to_our_own(
     running: Running, reference: Running, sampling: dict[str, float]
 ) -> None:

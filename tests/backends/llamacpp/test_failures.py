@@ -166,6 +166,7 @@ async def test_it_dies_while_it_answers_and_comes_back(pocket: LlamacppChoice) -
         assert not any(process.is_running() for process in before)
 
 
+@pytest.mark.extended
 async def test_it_hangs_and_is_started_again(pocket: LlamacppChoice) -> None:
     async with engine(pocket, SHORT) as service:
         await ready(service)

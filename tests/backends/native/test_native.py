@@ -67,6 +67,7 @@ def test_an_event_loop_reads_the_same(backend: NativeBackend) -> None:
     assert asyncio.run(read()) == [text_of(backend)] * 3
 
 
+@pytest.mark.extended
 def test_many_threads_get_what_they_would_alone(backend: NativeBackend) -> None:
     texts = [f"A red circle, {number} blue squares." for number in range(24)]
     ask = lambda text: "".join(d.text for d in backend.submit(request(text)))  # noqa: E731

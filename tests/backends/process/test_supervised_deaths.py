@@ -75,6 +75,7 @@ def test_ctrl_c_in_the_terminal_is_the_servers_business() -> None:
         ("bug", "exit code 1.*ZeroDivisionError: a bug while loading"),
     ],
 )
+@pytest.mark.sample("bug-exit code 1.*ZeroDivisionError: a bug while loading")
 def test_deaths_in_a_row_back_off_and_say_why(model: str, why: str) -> None:
     async def test() -> None:
         found: list[tuple[str, str]] = []

@@ -83,6 +83,7 @@ def test_words_that_can_not_be_read_end_the_process_and_not_the_service() -> Non
     ("owner", "what"),
     [(LastWords, "feed"), (life.EngineProcess, "ping"), (life.EngineProcess, "_deliver")],
 )
+@pytest.mark.sample("LastWords-feed")
 def test_a_bug_of_the_servers_side_ends_the_process_and_not_the_service(
     monkeypatch: pytest.MonkeyPatch, owner: type, what: str
 ) -> None:

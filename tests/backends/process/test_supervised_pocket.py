@@ -89,6 +89,7 @@ async def read(stream: Stream) -> list[Delta]:
 
 
 @pytest.mark.parametrize("name", [name for name in REQUESTS if name != "short"])
+@pytest.mark.sample("text", "picture", "logprobs")
 def test_answers_as_in_this_process(name: str, running: Running, model: snugvl.Model) -> None:
     async def ask() -> list[Delta]:
         return await read(await running.service.submit(REQUESTS[name]))
@@ -109,6 +110,7 @@ def test_log_probabilities_arrive_whole(running: Running, model: snugvl.Model) -
         assert [top.token for top in one.top] == [top.token for top in other.top]
 
 
+@pytest.mark.extended
 def test_several_at_once(running: Running, model: snugvl.Model) -> None:
     requests = [REQUESTS["text"], REQUESTS["picture"]] * 5
 
@@ -197,6 +199,7 @@ def test_tokens_of_a_conversation_and_back(running: Running, model: snugvl.Model
     running.run(test())
 
 
+@pytest.mark.extended
 def test_memory_stays_flat(running: Running) -> None:
     async def ask(count: int) -> None:
         for _ in range(count):

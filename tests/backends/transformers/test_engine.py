@@ -112,6 +112,7 @@ class PanicError(BaseException):
 
 @pytest.mark.parametrize("kind", [RuntimeError, PanicError])
 @pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.sample("0-RuntimeError", "5-RuntimeError")
 def test_a_failing_forward_ends_its_request_and_nobody_else(
     after: int,
     kind: type[BaseException],

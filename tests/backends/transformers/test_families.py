@@ -43,6 +43,7 @@ def prompts(opened: Opened) -> dict[str, ModelPrompt]:
 
 
 @pytest.mark.parametrize("opened", ALL, indirect=True)
+@pytest.mark.sample("gemma3", "smolvlm", "llama", "qwen3_5")
 def test_greedy_tokens_of_prompts_of_every_kind(opened: Opened) -> None:
     asked = prompts(opened)
     with opened.engine() as engine:

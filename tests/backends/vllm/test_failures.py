@@ -116,6 +116,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("log", CAUSES)
+@pytest.mark.sample("vllm0191_cudagraph_4060.log", "vllm033_unknown_flags.log")
 async def test_a_cause_is_found_and_the_flags_are_changed_once(
     log: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,6 +210,7 @@ async def test_a_start_that_hangs() -> None:
     ("behaviour", "last"),
     [("mute", "written no line"), ("hang", "Resolved architecture"), ("chatter", "still waiting")],
 )
+@pytest.mark.sample("mute-written no line")
 async def test_a_start_that_does_nothing_more(behaviour: str, last: str) -> None:
     for idle_s in (0.8, 8.0, 80.0):  # a busy machine may need more than the first for the first lines
         error = await failure(fake(behaviour, "some/model", idle_s=idle_s))
@@ -222,6 +224,7 @@ async def test_a_start_that_does_nothing_more(behaviour: str, last: str) -> None
 
 
 @pytest.mark.parametrize(("flag", "hint"), [("--tensor-parallel-size", "NCCL_P2P_DISABLE"), ("-O", "doctor")])
+@pytest.mark.sample("--tensor-parallel-size-NCCL_P2P_DISABLE")
 async def test_the_way_out_of_a_hang_depends_on_what_was_started(flag: str, hint: str) -> None:
     error = await failure(fake("mute", "pocket", idle_s=0.4, arguments=(flag, "2")))
     assert hint in str(error)
@@ -247,6 +250,7 @@ class Fed(Activity):
 
 
 @pytest.mark.parametrize("behaviour", ["spin", "read"])
+@pytest.mark.sample("read")
 async def test_a_start_that_works_without_a_word_is_left_alone(
     behaviour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +270,7 @@ async def test_a_start_that_works_without_a_word_is_left_alone(
         ("mute", "hung at its start"),
     ],
 )
+@pytest.mark.sample("web-GET /v1/models", "openai-GET /v1/models")
 async def test_garbage_on_its_port(kind: str, words: str) -> None:
     error = await failure(fake(command=(*GARBAGE, kind)), SHORT if kind == "mute" else QUICK)
     assert words in str(error)
@@ -275,6 +280,7 @@ async def test_garbage_on_its_port(kind: str, words: str) -> None:
     ("word", "words"),
     [("crash", "the GPU's memory ran out"), ("segfault", "SIGSEGV")],
 )
+@pytest.mark.sample("segfault-SIGSEGV")
 async def test_a_crash_while_it_answers(word: str, words: str) -> None:
     async with engine(fake()) as service:
         await ready(service)
@@ -383,6 +389,7 @@ async def test_attached_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("kind", ["web", "files", "openai", "noise", "mute"])
+@pytest.mark.sample("web", "openai")
 async def test_attached_to_garbage(kind: str) -> None:
     with listening(GARBAGE, kind) as url:
         error = await failure(VllmChoice(attach=url), SHORT if kind == "mute" else QUICK)

@@ -59,6 +59,7 @@ def body(request: Request, model: ServedModel = MODEL) -> dict[str, Any]:
     return body_of(request, model, TRIALS).fields
 
 
+@pytest.mark.extended
 def test_the_server_stays_without_torch() -> None:
     loaded = modules_after("import snugvl.backends.vllm.service")
     assert not {"torch", "transformers", "tokenizers", "vllm"} & loaded

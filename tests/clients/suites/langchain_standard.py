@@ -1,4 +1,4 @@
-"""langchain-tests' standard cases for chat models: `benchmarks/client_suites.py` runs them.
+"""langchain-tests' standard cases for chat models: `tests/clients/suites/run.py` runs them.
 
 SNUGVL_SUITE_URL is the server's base URL.
 """

@@ -77,6 +77,12 @@ FORMS = [ToolForm("llama"), ToolForm("mistral"), ToolForm("mistral-args"), ToolF
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.sample(
+    "marker tokens-llama",
+    "marker tokens-mistral-args",
+    "literal markers-llama",
+    "literal markers-mistral-args",
+)
 def test_calls(backend: Backend, form: ToolForm) -> None:
     one, two, now = call(form, "weather"), both(form), call(form, "now")
     bad = [

@@ -67,6 +67,7 @@ def batch(new: Sequence[int], before: Sequence[int], device: torch.device) -> At
 @pytest.mark.parametrize(
     ("name", "sizes"), [*((name, SIZES[1]) for name in BATCHES), ("chunks", SIZES[0]), ("guesses", SIZES[0])]
 )
+@pytest.mark.sample("decodes-sizes0", "chunks-sizes2", "guesses-sizes5")
 def test_a_batch_equals_plain_torch(name: str, sizes: LinearAttention, device: torch.device) -> None:
     ours, metadata = layer(sizes, device), batch(*BATCHES[name], device)
     tokens = len(metadata.slot_mapping)
@@ -150,6 +151,7 @@ def test_rows_of_nobody_change_nothing(lengths: list[int], device: torch.device)
 
 
 @pytest.mark.parametrize("sizes", [SIZES[0], LinearAttention(1, 2, 128, 128, 4)])
+@pytest.mark.sample("sizes1")
 def test_sixteen_bits_come_in_and_states_stay_wide(sizes: LinearAttention, device: torch.device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16  # which the interpreter can multiply
     ours, metadata = layer(sizes, device, kind), batch([150, 1], [0, 8], device)

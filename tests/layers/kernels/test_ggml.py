@@ -19,6 +19,7 @@ def columns(kind: GgmlType) -> int:
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.sample("Q4_0", "Q8_0", "Q4_K", "Q6_K")
 def test_a_product_is_torchs(kind: GgmlType, device: torch.device) -> None:
     """One row of input, a few, many; with everything that stands around a product, and with nothing."""
     weights, wide = stored([(kind, 40)], columns(kind), device)

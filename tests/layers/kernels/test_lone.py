@@ -97,6 +97,7 @@ def test_bf16_by_fragments_is_torchs(rows: int, columns: int, tile: tuple[int, i
         ("bf16", (2, 1, 1, False)),
     ],
 )
+@pytest.mark.sample("fp8-tile0", "int4-tile2", "bf16-tile4")
 def test_lone_norm_bias_swiglu_and_residual(
     kind: FormatName, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

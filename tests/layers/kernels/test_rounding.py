@@ -28,6 +28,17 @@ def matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("kind", [kind for kind in FEW_BITS if FORMATS[kind].since is not None])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.sample(
+    "False-32-int6",
+    "False-32-int4",
+    "False-64-int5",
+    "False-128-int6",
+    "False-128-int4",
+    "True-32-int5",
+    "True-64-int6",
+    "True-64-int4",
+    "True-128-int5",
+)
 def test_it_is_what_torch_makes(kind: FormatName, group: int, weighed: bool, device: torch.device) -> None:
     values = matrix(45, 384, torch.float32 if device.type == "cpu" else torch.bfloat16)
     squares = torch.rand(384, generator=torch.Generator().manual_seed(1)).pow(8) if weighed else None

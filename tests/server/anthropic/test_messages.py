@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -104,18 +103,11 @@ def test_more_tokens_than_fit_are_what_fits(url: str, max_tokens: int) -> None:
     assert answer(send(url, max_tokens=max_tokens))["stop_reason"] == "end_turn"
 
 
-class FullStream(FakeStream):
-    """An answer that fills the context after three tokens."""
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        yield Delta("One", finish_reason="length", usage=Usage(509, 3))
-
-
 class FullService(FakeService):
-    """All its answers are such."""
+    """Its answers fill the context after three tokens."""
 
     async def submit(self, request: Request) -> FakeStream:
-        return FullStream(self, Script())
+        return FakeStream([(Delta("One", finish_reason="length", usage=Usage(509, 3)),)])
 
 
 def test_an_answer_that_fills_the_context_says_so() -> None:

@@ -1,47 +1,17 @@
 """An engine that says what a test tells it to, and checks of what the server makes of it."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
-from tests.server.fake import FakeService
+from tests.server.fake import FakeService, FakeStream
 
 OURS = {"image_tokens", "store", "reasoning_content", "reasoning"}  # fields that we add to OpenAI's
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class ScriptedStream:
-    """Deltas in the order of the script; an exception among them is raised."""
-
-    def __init__(self, service: "Scripted", script: Sequence[Delta | Exception]) -> None:
-        self._service = service
-        self._script = script
-        self.prompt_tokens = 7
-
-    def __iter__(self) -> Iterator[Delta]:
-        raise AssertionError("the server reads asynchronously")
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        for item in self._script:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-    def close(self) -> None:
-        self._service.open.discard(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass
@@ -49,11 +19,12 @@ class Scripted(FakeService):
     """`answer`: what a request is answered with. `open`: streams that were not closed."""
 
     answer: Callable[[Request], Sequence[Delta | Exception]] = lambda request: says("Hello", " there")
-    open: set[ScriptedStream] = field(default_factory=set)
+    open: set[FakeStream] = field(default_factory=set)
 
-    async def submit(self, request: Request) -> ScriptedStream:  # type: ignore[override]
+    async def submit(self, request: Request) -> FakeStream:
         self.requests.append(request)
-        stream = ScriptedStream(self, self.answer(request))
+        steps = (each if isinstance(each, Exception) else (each,) for each in self.answer(request))
+        stream = FakeStream(steps, left=self.open.discard)
         self.open.add(stream)
         return stream
 

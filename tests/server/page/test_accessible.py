@@ -128,6 +128,7 @@ def tab_to(page: Page, name: str, key: str = "Tab") -> None:
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), LOOKS)
+@pytest.mark.sample("390-844-dark")
 def test_axe_finds_nothing(url: str, open_page: OpenPage, width: int, height: int, scheme: str) -> None:
     # axe-core is put into the page, which its policy forbids to anyone else.
     page = open_page(url, width, height, color_scheme=scheme, bypass_csp=True)
@@ -210,6 +211,7 @@ def test_axe_finds_nothing_in_what_conversations_have(
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), WINDOWS)
+@pytest.mark.sample("1280-800-light")
 def test_axe_finds_nothing_in_long_answers_and_several_results(
     serve: Serve, open_page: OpenPage, width: int, height: int, scheme: str
 ) -> None:
@@ -260,6 +262,7 @@ def test_axe_finds_nothing_in_long_answers_and_several_results(
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), LOOKS)
+@pytest.mark.sample("1440-900-light")
 def test_axe_finds_nothing_in_a_list_that_is_renamed_and_searched(
     serve: Serve, open_page: OpenPage, width: int, height: int, scheme: str
 ) -> None:
@@ -401,6 +404,7 @@ def back_to(page: Page, name: str) -> None:
     tab_to(page, name, "Shift+Tab")
 
 
+@pytest.mark.extended
 def test_with_the_keyboard_alone(url: str, open_page: OpenPage) -> None:
     page = open_page(url)
     expect(page.locator("#state")).to_have_text("ready")
@@ -425,6 +429,7 @@ def test_with_the_keyboard_alone(url: str, open_page: OpenPage) -> None:
         page.keyboard.press("Enter")
 
 
+@pytest.mark.extended
 def test_a_question_with_the_keyboard_alone(url: str, open_page: OpenPage) -> None:
     page = open_page(url)
     tab_to(page, "Shapes")

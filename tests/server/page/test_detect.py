@@ -68,6 +68,7 @@ def rotated(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.sample("390-844")
 def test_boxes_are_where_the_api_says(
     url: str, open_page: OpenPage, shapes: Path, width: int, height: int
 ) -> None:

@@ -36,6 +36,7 @@ def width(page: Page, selector: str) -> float:
     ("window", "opened", "folded"),
     [(1280, 760, 760), (1920, 860, 1250)],
 )
+@pytest.mark.sample("1280-760-760")
 def test_the_conversation_has_what_the_window_leaves(
     serve: Serve, open_page: OpenPage, window: int, opened: int, folded: int
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_sum_unfolds_the_panel(serve: Serve, open_page: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("window", [390, 1280])
+@pytest.mark.sample("390")
 def test_what_is_wide_scrolls_by_itself(serve: Serve, open_page: OpenPage, window: int) -> None:
     page = open_page(serve(FakeService(Script((ANSWER,)))), window)
     take_sample(page, "Shapes")

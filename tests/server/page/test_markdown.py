@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.server.fake import FakeService, Script
@@ -174,6 +175,7 @@ def test_a_hundred_thousand_hostile_characters_do_not_freeze_the_page(url: str, 
     expect(page.get_by_role("dialog", name="Settings")).to_be_visible()
 
 
+@pytest.mark.extended
 def test_hostile_text_that_streams_does_not_freeze_the_page(url: str, open_page: OpenPage) -> None:
     page = open_page(url)
     shown = page.evaluate(GROW, ["![", "> ", "($"])

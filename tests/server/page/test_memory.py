@@ -136,6 +136,7 @@ def test_the_ledger_moves(serve: Serve, open_page: OpenPage) -> None:
     assert shares(page, "device-bar")["others"] == pytest.approx(1.5 / 8, abs=0.01)
 
 
+@pytest.mark.extended
 def test_pockets_own_ledger_moves_with_a_question(url: str, open_page: OpenPage, shapes: Path) -> None:
     page = open_page(url)
     choose(page, shapes)

@@ -341,6 +341,7 @@ def shapes_of(request: Request) -> list[str | int]:
 
 
 @pytest.mark.parametrize("video", [False, True], ids=["pictures", "videos"])
+@pytest.mark.sample("videos")
 def test_a_conversation_that_is_taken_away_means_the_same(
     serve: Serve, open_page: OpenPage, tmp_path: Path, shapes: Path, video: bool
 ) -> None:
@@ -497,6 +498,7 @@ def sent(page: Page) -> list[bytes]:
     [(CAPABILITIES, False), (UNLEARNED_VIDEO, False), (SEES_VIDEO, True)],
     ids=["pictures", "never learned videos", "videos"],
 )
+@pytest.mark.sample("pictures")
 def test_an_animation_goes_as_it_is(
     serve: Serve, open_page: OpenPage, tmp_path: Path, capabilities: Capabilities, video: bool
 ) -> None:

@@ -50,7 +50,7 @@ def test_a_button_leads_to_the_end(serve: Serve, open_page: OpenPage) -> None:
 
 
 def test_who_is_at_the_end_is_kept_there(serve: Serve, open_page: OpenPage) -> None:
-    service = FakeService(Script((*LONG, "The very last.", "."), wait_s=0.05))
+    service = FakeService(Script((*LONG, "The very last.", "."), wait_s=0.02))
     page = open_page(serve(service))
     take_sample(page, "Shapes")
     ask(page, "First?")
@@ -61,7 +61,7 @@ def test_who_is_at_the_end_is_kept_there(serve: Serve, open_page: OpenPage) -> N
 
 
 def test_who_reads_elsewhere_is_left_alone(serve: Serve, open_page: OpenPage) -> None:
-    service = FakeService(Script((*LONG, "The end."), wait_s=0.05))
+    service = FakeService(Script((*LONG, "The end."), wait_s=0.02))
     page = open_page(serve(service))
     take_sample(page, "Shapes")
     ask(page, "First?")

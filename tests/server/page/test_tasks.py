@@ -22,6 +22,7 @@ SCENE = {
 }
 
 
+@pytest.mark.extended
 def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shapes: Path) -> None:
     page = open_page(url)
     choose(page, shapes)
@@ -92,6 +93,7 @@ def test_pocket_analyses_a_sample(url: str, open_page: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("task", ["scene", "detect"])
+@pytest.mark.sample("scene")
 def test_a_result_that_breaks_off_is_said_in_words(
     serve: Serve, open_page: OpenPage, shapes: Path, task: str
 ) -> None:
@@ -146,6 +148,7 @@ def test_results_of_one_picture_do_not_stay_for_the_next(
         ("Detect", "Find objects", json.dumps([{"bbox_2d": [1, 1, 500, 500], "label": "cup"}]), "cup"),
     ],
 )
+@pytest.mark.sample('Detect-Find objects-[{"bbox_2d": [1, 1, 500, 500], "label": "cup"}]-cup')
 def test_every_picture_has_its_result(
     serve: Serve,
     open_page: OpenPage,

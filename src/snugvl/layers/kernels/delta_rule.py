@@ -274,7 +274,7 @@ def gate(
 
 
 def scan_tile(card: tuple[int, int], dtype: torch.dtype) -> tuple[int, int, int]:
-    """Columns of S that a program scans, warps, stages (`benchmarks/delta_rule.py`, on an H200).
+    """Columns of S that a program scans, warps, stages (measured on an H200).
 
     On Hopper four warps multiply together. With one stage Triton 3.6 makes of that what gives wrong numbers,
     or reads where nothing is; two warps, which multiply apart, are right everywhere, and slower.

@@ -26,7 +26,7 @@ class DecodeCut:
     """Splits of a context and how a program goes through its own.
 
     One kernel that also merges, by a counter at which splits meet, was no faster on an H200, nor were other
-    tiles by more than 4 % (`benchmarks/decode_attention.py`).
+    tiles by more than 4 % (measured on an H200).
 
     Attributes:
         splits: of a context at most, a power of two.

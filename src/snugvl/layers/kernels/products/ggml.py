@@ -256,7 +256,7 @@ def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, o
 def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> tuple[int, int, int]:
     """For one row of input: rows of weights of a program, columns that it loads at a time, warps.
 
-    Chosen of those that `benchmarks/gguf_speed.py --tiles` tried on an H200.
+    Chosen of those that `benchmarks/kernels/gguf_speed.py --tiles` tried on an H200.
     """
     most = min(512, triton.next_power_of_2(columns))
     if outputs >= HEAD_OUTPUTS or (columns % 512 and columns % 256 == 0):

@@ -1,9 +1,4 @@
-"""Tiles of the products with stored weights, as `benchmarks/kernel_tiles.py` measured them on an H200.
-
-The three fastest of each shape are in `benchmarks/results/h200/kernel_tiles_*.json`. Those of the lone kernel
-have up to three numbers more, for what was slower and is gone: programs that take several tiles, stages of
-weights in shared memory, and a norm by a kernel of its own.
-"""
+"""Tiles of the products with stored weights, as `benchmarks/kernels/` measured them on an H200."""
 
 from dataclasses import dataclass, replace
 
@@ -62,7 +57,7 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
 
 
 def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
-    """As `benchmarks/layer_tiles.py` measured them within layers of the Qwens, so far as registers go."""
+    """As `benchmarks/kernels/` measured them within layers of the Qwens, so far as registers go."""
     columns = weights.columns
     if swiglu:
         tile = Fragments(8, 4, 4)
@@ -79,7 +74,7 @@ def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
 
 
 def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
-    """Tile of `lone_bf16`, as `benchmarks/layer_tiles.py` measured it within layers of the Qwens."""
+    """Tile of `lone_bf16`, as `benchmarks/kernels/layer_tiles.py` measured it within layers of the Qwens."""
     columns = weights.columns
     if not swiglu and 6144 <= outputs < HEAD_OUTPUTS:
         tile = Fragments(4, 4, 4 if columns <= 4096 else 0)

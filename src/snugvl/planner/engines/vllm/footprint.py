@@ -23,7 +23,7 @@ All of it but vLLM's own communicator and linear attention beyond the profile is
 
 **The pool of KV blocks**: how large a block is, and how many a sequence takes. Read in vLLM 0.32,
 `v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py` and `platforms/interface.py`, and checked against
-published logs (`benchmarks/published_vllm.py`). Layers of a kind (full attention, a window, recurrent states)
+published logs (`tests/docs/published_vllm.py`). Layers of a kind (full attention, a window, recurrent states)
 are dealt into groups of equally many layers, and every group takes blocks of one pool:
 
     layers of a group   the rarest kind's layers; the commonest's where those are fewer than 1.5 times as many

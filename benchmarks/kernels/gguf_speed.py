@@ -1,0 +1,233 @@
+"""A GGUF on our own engine and a GPU: each type's products, whole models, planned beside taken.
+
+    PYTHONPATH=.:src:benchmarks python benchmarks/kernels/gguf_speed.py [--only products] [--out FILE]
+    PYTHONPATH=.:src:benchmarks python benchmarks/kernels/gguf_speed.py --tiles --types Q4_K Q6_K --tokens 1
+
+Products: of the shapes of Qwen3-VL-2B and -4B, one row of input (decoding alone), 8 and 64; microseconds and
+the share of the GPU's read bandwidth, from CUDA graphs over more weights than the L2 cache holds; beside our
+int4 in groups of 128. Each is compared with torch's product of the widened weights first. `--tiles` tries
+other tiles for one row, too: rows of weights of a program, columns at a time, warps; several processes
+compile them before, as that takes longer than the measurement. What is measured is saved after each product.
+
+Models: GGUF files with random weights (`random_gguf.py`), written to a temporary folder: tokens a second of
+one answer, bytes planned beside taken in 7,200 MiB (`plan_vs_native.py` fills the engine).
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import machine
+from kernels import kernel_tiles
+from kernels.kernel_tiles import READ_BANDWIDTH, SHAPES, TOLERANCE, Cell, Products, replay_us
+from snugvl.layers.ggml import LAYOUTS, GgmlType, parts_of
+from snugvl.layers.kernels.products import ggml
+from snugvl.layers.weights import Weights
+
+SIZES = ("2b", "4b")
+TOKENS = (1, 8, 64)
+TILES = (
+    (16, 512, 4), (8, 512, 4), (8, 512, 2), (4, 512, 2), (4, 512, 4), (8, 256, 2), (8, 1024, 4), (4, 1024, 4),
+    (16, 1024, 8), (16, 256, 4), (32, 512, 8), (4, 256, 1), (2, 1024, 2), (2, 512, 1),
+)  # fmt: skip
+MODELS = (
+    ("Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M"),
+    ("Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M"),
+    ("Qwen/Qwen3-VL-4B-Instruct", "Q8_0"),
+)
+Tile = tuple[int, int, int]
+CELL = "4096:1024:4:7200MiB"
+ANSWER = 256
+
+
+def blocks(kind: Any, rows: int, columns: int) -> Weights:
+    """Random codes with scales that a model could have."""
+    name = next((each for each in LAYOUTS if each == kind), None)
+    if name is None:
+        return plain(kind, rows, columns)
+    parts = parts_of([(name, rows)], columns)
+    data = torch.randint(0, 256, (parts[0].nbytes(columns),), device="cuda", dtype=torch.uint8)
+    parts[0].planes(data, columns)[-1].copy_(halves(name, rows, columns))
+    return Weights("ggml", rows, columns, data, parts=parts)
+
+
+def halves(kind: GgmlType, rows: int, columns: int) -> torch.Tensor:
+    """The last plane: scales, and addends where there are some."""
+    layout = LAYOUTS[kind]
+    values = torch.full((rows, columns // layout.block * layout.planes[-1] // 2), 1e-4, dtype=torch.float16)
+    return values.cuda().view(torch.uint8)
+
+
+plain = kernel_tiles.random_weights
+
+
+def cells(args: argparse.Namespace) -> Iterator[Cell]:
+    """Every type, shape and number of rows."""
+    for size, kind, tokens in product(args.sizes, args.types, args.tokens):
+        for shape in SHAPES[size]:
+            if shape != "head" or kind != "int4":
+                yield Cell(size, shape, kind, tokens)
+
+
+def held_of(cell: Cell) -> Products:
+    """Its weights, more than the cache holds."""
+    with mock.patch.object(kernel_tiles, "random_weights", blocks):
+        return Products(cell)
+
+
+def tiles_of(cell: Cell, others: bool) -> list[Tile]:
+    """What the package takes first, then the others that fit."""
+    rows, columns, swiglu = SHAPES[cell.size][cell.shape]
+    kind = next((each for each in LAYOUTS if each == str(cell.format)), None)
+    if kind is None:  # not of these kernels
+        return [TILES[0]]
+    own = ggml.lone_tile(kind, rows // 2 if swiglu else rows, columns, swiglu=swiglu)
+    if not others or cell.tokens > 1:
+        return [own]
+    return [own, *(tile for tile in TILES if tile != own and columns % tile[1] == 0)]
+
+
+def taken(tile: Tile) -> Any:
+    """The package takes it."""
+    return mock.patch.object(ggml, "lone_tile", return_value=tile)
+
+
+def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
+    """Every `shards`th tile, launched once."""
+    number = 0
+    for cell in cells(args):
+        held: Products | None = None
+        for tile in tiles_of(cell, args.tiles):
+            number += 1
+            if number % shards == shard:
+                held = held or held_of(cell)
+                with taken(tile), suppress(Exception):  # told when it is measured
+                    held.one(held.stored[0])
+
+
+def measured(cell: Cell, others: bool) -> list[dict[str, Any]]:
+    """As the package computes it, and by other tiles."""
+    held = held_of(cell)
+    expected, nbytes = held.expected(), held.stored[0].nbytes
+    own, *more = tiles_of(cell, others)
+    rows: list[dict[str, Any]] = []
+    for tile in (own, *more):
+        with taken(tile):
+            try:
+                error = float((held.one(held.stored[0]).float() - expected).norm() / expected.norm())
+                us = replay_us(held.all, len(held.stored))
+            except Exception as problem:  # a tile that needs more than a block has
+                print(f"FAILED {cell} {tile}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
+                continue
+        if not error < TOLERANCE:
+            print(f"WRONG {cell} {tile}: relative error {error:.2e}", flush=True)
+            continue
+        share = nbytes / us / 1e-6 / READ_BANDWIDTH
+        rows.append({
+            "size": cell.size, "shape": cell.shape, "type": cell.format, "tokens": cell.tokens, "tile": tile,
+            "own": tile == own, "us": us, "bandwidth": share, "error": error,
+        })  # fmt: skip
+    best = min(rows, key=lambda row: row["us"], default=None)
+    for row in rows:
+        if row["own"] or row is best:
+            told = f"{row['us']:8.2f} us {row['bandwidth']:5.0%} {row['error']:.1e}"
+            name = f"{cell.size} {cell.shape:8} {cell.format:5} M={cell.tokens:<3} {row['tile']!s:14}"
+            print(f"{name} {told}{'' if row['own'] else ' best'}", flush=True)
+    return rows
+
+
+def whole(model: str, kind: str, work: Path) -> dict[str, Any]:
+    """One model: written, planned, run."""
+    import snugvl
+
+    path = work / f"{model.rpartition('/')[2]}-{kind}.gguf"
+    pocket = Path(snugvl.__file__).parent / "pocket"
+    command = ["-m", "benchmarks.random_gguf", model, str(pocket), str(path), "--type", kind]
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    speed = subprocess.run(
+        [sys.executable, __file__, "--answer", str(path)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found: dict[str, Any] = {"model": model, "type": kind, "tokens_per_s": float(speed.stdout.split()[-1])}
+    print(f"{model} {kind}: {found['tokens_per_s']:.1f} tokens/s", flush=True)
+    out = work / "plan.json"
+    plan = [sys.executable, "benchmarks/plan_vs_native.py", str(path), "--weights", "auto", "--cells", CELL]
+    subprocess.run([*plan, "--jobs", "1", "--out", str(out)], check=False)
+    found["plan"] = out.read_text() if out.exists() else None
+    for each in work.glob("*.gguf"):
+        each.unlink()
+    return found
+
+
+def answered(path: str) -> float:
+    """Tokens a second of one answer, after the first; of random tokens most text comes with the last.
+
+    So it is the time of a long answer less that of one token, the least of three.
+    """
+    import snugvl
+    from snugvl.core.messages import Request, user
+    from snugvl.core.sampling import SamplingParams
+
+    with snugvl.load(path, device="cuda", backend="native", context=4096, language_only=True) as model:
+
+        def seconds(tokens: int) -> float:
+            sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            start = time.perf_counter()
+            *_, last = model.backend.submit(Request((user("one two three"),), sampling))
+            assert last.completion_tokens == tokens
+            return time.perf_counter() - start
+
+        for tokens in (ANSWER, 1, ANSWER):  # kernels are compiled and steps recorded
+            seconds(tokens)
+        long, one = (min(seconds(tokens) for _ in range(3)) for tokens in (ANSWER, 1))
+        return (ANSWER - 1) / (long - one)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=machine.RESULTS / "h200" / "gguf_speed.json")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SHAPES))
+    parser.add_argument("--tiles", action="store_true", help="try other tiles for one row")
+    parser.add_argument("--types", nargs="+", default=[*LAYOUTS, "int4"], choices=[*LAYOUTS, "int4"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--processes", type=int, default=14, help="that compile tiles")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["products", "models"], help="leave the others out")
+    parser.add_argument("--answer", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.answer:
+        print(answered(args.answer))
+        return
+    if args.compile:
+        compile_only(args, *map(int, args.compile.split("/")))
+        return
+    found: dict[str, Any] = {"products": []}
+    if args.only != "models":
+        if args.tiles:
+            again = [sys.executable, *sys.argv, "--compile"]
+            workers = [subprocess.Popen([*again, f"{i}/{args.processes}"]) for i in range(args.processes)]
+            for worker in workers:
+                worker.wait()
+        for cell in cells(args):
+            found["products"] += measured(cell, args.tiles)
+            machine.save("h200/gguf_speed", found, args.out)
+    if args.only != "products":
+        with tempfile.TemporaryDirectory() as work:
+            found["models"] = [whole(model, kind, Path(work)) for model, kind in MODELS]
+    machine.save("h200/gguf_speed", found, args.out)
+
+
+if __name__ == "__main__":
+    main()
