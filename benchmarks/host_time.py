@@ -46,12 +46,12 @@ from snugvl.engine.drafts import NgramProposer, PendingDrafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs import decode
 from snugvl.engine.graphs.capture import GraphPool, Work
+from snugvl.engine.output_processor import OutputProcessor
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling import masks, sampler
 from snugvl.engine.sampling.sampler import PendingSample, Sampled, allowed_bits
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.speculation import Speculation
-from snugvl.engine.telling import Teller
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.tokenizer import Tokenizer
@@ -305,10 +305,10 @@ def instruments(clock: Clock) -> Iterator[None]:
         ("launch", decode.DecodeGraphs, "start"),
         ("launch", decode.DecodeGraphs, "advance"),
         ("launch", decode.DecodeGraphs, "choose"),
-        ("masks", Teller, "skip_forced"),
+        ("masks", OutputProcessor, "skip_forced"),
         ("masks", masks, "make"),
         ("masks", sampler, "allowed_bits"),
-        ("accept", Teller, "give"),
+        ("accept", OutputProcessor, "give"),
         ("draft", predictor.Drafter, "ask"),
     )
     with ExitStack() as stack:
@@ -326,7 +326,7 @@ def instruments(clock: Clock) -> Iterator[None]:
         put(sampler, "likeliest", partial(likeliest, dice=dice, clock=clock))
         put(sampler, "_begin", begin)
         put(speculation, "NgramProposer", Blind)
-        put(Teller, "take", clock.timed("accept", decided(Teller.take)))
+        put(OutputProcessor, "take", clock.timed("accept", decided(OutputProcessor.take)))
         for part, owner, name in parts:
             put(owner, name, clock.timed(part, getattr(owner, name)))
         for kind, name in ((PendingSample, "results"), (Run, "results"), (PendingDrafts, "of")):

@@ -233,7 +233,7 @@ def _stand_in(encode_s: float, prefill_s: float) -> None:
             self.encoder.rows(chunk)
         _busy(prefill_s if step.tokens > len(step.chunks) else prefill_s / 10)
         rows = sum(chunk.samples for chunk in step.chunks)
-        return torch.zeros(rows, self.model.config.text.vocab_size)
+        return torch.zeros(rows, self.model.config.text.vocab_size), None
 
     Encoder._encode = encode  # type: ignore[method-assign]
     Runner.run = run  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from snugvl.engine import checkpoints
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
+from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.schedule import Schedule
@@ -231,7 +232,7 @@ def test_the_host_starts_a_step_without_knowing_its_drafts(
     unread: list[bool] = []
     run_, extend = engine._runner.run, engine._speculation.extend
 
-    def watched(step: Schedule) -> torch.Tensor:
+    def watched(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         for chunk in step.chunks:
             if chunk.unseen is not None:
                 assert set(chunk.drafts) == {0}

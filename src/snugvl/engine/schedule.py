@@ -79,6 +79,22 @@ class Schedule:
             chunk.settle()
 
     @property
+    def decodes(self) -> bool:
+        """Whether only generated tokens are computed, of each sequence all, and nobody needs all memory.
+
+        The last token of a prompt is no such token, though it may be all that a prefill has left: it can be a
+        placeholder, and the siblings of its sequence wait for its logits.
+        """
+        return not self.alone and all(
+            chunk.samples and chunk.start >= len(chunk.sequence.prompt) for chunk in self.chunks
+        )
+
+    @property
+    def single_tokens(self) -> bool:
+        """Whether it decodes, one token of each sequence."""
+        return self.decodes and all(chunk.end - chunk.start == 1 for chunk in self.chunks)
+
+    @property
     def sees_on(self) -> bool:
         """Whether a prompt goes on with a picture after the step: its encoding is held until then."""
         return any(

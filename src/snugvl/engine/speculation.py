@@ -52,12 +52,9 @@ from typing import Final
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer, PredictorProposer
-from snugvl.engine.overlap import choice_of
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.masks import Foreseen, Mask
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import SamplerInput
 from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.sequence import Sequence
@@ -116,7 +113,7 @@ class Speculation:
     def extend(self, step: Schedule, pool: BlockPool) -> None:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
         waited, self._waits = self._waits, False
-        if self._config.speculation == "off" or not only_decodes(step):
+        if self._config.speculation == "off" or not step.decodes:
             self._told = None
             return
         again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
@@ -231,15 +228,6 @@ class Speculation:
         return self._payoffs.setdefault(streams.bit_length(), Payoff())
 
 
-def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[SamplerInput]:
-    """What a sequence brings to the sampler in its row and in those of its drafts, which follow it."""
-    choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
-    if not drafts or sequence.grammar is None:
-        return choices
-    masks: list[Mask | Foreseen] = [sequence.grammar, *sequence.grammar.foresee(drafts)]
-    return [replace(choice, grammar=mask) for choice, mask in zip(choices, masks, strict=True)]
-
-
 def _unseen(sequence: Sequence) -> DeviceDrafts | None:
     """Drafts of a sequence on the device, if nobody has to know them: for a mask, or to count tokens."""
     assert sequence.drafts is not None
@@ -261,13 +249,6 @@ def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) 
 def _quick(sequence: Sequence) -> bool:
     """Whether masks behind drafts would come in time."""
     return sequence.grammar is None or sequence.grammar.seconds < MASKS_S
-
-
-def only_decodes(step: Schedule) -> bool:
-    """Whether a step only computes generated tokens, and nobody needs all memory."""
-    return not step.alone and all(
-        chunk.samples and chunk.start >= len(chunk.sequence.prompt) for chunk in step.chunks
-    )
 
 
 def _room(chunk: Chunk) -> int:
