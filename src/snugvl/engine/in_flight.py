@@ -73,7 +73,7 @@ class InFlight:
         chunks: what was computed of each of `sequences`, where that isn't one token of each.
         sampler: how they choose in a step that runs ahead; None where all take the likeliest, or it is to be
             made.
-        sampling: what has begun; none where the decode graph itself has found the likeliest.
+        sampling: what has begun; the replay itself, where the graph finds the likeliest tokens.
         void: rows whose tokens nobody wants.
     """
 
@@ -96,15 +96,16 @@ class InFlight:
 
     def results(self) -> Iterator[Taken]:
         """What each sequence may take that has not ended until its turn, waiting for it."""
-        begun = self.sampling or [self.replay]
-        read = iter([each for part in begun if part is not None for each in part.results()])
+        read = iter([each for part in self.sampling for each in part.results()])
         for row, sequence in enumerate(self.sequences):
-            drafts, unseen = (), None
-            if self.chunks:
-                drafts, unseen = self.chunks[row].drafts, self.chunks[row].unseen
+            chunk = self.chunks[row] if self.chunks else None
+            drafts = chunk.drafts if chunk else ()
             own = list(islice(read, 1 + len(drafts)))
-            if row not in self.void and sequence.state is not State.FINISHED:
-                yield sequence, drafts if unseen is None else unseen.read(len(drafts)), own
+            if row in self.void or sequence.state is State.FINISHED:
+                continue
+            if chunk is not None and chunk.unseen is not None:
+                drafts = chunk.unseen.read(len(drafts))
+            yield sequence, drafts, own
 
 
 def decode_in_flight(sequences: list[Sequence], replay: Replay, graphs: DecodeGraphs) -> InFlight:
@@ -236,7 +237,7 @@ def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFligh
         sequence.computed = end
     grown = {row: _grown(sequences[row].table, count) for row, count in missing.items()}
     step = _next(last, spans, grown, runner)
-    if last.sampler is None or not last.sampling:
+    if last.sampler is None:
         return step
     if not last.masked:
         last.sampler.note(last.chosen)
@@ -265,7 +266,6 @@ def _next(
     sequences, graphs = last.sequences, runner.graphs
     if last.replay is not None and not last.void:
         return _single_tokens(sequences, graphs.advance(len(sequences), grown), last.masked)
-    assert last.sampling, "only a masked step is void for some, or one of chunks"
     if not last.void:
         return _single_tokens(sequences, graphs.start(rows_of(sequences), last.chosen), last.masked)
     rows = [row for row in range(len(sequences)) if row not in last.void]
@@ -277,4 +277,6 @@ def _next(
 def _single_tokens(sequences: list[Sequence], replay: Replay, masked: bool) -> InFlight:
     """A step of one token of each sequence, as a decode graph runs it."""
     count = len(sequences)
-    return InFlight(sequences, replay.logits, count, True, replay, masked=masked, streams=count)
+    return InFlight(
+        sequences, replay.logits, count, True, replay, masked=masked, streams=count, sampling=[replay]
+    )
