@@ -41,7 +41,7 @@ from snugvl.checkpoint.architecture import ModelConfig, Rope, TextConfig
 from snugvl.core.config import EngineConfig, SpeculationName
 from snugvl.core.messages import Grammar
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import packing, predictor, speculation
+from snugvl.engine import batch, predictor, speculation
 from snugvl.engine.drafts import NgramProposer, PendingDrafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs import decode
@@ -300,8 +300,8 @@ def instruments(clock: Clock) -> Iterator[None]:
         ("draft", Speculation, "extend"),
         ("draft", Speculation, "ask_ahead"),
         ("draft", Speculation, "waits"),
-        ("pack", packing.Staging, "copy"),
-        ("pack", packing, "shape_of"),
+        ("pack", batch.Staging, "copy"),
+        ("pack", batch, "shape_of"),
         ("launch", decode.DecodeGraphs, "start"),
         ("launch", decode.DecodeGraphs, "advance"),
         ("launch", decode.DecodeGraphs, "choose"),

@@ -15,13 +15,13 @@ from torch import nn
 
 from snugvl.core.messages import Grammar
 from snugvl.engine import checkpoints, runner
+from snugvl.engine.batch import Unread
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
-from snugvl.engine.packing import Unread
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_FORCED, WAIT_S, MaskPace
-from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.layers.kv_cache import KVCache

@@ -13,8 +13,7 @@ from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.oom import out_of_memory
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.schedule import Schedule
-from snugvl.engine.scheduler import Ready
+from snugvl.engine.scheduler import Ready, Schedule
 from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader

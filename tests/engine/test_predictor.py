@@ -21,7 +21,7 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.schedule import Schedule
+from snugvl.engine.scheduler import Schedule
 from snugvl.engine.sequence import Sequence
 from snugvl.engine.speculation import Speculation
 from snugvl.errors import CheckpointError, RequestError

@@ -12,7 +12,7 @@ from snugvl.engine import checkpoints, speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
 from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.speculation import AGAIN, FEW, FIRST, MOST, Payoff, Speculation
 from snugvl.errors import RequestError
 from tests.engine import test_interleaving

@@ -12,7 +12,7 @@ from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.speculation import MOST, Speculation
 from snugvl.layers.delta_rule import CHUNK
 from snugvl.models.loader import load_model

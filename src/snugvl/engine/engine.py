@@ -35,8 +35,7 @@ from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, mask_threads, settle
-from snugvl.engine.schedule import Chunk, Schedule
-from snugvl.engine.scheduler import Scheduler, prefill_beside_decodes
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State, choices_of
 from snugvl.engine.speculation import Speculation
 from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed

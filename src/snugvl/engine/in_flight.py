@@ -36,8 +36,8 @@ from itertools import count, islice
 
 import torch
 
+from snugvl.engine.batch import Unread
 from snugvl.engine.graphs.decode import DecodeGraphs, Replay
-from snugvl.engine.packing import Unread
 from snugvl.engine.runner import Runner, rows_of
 from snugvl.engine.sampling.masks import Foreseen, Mask
 from snugvl.engine.sampling.penalties import penalizes
@@ -50,8 +50,7 @@ from snugvl.engine.sampling.sampler import (
     begin,
     begin_likeliest,
 )
-from snugvl.engine.schedule import Chunk
-from snugvl.engine.scheduler import Scheduler
+from snugvl.engine.scheduler import Chunk, Scheduler
 from snugvl.engine.sequence import Sequence, State
 
 Taken = tuple[Sequence, tuple[int, ...], list[Sampled]]

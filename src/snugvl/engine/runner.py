@@ -1,33 +1,26 @@
-"""Sequences in, logits out: what a step is to the network (its numbers: `packing.py`).
-
-chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
-input_ids     [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
-vision_rows         2 3 4 5                                           rows of the batch
-vision_embeds       rows 10 … 13 of the image's encoding              its rows 0 … 9 came a chunk earlier
-"""
+"""Starts the steps of the network: a schedule in, logits out; by a CUDA graph where there is one."""
 
 from collections.abc import Sequence as Rows
 from typing import cast
 
 import torch
 
-from snugvl.core.config import RECENT, EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.engine.batch import Unread, batch_of
 from snugvl.engine.checkpoints import StateCopy
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
-from snugvl.engine.packing import Unread, left_by, numbers_of, pack, put_drafts, shape_of
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.sampling.sampler import scores_of
-from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import CheckedPrompt, Sequence, slot_of
-from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
-from snugvl.models.batch import ForwardBatch, Network, PredictingNetwork, Scoring
+from snugvl.models.batch import Network, PredictingNetwork, Scoring
 from snugvl.models.loader import tensor_bytes
 
 # Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
@@ -42,13 +35,14 @@ class Runner:
         self.model = model
         self.cache = cache
         self.encoder = encoder
-        self.graphs = DecodeGraphs(model, cache, config.max_model_len)
+        self.drafter: Drafter | None = None
+        if model.config.text.predictors:
+            self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
+        self._hidden = None if self.drafter is None else self.drafter.hidden
+        self.graphs = DecodeGraphs(model, cache, config.max_model_len, hidden=self._hidden)
         self.has_graphs = model.device.type == "cuda"
         self.compilations = compilations(model.device)  # those that a step waits for
         self.graph_pool: GraphPool | None = None
-        self.drafter: Drafter | None = None
-        if cache.recent is not None:
-            self.drafter = Drafter(cast(PredictingNetwork, model), cache, config, self.batch_of)
         self._config = config
         self._steps: StepGraphs | None = None
         if self.has_graphs and config.step_graph_bytes:
@@ -60,7 +54,7 @@ class Runner:
         self.graph_pool = graph_pool
         if self.drafter is not None:
             self.drafter.graph_pool = graph_pool
-        self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool)
+        self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool, self._hidden)
         if self.model.tower_is_capturable:
             self.encoder.use_graphs(PictureGraphs(self.model, graph_pool))
 
@@ -167,7 +161,9 @@ class Runner:
             logits = self._steps.run(chunks, embeds, unread)
         if logits is not None:
             return logits
-        return self.model.forward(self.batch_of(chunks, embeds, scoring, unread), self.cache)
+        return self.model.forward(
+            batch_of(chunks, self.cache, embeds, scoring, unread, self._hidden), self.cache
+        )
 
     @property
     def least_run(self) -> int:
@@ -185,8 +181,9 @@ class Runner:
         for sibling in siblings if states is not None else ():
             assert states is not None
             states.copy(slot_of(sequence), slot_of(sibling))
-        for sibling in siblings if self.cache.recent is not None else ():
-            self.cache.copy_recent(slot_of(sequence), slot_of(sibling), RECENT)
+        for sibling in siblings if self.drafter is not None else ():
+            assert self.drafter is not None
+            self.drafter.copy(slot_of(sequence), slot_of(sibling))
 
     def save_states(self, copies: list[StateCopy]) -> None:
         """Copy states to checkpoints as the steps leave them that were started until now."""
@@ -236,47 +233,6 @@ class Runner:
         device = self.model.device
         return Scoring(to_device(torch.tensor(rows), device), self._config.max_num_seqs, look)
 
-    def batch_of(
-        self,
-        chunks: list[Chunk],
-        embeds: Rows[torch.Tensor] = (),
-        scoring: Scoring | None = None,
-        unread: Unread | None = None,
-    ) -> ForwardBatch:
-        """What the network is given of chunks.
-
-        Args:
-            embeds: the encoder rows of all placeholders, in their order, in pieces.
-            unread: tokens that only the device knows.
-        """
-        model, shape = self.model, shape_of(chunks, self.cache.recent_rows)
-        numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
-        put_drafts(numbers, chunks)
-        if unread is not None:
-            unread.put(numbers)
-        kernels = model.device.type == "cuda"
-        return ForwardBatch(
-            input_ids=numbers.ids,
-            positions=numbers.positions,
-            attention=AttentionMetadata(
-                query_lens=tuple(chunk.end - chunk.start for chunk in chunks),
-                context_lens=tuple(chunk.end for chunk in chunks),
-                slot_mapping=numbers.slots,
-                block_tables=numbers.tables,
-                block_size=self.cache.block_size,
-                starts=numbers.starts if kernels else None,
-                lengths=numbers.lengths if kernels else None,
-                state_slots=None if self.cache.states is None else numbers.state_slots,
-                landings=None if self.cache.states is None else numbers.landings,
-                unsure=None if self.cache.states is None else numbers.unsure,
-            ),
-            logit_rows=numbers.logit_rows,
-            vision_rows=numbers.pictured if embeds else None,
-            vision_embeds=_joined(embeds) if embeds else None,
-            scoring=scoring,
-            predictor=left_by(numbers),
-        )
-
 
 def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
     """What a graph must know of sequences whose newest token is to be computed.
@@ -294,7 +250,3 @@ def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
         for sequence in sequences
         for length in (max(sequence.length, sequence.computed),)
     ]
-
-
-def _joined(parts: Rows[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

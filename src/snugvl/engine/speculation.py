@@ -55,8 +55,7 @@ from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.schedule import Chunk, Schedule
-from snugvl.engine.scheduler import Scheduler
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence
 from snugvl.layers.delta_rule import CHUNK
 
