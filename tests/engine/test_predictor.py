@@ -125,8 +125,8 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sequence, int, list[i
         original(self, sequences, count, pool)
         for each in sequences:
             assert each.drafts is not None
-            if each.drafts.proposer.asked:  # type: ignore[attr-defined]
-                found.append((each, len(each.generated), each.drafts.proposer.propose(count)))
+            if each.drafts.found is not None and each.drafts.asked(each.length):
+                found.append((each, len(each.generated), list(each.drafts.found.read(count))))
 
     monkeypatch.setattr(Drafter, "ask", ask)
     return found
@@ -292,9 +292,10 @@ def test_where_nobody_guessed_for_a_while_the_predictor_catches_up(
     for each, length, drafts in later[:6]:
         assert drafts == foretold(predictor, theirs, item, each.generated[:length], len(drafts))
     sequence = later[0][0]
-    sequence.lag, sequence.foreseen = 0, sequence.computed - RECENT
+    assert sequence.drafts is not None
+    sequence.lag, sequence.drafts.entries = 0, sequence.computed - RECENT
     assert Drafter.keeps_up(sequence)
-    sequence.foreseen -= 1
+    sequence.drafts.entries -= 1
     assert not Drafter.keeps_up(sequence)
 
 

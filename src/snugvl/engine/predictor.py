@@ -13,7 +13,7 @@ on from its own output. So three parts keep up with a sequence:
     a decode graph      leaves the hidden state alone: where nobody guesses, guessing costs nothing
     here                what is missing of the last `RECENT` tokens, all at once; then the newest one
 
-A sequence that went on for longer without drafts has none until its end. `Sequence.foreseen` counts the
+A sequence that went on for longer without drafts has none until its end. `Drafts.entries` counts the
 tokens with entries. Those that a prefix cache gives were made by whoever computed the block: the last one of
 a block with a token that may be another one here, or, where that went on without drafts, none of what it
 should be. That makes a draft wrong now and then, never an answer.
@@ -31,7 +31,7 @@ import torch
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.engine.batch import batch_of, single_tokens, table_width
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import PendingDrafts, PredictorProposer
+from snugvl.engine.drafts import DeviceDrafts, Drafts, PendingDrafts
 from snugvl.engine.graphs.capture import GraphPool
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence as SequenceState
@@ -79,7 +79,7 @@ class Drafter:
     @staticmethod
     def keeps_up(sequence: SequenceState) -> bool:
         """Whether the hidden states are there of all that the predictor has not seen of a sequence."""
-        return sequence.read - sequence.foreseen <= RECENT
+        return sequence.read - drafts_of(sequence).entries <= RECENT
 
     def copy(self, source: int, target: int) -> None:
         """Let the hidden states of one slot be another's."""
@@ -98,10 +98,7 @@ class Drafter:
         self.forget()
         self._last = drafts = PendingDrafts(self._start(asked, count))
         for row, sequence in enumerate(asked):
-            sequence.foreseen = sequence.length - 1
-            assert sequence.drafts is not None
-            assert isinstance(sequence.drafts.proposer, PredictorProposer)
-            sequence.drafts.proposer.expect(drafts, row)
+            drafts_of(sequence).expect(DeviceDrafts(drafts, row), sequence.length)
 
     def forget(self) -> None:
         """Drafts are no longer to be taken from the device: they are written over, or their memory goes."""
@@ -120,10 +117,10 @@ class Drafter:
 
     def _catch_up(self, sequences: Sequence[SequenceState]) -> None:
         """Make the entries that are missing of tokens before the last one that the network has read."""
-        late = [each for each in sequences if each.foreseen < each.length - 2]
+        late = [each for each in sequences if drafts_of(each).entries < each.length - 2]
         if not late:
             return
-        chunks = [Chunk(each, each.foreseen, each.length - 2) for each in late]
+        chunks = [Chunk(each, drafts_of(each).entries, each.length - 2) for each in late]
         batch = batch_of(chunks, self._cache, hidden=self.hidden)
         assert batch.drafts is not None
         assert batch.drafts.following is not None
@@ -179,6 +176,12 @@ def hidden_states(model: Network, config: EngineConfig) -> torch.Tensor | None:
         return None
     rows = config.max_num_seqs * RECENT + 1
     return torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=model.device)
+
+
+def drafts_of(sequence: SequenceState) -> Drafts:
+    """The drafts of a sequence that has some."""
+    assert sequence.drafts is not None, "nothing guesses for it"
+    return sequence.drafts
 
 
 def _size(sequences: int) -> int:

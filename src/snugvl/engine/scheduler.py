@@ -78,8 +78,8 @@ class Chunk:
         """It has started."""
         each = self.sequence
         each.computed, each.lag = self.end - self.unsure, self.again
-        if self.start <= each.foreseen:  # the last entry is wrong where the next token isn't known
-            each.foreseen = max(each.foreseen, each.read - self.samples)
+        if each.drafts is not None:  # what follows the last token isn't known where it samples
+            each.drafts.read(self.start, each.read - self.samples)
 
     @property
     def samples(self) -> bool:
@@ -286,7 +286,9 @@ class Scheduler:
             sibling.started = True
             if len(self.running) < self.slots:
                 sibling.table = self.pool.fork(sequence.table)
-                sibling.computed, sibling.foreseen = sequence.computed, sequence.foreseen
+                sibling.computed = sequence.computed
+                if sibling.drafts is not None and sequence.drafts is not None:
+                    sibling.drafts.entries = sequence.drafts.entries
                 sibling.keys = list(sequence.keys)
                 sibling.published = sequence.published
                 sibling.kept = sequence.kept

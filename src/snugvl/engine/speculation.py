@@ -51,7 +51,7 @@ from typing import Final
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer, PredictorProposer
+from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
 from snugvl.engine.sampling.penalties import penalizes
@@ -104,10 +104,7 @@ class Speculation:
             return
         index = NgramIndex(choices[0].prompt.ids) if self._drafter is None else None
         for each in choices:
-            proposer = (
-                PredictorProposer(each.generated) if index is None else NgramProposer(index, each.generated)
-            )
-            each.drafts = Drafts(proposer)
+            each.drafts = Drafts(None if index is None else NgramProposer(index, each.generated))
 
     def extend(self, step: Schedule, pool: BlockPool) -> None:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
@@ -191,7 +188,7 @@ class Speculation:
                 or each.length < drafts.rest
                 or each.read != each.length - 1
                 or len(each.generated) + 1 >= each.max_tokens
-                or (isinstance(drafts.proposer, PredictorProposer) and drafts.proposer.asked)
+                or drafts.asked(each.length)
             ):
                 continue
             if _quick(each) and self._drafter.keeps_up(each):
@@ -211,7 +208,7 @@ class Speculation:
             sequence = chunk.sequence
             share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
-                drafts = sequence.drafts.guess(sequence.length, share, _unseen(sequence))
+                drafts = sequence.drafts.guess(sequence.length, share, unseen=_unseen(sequence) is not None)
                 if drafts and sequence.grammar is not None:
                     drafts = _allowed(sequence, sequence.drafts, drafts, left_s)
                     left_s -= len(drafts) * sequence.grammar.seconds
@@ -229,11 +226,9 @@ class Speculation:
 
 def _unseen(sequence: Sequence) -> DeviceDrafts | None:
     """Drafts of a sequence on the device, if nobody has to know them: for a mask, or to count tokens."""
-    assert sequence.drafts is not None
-    proposer = sequence.drafts.proposer
-    if sequence.grammar is not None or penalizes(sequence.request.sampling):
+    if sequence.drafts is None or sequence.grammar is not None or penalizes(sequence.request.sampling):
         return None
-    return proposer.unseen if isinstance(proposer, PredictorProposer) else None
+    return sequence.drafts.on_device(sequence.length)
 
 
 def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) -> list[int]:
