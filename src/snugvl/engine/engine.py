@@ -24,6 +24,7 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.core.service import Load
+from snugvl.engine import pressure
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.encoder import Encoder
@@ -31,7 +32,7 @@ from snugvl.engine.in_flight import InFlight, choose, chunks_in_flight, decode_i
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
 from snugvl.engine.output_processor import OutputProcessor
-from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
+from snugvl.engine.pressure import POLL_S, PressureMonitor
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, mask_threads, settle
@@ -67,7 +68,7 @@ class Engine:
             monitor.begin(config, self._cache.nbytes // config.num_blocks, state_bytes(self._cache))
             self._reclaimer = MemoryReclaimer(monitor, config, self._scheduler, self._encoder, self._runner)
         self._in_flight: InFlight | None = None  # a step whose tokens are not read yet
-        self._wait_limit = WaitLimit()  # of the oldest request, while other programs hold the memory
+        self._waits_since: float | None = None  # the oldest request, as other programs hold the memory
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests = OutputProcessor(self._scheduler, self._runner, self._keep_encodings)
         self._arrivals = count()
@@ -134,7 +135,8 @@ class Engine:
             pace = MaskPace()
             for each in choices:
                 each.grammar = Mask(request.grammar.start(), self._masks, pace, each.ends)
-        self._speculation.prepare(choices)
+        if self._speculation.on:
+            self._speculation.prepare(choices)
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
@@ -194,7 +196,7 @@ class Engine:
             step = self._schedule(outputs)
             if step is not None:
                 launched = self._launch(step, outputs)
-                if step.decodes:
+                if launched.decodes:
                     self._in_flight = launched
                 else:
                     self._process(launched, outputs)
@@ -253,13 +255,19 @@ class Engine:
     def _schedule(self, outputs: list[TokenOutput]) -> Schedule | None:
         """Choose a step; None where nothing can be computed now."""
         running = self._scheduler.running
-        late = settle((s.grammar for s in running if not s.prefills), self._masks)
-        if self.config.skip_forced:
-            outputs += [output for s in list(running) for output in self._requests.skip_forced(s)]
+        late, masked = False, [s for s in running if s.grammar is not None]
+        if masked:
+            late = settle((s.grammar for s in masked if not s.prefills), self._masks)
+        for sequence in masked if self.config.skip_forced else ():
+            outputs += self._requests.skip_forced(sequence)
+        preemptions = self._scheduler.preemptions
         step = self._scheduler.schedule(self._encoder.ready)
         if step.chunks:
-            self._wait_limit.begin()
-            self._speculation.extend(step, self._scheduler.pool)
+            self._waits_since = None
+            if self._speculation.on:
+                self._speculation.extend(step, self._scheduler.pool)
+            if not step.decodes or self._scheduler.preemptions > preemptions:
+                self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
             return step
         if late and not outputs:
             self._masks.wait(POLL_S)  # nobody else has anything to do
@@ -270,7 +278,6 @@ class Engine:
     def _launch(self, step: Schedule, outputs: list[TokenOutput]) -> InFlight:
         """Start a step, in which each sequence whose tokens are all computed gets its next one."""
         self._alone = step.chunks[0] if step.alone else None
-        self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
         logits, replay = self._runner.run(step)
         sequences = [chunk.sequence for chunk in step.chunks]
         step.settle()
@@ -280,19 +287,21 @@ class Engine:
         else:
             for each in sequences:
                 self._scheduler.publish(each)
-            self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
+            if self._scheduler.checkpoints.count:
+                self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
             heads = [
                 (chunk, [chunk.sequence, *self._fork(chunk.sequence)])
                 for chunk in step.chunks
                 if chunk.samples
             ]
-            launched = chunks_in_flight(logits, heads, len(step.chunks), step.tokens)
-        self._encode_ahead(step, outputs)
+            launched = chunks_in_flight(logits, heads, step)
+        self._encode_ahead(step, launched, outputs)
         return launched
 
     def _launch_next(self, last: InFlight, outputs: list[TokenOutput]) -> InFlight | None:
         """Start the step after one that is under way, if the tokens of that aren't needed for it."""
-        self._runner.save_states(self._scheduler.checkpoints.take(last.sequences))
+        if self._scheduler.checkpoints.count:
+            self._runner.save_states(self._scheduler.checkpoints.take(last.sequences))
         if last.masked:
             settle((s.grammar for s in last.sequences if s.state is State.RUNNING), self._masks)
             for row, sequence in enumerate(last.sequences if self.config.skip_forced else ()):
@@ -300,7 +309,7 @@ class Engine:
                     outputs += forced
                     last.void.add(row)
             choose(last, self._runner)
-        if self._speculation.waits(last.sequences):
+        if self._speculation.on and self._speculation.waits(last.sequences):
             return None
         launched = launch_next(last, self._runner, self._scheduler)
         if launched is not None:
@@ -311,15 +320,18 @@ class Engine:
         """Read the tokens of a step, and give them to their sequences; the first of all that waits for it."""
         known = self._requests.generated
         for sequence, drafts, results in last.results():
+            if not drafts:
+                outputs += self._requests.give(sequence, results[0])
+                continue
             told = self._requests.take(sequence, drafts, results)
-            if drafts:
-                self._speculation.count(sequence, drafts, told)
+            self._speculation.count(sequence, drafts, told)
             outputs += told
-        if not last.runs_ahead:
-            self._speculation.ask_ahead(self._scheduler)
-        if not (last.runs_ahead and self._scheduler.running):  # who waits for a slot may have needed pictures
+        if not last.decodes:
             self._keep_encodings()
-        self._speculation.learn(last.streams, self._requests.generated - known)
+        if self._speculation.on:
+            if not last.runs_ahead:
+                self._speculation.ask_ahead(self._scheduler)
+            self._speculation.learn(last.streams, self._requests.generated - known)
 
     def _count(self, tokens: int) -> None:
         self.steps += 1
@@ -336,9 +348,12 @@ class Engine:
 
         One that has waited for long enough ends, so that those behind it that need less have their turn.
         """
-        if not self._wait_limit.over():
+        now = time.monotonic()
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        if now - self._waits_since < pressure.PATIENCE_S:
             time.sleep(POLL_S)
             return []
+        self._waits_since = None
         head = self._scheduler.waiting[0]
         return self._requests.fail(head.request.request_id, no_room(head.length, self._scheduler.pool))
 
@@ -359,12 +374,12 @@ class Engine:
             fault = self._fault(error, "encoding an image")
             outputs += self._requests.fail(chunk.sequence.request.request_id, fault)
 
-    def _encode_ahead(self, step: Schedule, outputs: list[TokenOutput]) -> None:
+    def _encode_ahead(self, step: Schedule, launched: InFlight, outputs: list[TokenOutput]) -> None:
         """Work at the image of the chunk that the step left out, or of the next prompt if it left none out.
 
         The latter on a GPU, which has work then while the host reads and delivers the step's tokens.
         """
-        if not step.decodes:
+        if not launched.decodes:
             self._keep_encodings()
         for chunk in step.later:
             self._encode(chunk, outputs)

@@ -50,7 +50,7 @@ from snugvl.engine.sampling.sampler import (
     begin,
     begin_likeliest,
 )
-from snugvl.engine.scheduler import Chunk, Scheduler
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State
 
 Taken = tuple[Sequence, tuple[int, ...], list[Sampled]]
@@ -69,6 +69,7 @@ class InFlight:
         replay: of the decode graph, if it is a step of one.
         masked: whether somebody has a grammar and it runs ahead, so that `choose` begins with choosing.
         streams: sequences of the step, those that take no token yet included.
+        decodes: whether it computes generated tokens alone.
         chunks: what was computed of each of `sequences`, where that isn't one token of each.
         sampler: how they choose in a step that runs ahead; None where all take the likeliest, or it is to be
             made.
@@ -83,6 +84,7 @@ class InFlight:
     replay: Replay | None = None
     masked: bool = False
     streams: int = 0
+    decodes: bool = True
     chunks: list[Chunk] = field(default_factory=list)
     sampler: Sampler | None = None
     sampling: list[PendingSample | Replay] = field(default_factory=list)
@@ -96,15 +98,15 @@ class InFlight:
     def results(self) -> Iterator[Taken]:
         """What each sequence may take that has not ended until its turn, waiting for it."""
         read = iter([each for part in self.sampling for each in part.results()])
-        for row, sequence in enumerate(self.sequences):
-            chunk = self.chunks[row] if self.chunks else None
-            drafts = chunk.drafts if chunk else ()
-            own = list(islice(read, 1 + len(drafts)))
-            if row in self.void or sequence.state is State.FINISHED:
-                continue
-            if chunk is not None and chunk.unseen is not None:
-                drafts = chunk.unseen.read(len(drafts))
-            yield sequence, drafts, own
+        if not self.chunks:
+            for row, (sequence, result) in enumerate(zip(self.sequences, read, strict=True)):
+                if row not in self.void and sequence.state is not State.FINISHED:
+                    yield sequence, (), [result]
+            return
+        for sequence, chunk in zip(self.sequences, self.chunks, strict=True):
+            drafts, own = chunk.drafts, list(islice(read, 1 + len(chunk.drafts)))
+            if sequence.state is not State.FINISHED:
+                yield sequence, drafts if chunk.unseen is None else chunk.unseen.read(len(drafts)), own
 
 
 def decode_in_flight(sequences: list[Sequence], replay: Replay, graphs: DecodeGraphs) -> InFlight:
@@ -118,7 +120,7 @@ def decode_in_flight(sequences: list[Sequence], replay: Replay, graphs: DecodeGr
 
 
 def chunks_in_flight(
-    logits: torch.Tensor, heads: list[tuple[Chunk, list[Sequence]]], streams: int, tokens: int
+    logits: torch.Tensor, heads: list[tuple[Chunk, list[Sequence]]], schedule: Schedule
 ) -> InFlight:
     """A step of chunks that has started, from whose logits choosing begins.
 
@@ -126,7 +128,8 @@ def chunks_in_flight(
         logits: `[n, vocab]`, `Chunk.logits` rows of each of `heads`.
         heads: the chunks that sample, and who takes a token from each.
     """
-    step = InFlight([], logits, tokens, runs_ahead=False, streams=streams)
+    streams, decodes = len(schedule.chunks), schedule.decodes
+    step = InFlight([], logits, schedule.tokens, runs_ahead=False, streams=streams, decodes=decodes)
     choices, row = list[SamplerInput](), 0
     for chunk, takers in heads:
         for sequence in takers:
@@ -156,12 +159,19 @@ def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> Sam
     counts = sequence.counts + Counter(drafts) if drafts and penalizes(params) else sequence.counts
     said = (*sequence.prompt.ids, *sequence.generated, *drafts) if params.no_repeat_ngram_size else ()
     return SamplerInput(
-        row, params, vocabulary, counts, _uniform(sequence, len(drafts)), sequence.grammar, said
+        row,
+        params,
+        vocabulary,
+        counts,
+        _uniform(sequence, len(drafts)),
+        sequence.grammar,
+        said,
+        plain=sequence.plain,
     )
 
 
 def _uniform(sequence: Sequence, ahead: int = 0) -> float:
-    return 0.0 if sequence.request.sampling.greedy else sequence.draw(ahead)
+    return 0.0 if sequence.plain or sequence.request.sampling.greedy else sequence.draw(ahead)
 
 
 def choose(step: InFlight, runner: Runner) -> None:

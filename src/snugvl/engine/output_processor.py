@@ -28,7 +28,7 @@ class OutputProcessor(dict[str, list[Sequence]]):
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, left: Callable[[], None]) -> None:
-        """`left` is called when a choice ended without a token: what was held for it may go."""
+        """`left` is called when a choice has ended: what was held for it may go."""
         super().__init__()
         self.generated = self.forced = 0
         self._scheduler = scheduler
@@ -43,6 +43,7 @@ class OutputProcessor(dict[str, list[Sequence]]):
 
     def give(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
         """Give a sequence a token, or end its request where there is none to be had."""
+        self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
         if result.token_id is None:
             self._scheduler.withdraw(sequence)
             return self.fail(sequence.request.request_id, no_token(sequence))
@@ -64,7 +65,6 @@ class OutputProcessor(dict[str, list[Sequence]]):
                 self._scheduler.withdraw(sequence)
                 self._scheduler.preempt(sequence)
                 break
-            self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
             outputs += self.give(sequence, result)
             if draft is None or draft != result.token_id:
                 break
@@ -97,8 +97,7 @@ class OutputProcessor(dict[str, list[Sequence]]):
             self._scheduler.add(heir)
         if not choices:
             del self[output.request_id]
-        if output.token_id is None:
-            self._left()
+        self._left()
         return output
 
     def abort(self, request_id: str, choice: int | None = None) -> list[TokenOutput]:

@@ -317,7 +317,8 @@ class Scheduler:
 
     def publish(self, sequence: Sequence) -> None:
         """Let others start from what a sequence has computed; all steps that wrote it have finished."""
-        if self.config.prefix_cache:
+        full = (sequence.published + 1) * self.config.block_size
+        if self.config.prefix_cache and sequence.computed >= full:
             prefix.publish(sequence, self.pool)
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -410,7 +411,8 @@ class Scheduler:
         end = min([end, *marks[bool(landing) :]])
         if end <= start:
             return
-        chunk = Chunk(sequence, start, end, landing, again=self.checkpoints.again(sequence, end))
+        again = self.checkpoints.again(sequence, end) if self.checkpoints.count else 0
+        chunk = Chunk(sequence, start, end, landing, again=again)
         if ready(chunk):
             step.copies.extend(self.pool.extend(sequence.table, start, end))
             step.chunks.append(chunk)

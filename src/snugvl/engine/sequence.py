@@ -235,7 +235,7 @@ class Sequence:
     def append(self, token: int) -> FinishReason | None:
         """Add a generated token; says whether the choice ends with it."""
         self.generated.append(token)
-        if not self.request.sampling.greedy:
+        if not self.plain and not self.request.sampling.greedy:
             self.draw()  # also for a forced token, or later ones would depend on whether it was skipped
         if self.drawn:
             self.drawn = self.drawn[1:]

@@ -72,6 +72,7 @@ class Speculation:
     """What steps have drafts, and how that went.
 
     Attributes:
+        on: whether anything guesses; else nothing here is called.
         drafted: tokens that were guessed and computed; `accepted`: those of them that were right.
     """
 
@@ -82,6 +83,7 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`drafter`: of a model whose predictor is loaded, which guesses then, unless n-grams are wished."""
+        self.on = config.speculation != "off"
         self.drafted = self.accepted = 0
         self._config = config
         self._drafter = None if config.speculation in ("off", "ngram") else drafter
@@ -94,14 +96,12 @@ class Speculation:
     @property
     def method(self) -> str:
         """What guesses: "ngram" or "mtp"; "" where nothing does."""
-        if self._config.speculation == "off":
+        if not self.on:
             return ""
         return "ngram" if self._drafter is None else "mtp"
 
     def prepare(self, choices: list[Sequence]) -> None:
         """Let the choices of a new request have drafts, if they can."""
-        if self._config.speculation == "off":
-            return
         index = NgramIndex(choices[0].prompt.ids) if self._drafter is None else None
         for each in choices:
             each.drafts = Drafts(None if index is None else NgramProposer(index, each.generated))
@@ -109,7 +109,7 @@ class Speculation:
     def extend(self, step: Schedule, pool: BlockPool) -> None:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
         waited, self._waits = self._waits, False
-        if self._config.speculation == "off" or not step.decodes:
+        if not step.decodes:
             self._told = None
             return
         again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
@@ -162,7 +162,7 @@ class Speculation:
     def waits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
         running = list(sequences)
-        if self._config.speculation == "off" or len(running) >= self._config.max_num_seqs:
+        if len(running) >= self._config.max_num_seqs:
             return False
         self._waits = self._pays(len(running)) and any(
             _quick(each) and self._may_guess(each, each.drafts) for each in running if each.drafts is not None
