@@ -35,6 +35,7 @@ from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
+from snugvl.engine.predictor import hidden_states
 from snugvl.layers.kernels.compiler import ahead_of_time
 from snugvl.layers.kernels.compiler.ahead_of_time import KernelLaunch, compiled, dry_run
 from snugvl.layers.kernels.compiler.launch import LaunchedKernel
@@ -116,7 +117,7 @@ def steps(hardware: Hardware, only: list[str]) -> Iterator[tuple[str, list[Work]
 
 
 def _forward(network: LoadableNetwork, lengths: tuple[int, ...], kept: KVCache) -> None:
-    network.forward(_batch(lengths, kept), kept)
+    network.forward(_batch(lengths, kept, hidden_states(network, SIZES)), kept)
 
 
 class Codes:

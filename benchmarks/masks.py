@@ -14,7 +14,7 @@ with it in one interpreter. Then forced tokens are always appended at once.
 `--schema limited` has a `maxLength` for each string, near which a mask takes longest; `plain` has none.
 Then tasks: objects and boxes of the pictures in `examples/images`, tokens a second and seconds an answer,
 with forced tokens one by one and at once. `--least-run` is how many forced tokens are worth a step of chunks
-on a GPU (`engine/overlap.py`); `--step-graphs` captures CUDA graphs of such steps wherever they fit.
+on a GPU (`engine/in_flight.py`); `--step-graphs` captures CUDA graphs of such steps wherever they fit.
 """
 
 import argparse
@@ -34,7 +34,7 @@ import snugvl
 from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
 from snugvl.core.messages import Grammar, Request, user
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import overlap
+from snugvl.engine import runner
 from snugvl.errors import SnugvlError
 from snugvl.model import Model
 
@@ -243,7 +243,7 @@ def main() -> None:
         figures = {"model": options.model, "schema": options.schema, "served": asyncio.run(served(options))}
         machine.save("masks", figures, options.out)
         return
-    overlap.LEAST_RUN = options.least_run or overlap.LEAST_RUN
+    runner.LEAST_RUN = options.least_run or runner.LEAST_RUN
     model: Model = snugvl.load(
         options.model,
         device=options.device,
@@ -253,7 +253,7 @@ def main() -> None:
     figures = {
         "model": options.model,
         "schema": options.schema,
-        "least_run": overlap.LEAST_RUN,
+        "least_run": runner.LEAST_RUN,
         "levels": [],
         "tasks": [],
     }

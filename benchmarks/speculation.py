@@ -41,9 +41,9 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
 from snugvl.engine.drafts import NgramIndex
 from snugvl.engine.engine import Engine
+from snugvl.engine.output_processor import OutputProcessor
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.speculation import Speculation
-from snugvl.engine.telling import Teller
 from snugvl.tasks import grammar
 from snugvl.tasks.prompts import SCENE
 
@@ -155,7 +155,7 @@ class Blind:
 
 
 def decided(take: Callable[..., Any]) -> Callable[..., Any]:
-    """`Teller.take`, for whom one guess and two are right in turn, whatever the network chose."""
+    """`OutputProcessor.take`, for whom one guess and two are right in turn, whatever the network chose."""
     right = cycle((1, 2))
 
     def decides(teller: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled]) -> Any:
@@ -185,7 +185,7 @@ def forced(
             before = engine.steps
             with (
                 patch.object(speculation, "NgramProposer", Blind),
-                patch.object(Teller, "take", decided(Teller.take)),
+                patch.object(OutputProcessor, "take", decided(OutputProcessor.take)),
             ):
                 _, speed = timed(model, asked, clients)
             if round_:

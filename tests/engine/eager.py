@@ -12,7 +12,7 @@ from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling.sampler import Sampled, likeliest
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.models.batch import ForwardBatch, PredictorBatch
+from snugvl.models.batch import DraftBatch, ForwardBatch
 from tests.engine.toy import Toy
 
 
@@ -34,7 +34,9 @@ class EagerGraphs(DecodeGraphs):
     """What the graphs do, step by step on the CPU: inputs of a step come from the step before it."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.model, engine._cache, engine.config.max_model_len)
+        drafter = engine._runner.drafter
+        hidden = None if drafter is None else drafter.hidden
+        super().__init__(engine.model, engine._cache, engine.config.max_model_len, hidden=hidden)
         self.started = self.followed = 0
 
     def ensure(self, sequences: int) -> bool:
@@ -85,10 +87,10 @@ class EagerGraphs(DecodeGraphs):
         )
         positions = torch.tensor([p + d for p, d in zip(places, self.deltas, strict=True)]).expand(3, -1)
         left = None
-        if self._cache.recent is not None:
+        if self._hidden is not None:
             rows = [int(s) * RECENT + p % RECENT for s, p in zip(self.state_slots, places, strict=True)]
-            left = PredictorBatch(torch.tensor(rows))
-        batch = ForwardBatch(self.ids, positions, metadata, torch.arange(len(places)), predictor=left)
+            left = DraftBatch(self._hidden, torch.tensor(rows))
+        batch = ForwardBatch(self.ids, positions, metadata, torch.arange(len(places)), drafts=left)
         logits = self._model.forward(batch, self._cache)
         self.ids = logits.argmax(-1)
         self.lengths = [length + 1 for length in self.lengths]

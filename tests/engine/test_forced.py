@@ -7,18 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from snugvl.core.messages import Grammar
-from snugvl.engine import checkpoints, overlap
+from snugvl.engine import checkpoints, runner
+from snugvl.engine.batch import Unread
 from snugvl.engine.engine import Engine
+from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_FORCED, WAIT_S, MaskPace
-from snugvl.engine.schedule import Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.layers.kv_cache import KVCache
@@ -36,7 +39,7 @@ Model = Callable[[], Toy]
 
 @pytest.fixture(autouse=True)
 def _short_runs_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "LEAST_LONG_RUN", 2)
+    monkeypatch.setattr(runner, "LEAST_LONG_RUN", 2)
 
 
 @pytest.fixture
@@ -159,13 +162,16 @@ def test_a_run_is_computed_while_others_run_ahead(recording: bool, monkeypatch: 
     assert eager is not None
     pool = recorded(engine) if recording else None
     started: list[tuple[int, ...]] = []
-    original = engine._runner.start_chunks
+    original = engine._runner.run_chunks
 
-    def start_chunks(chunks: list[object], unread: object) -> torch.Tensor:
-        started.append(tuple(chunk.end - chunk.start for chunk in chunks))  # type: ignore[attr-defined]
-        return original(chunks, unread)  # type: ignore[arg-type]
+    def run_chunks(
+        chunks: list[Chunk], unread: Unread | None = None, *more: Any, **alone: bool
+    ) -> torch.Tensor:
+        if unread is not None:
+            started.append(tuple(chunk.end - chunk.start for chunk in chunks))
+        return original(chunks, unread, *more, **alone)
 
-    monkeypatch.setattr(engine._runner, "start_chunks", start_chunks)
+    monkeypatch.setattr(engine._runner, "run_chunks", run_chunks)
     for name in "ab":
         engine.add(typed(name, [1, ord(name) % 7]))
     alone = {name: finish_alone(typed(name, [1, ord(name) % 7])) for name in "ab"}
@@ -201,7 +207,7 @@ def test_a_step_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     original = engine._runner.run
 
-    def run(step: Schedule) -> torch.Tensor:
+    def run(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         sizes.append(step.tokens)
         return original(step)
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from snugvl.engine import engine as engine_module
-from snugvl.engine import started
+from snugvl.engine import in_flight
 from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.oom import out_of_memory
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.schedule import Schedule
-from snugvl.engine.scheduler import Ready
+from snugvl.engine.scheduler import Ready, Schedule
 from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
@@ -137,14 +136,14 @@ def test_a_token_that_memory_was_short_of_is_drawn_from_the_same_number(
 ) -> None:
     items = [request(str(i), *range(1, 9), temperature=1.0, seed=i, n=2) for i in range(2)]
     right = run(engine(), *items)
-    sample, calls = started.begin, iter(range(1000))
+    sample, calls = in_flight.begin, iter(range(1000))
 
     def failing(*arguments: object) -> object:
         if next(calls) in (0, 5, 11):
             raise torch.OutOfMemoryError(FULL)
         return sample(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(started, "begin", failing)
+    monkeypatch.setattr(in_flight, "begin", failing)
     outputs = run(engine(), *items)
     for item in items:
         for choice in range(2):

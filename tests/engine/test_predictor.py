@@ -18,9 +18,10 @@ from snugvl.engine import checkpoints
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
+from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.schedule import Schedule
+from snugvl.engine.scheduler import Schedule
 from snugvl.engine.sequence import Sequence
 from snugvl.engine.speculation import Speculation
 from snugvl.errors import CheckpointError, RequestError
@@ -124,8 +125,8 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sequence, int, list[i
         original(self, sequences, count, pool)
         for each in sequences:
             assert each.drafts is not None
-            if each.drafts.proposer.asked:  # type: ignore[attr-defined]
-                found.append((each, len(each.generated), each.drafts.proposer.propose(count)))
+            if each.drafts.found is not None and each.drafts.asked(each.length):
+                found.append((each, len(each.generated), list(each.drafts.found.read(count))))
 
     monkeypatch.setattr(Drafter, "ask", ask)
     return found
@@ -234,7 +235,7 @@ def test_the_host_starts_a_step_without_knowing_its_drafts(
     unread: list[bool] = []
     run_, extend = engine._runner.run, engine._speculation.extend
 
-    def watched(step: Schedule) -> torch.Tensor:
+    def watched(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         for chunk in step.chunks:
             if chunk.unseen is not None:
                 assert set(chunk.drafts) == {0}
@@ -294,9 +295,10 @@ def test_where_nobody_guessed_for_a_while_the_predictor_catches_up(
     for each, length, drafts in later[:6]:
         assert drafts == foretold(predictor, theirs, item, each.generated[:length], len(drafts))
     sequence = later[0][0]
-    sequence.lag, sequence.foreseen = 0, sequence.computed - RECENT
+    assert sequence.drafts is not None
+    sequence.lag, sequence.drafts.entries = 0, sequence.computed - RECENT
     assert Drafter.keeps_up(sequence)
-    sequence.foreseen -= 1
+    sequence.drafts.entries -= 1
     assert not Drafter.keeps_up(sequence)
 
 

@@ -12,7 +12,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling import filters
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.penalties import Penalties
-from snugvl.engine.sampling.sampler import SamplerInput, begin_likeliest, sample
+from snugvl.engine.sampling.sampler import SamplerInput, begin_likeliest, plain, sample
 from snugvl.engine.sequence import random_stream
 from tests.draws import draws
 
@@ -280,7 +280,7 @@ def test_streams_differ_by_choice_and_by_every_bit_of_the_seed() -> None:
     ],
 )
 def test_who_only_takes_the_likeliest(params: dict[str, object], expected: bool) -> None:
-    assert SamplerInput(0, SamplingParams(**params)).plain is expected
+    assert plain(SamplingParams(**params)) is expected
 
 
 def test_the_likeliest_are_what_a_sampler_gives() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from snugvl.engine import scheduler
-from snugvl.engine.schedule import Schedule
+from snugvl.engine.scheduler import Schedule
 from tests.engine.toy import Toy, engine, picture, request, run, tokens
 
 MODEL = Toy()

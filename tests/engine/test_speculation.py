@@ -10,8 +10,9 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine import checkpoints, speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
+from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.speculation import AGAIN, FEW, FIRST, MOST, Payoff, Speculation
 from snugvl.errors import RequestError
 from tests.engine import test_interleaving
@@ -403,10 +404,10 @@ def test_no_step_has_more_rows_of_logits_than_sequences_are_planned(monkeypatch:
         )
         original, sizes = engine._runner.run, []
 
-        def run(step: Schedule, original=original, sizes=sizes) -> torch.Tensor:  # type: ignore[no-untyped-def]
-            logits = original(step)
+        def run(step: Schedule, original=original, sizes=sizes):  # type: ignore[no-untyped-def]
+            logits, replay = original(step)
             sizes.append((len(logits), step.tokens, sum(bool(chunk.drafts) for chunk in step.chunks)))
-            return logits  # type: ignore[no-any-return]
+            return logits, replay
 
         monkeypatch.setattr(engine._runner, "run", run)
         for number in range(5):
@@ -454,7 +455,7 @@ def test_a_step_with_a_prompt_has_no_drafts() -> None:
     seen = []
     original = engine._runner.run
 
-    def run(step: Schedule) -> torch.Tensor:
+    def run(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         prompts = [chunk for chunk in step.chunks if chunk.start < len(chunk.sequence.prompt)]
         seen.append((bool(prompts), any(chunk.drafts for chunk in step.chunks)))
         return original(step)
@@ -561,7 +562,7 @@ def test_auto_measures_steps_that_run_ahead_too(
         now[0] += 1.0
         return one()
 
-    def run(step: Schedule) -> torch.Tensor:
+    def run(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         now[0] += drafted_s
         return chunks(step)
 
@@ -622,7 +623,7 @@ def test_what_is_decided_while_a_token_is_under_way_is_done(monkeypatch: pytest.
     seen = []
     original = engine._runner.run
 
-    def run(step: Schedule) -> torch.Tensor:
+    def run(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         seen.append(sum(len(chunk.drafts) for chunk in step.chunks))
         return original(step)
 
@@ -649,7 +650,7 @@ def test_auto_measures_its_steps(pays: bool, monkeypatch: pytest.MonkeyPatch) ->
     engine._speculation._clock = lambda: now[0]
     original = engine._runner.run
 
-    def run(step: Schedule) -> torch.Tensor:
+    def run(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         now[0] += 1.0 if pays else step.tokens
         return original(step)
 

@@ -10,8 +10,9 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine import checkpoints, speculation
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
+from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.speculation import MOST, Speculation
 from snugvl.layers.delta_rule import CHUNK
 from snugvl.models.loader import load_model
@@ -91,7 +92,7 @@ def chunks_of(engine: Engine) -> list[tuple[int, int, int]]:
     seen: list[tuple[int, int, int]] = []
     original = engine._runner.run
 
-    def watched(step: Schedule) -> torch.Tensor:
+    def watched(step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         seen.extend((c.start, c.end - c.start - c.unsure, len(c.drafts)) for c in step.chunks)
         return original(step)
 

@@ -102,7 +102,7 @@ def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
-    from snugvl.engine import packing
+    from snugvl.engine import batch
     from snugvl.engine.graphs import capture, prefill
     from snugvl.layers.kernels.attention.decode import DecodeCut
     from snugvl.layers.kernels.products import tiles, widen
@@ -113,7 +113,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert widen.WIDE_TILE == native.SLICE_ROWS
     assert tiles.SMALL == native.SMALL_ROWS
-    assert (prefill.TOKENS, PATCHES, packing.TABLE, capture.SMALL_BYTES, capture.MOST) == (
+    assert (prefill.TOKENS, PATCHES, batch.TABLE, capture.SMALL_BYTES, capture.MOST) == (
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
     assert memory.STATES_SMALL_BYTES == hybrid.SMALL_BYTES
@@ -278,7 +278,7 @@ def test_what_graphs_of_prompts_hold_is_planned(
         network = Qwen3VL(config).to(torch.bfloat16)
     limits = EngineConfig(99, max_model_len=3000, max_num_seqs=32, max_batched_tokens=2000)
     graph_pool: Any = None
-    held = [StepGraphs(network, SimpleNamespace(block_size=16, recent_rows=0), limits, graph_pool)._buffers()]  # type: ignore[arg-type]
+    held = [StepGraphs(network, SimpleNamespace(block_size=16), limits, graph_pool)._buffers()]  # type: ignore[arg-type]
     if not language_only:
         held.append(PictureGraphs(network, graph_pool)._buffers())  # type: ignore[arg-type]
     made = [getattr(each, name) for each in held for name in each.__slots__]

@@ -14,6 +14,7 @@ from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.memory import allocate
+from snugvl.engine.predictor import hidden_states
 from snugvl.layers.weights import FormatName
 from snugvl.models import loader
 from snugvl.models.networks import Qwen35
@@ -52,21 +53,24 @@ def test_it_is_planned_to_the_byte(weights: FormatName, head: HeadFormat) -> Non
     for part in ("decoder", "embedding", "vision"):
         assert list(sizes(model, settings, part)) == list(sizes(plain, settings, part))
     config = EngineConfig(num_blocks=1, max_num_seqs=8)
-    cache = allocate(ours, config)
+    cache, hidden = allocate(ours, config), hidden_states(ours, config)
+    assert hidden is not None
     ours.config = replace(ours.config, text=replace(ours.config.text, predictors=0))
     without = allocate(ours, config)
     assert block_bytes(model, settings) - block_bytes(plain, settings) == cache.nbytes - without.nbytes > 0
-    assert cache.recent is not None
-    assert predictor_component(model, settings).nbytes == cache.recent.nbytes
-    assert without.recent is None
+    assert predictor_component(model, settings).nbytes == hidden.nbytes
+    assert hidden_states(ours, config) is None
     assert predictor_component(plain, settings).nbytes == 0
 
 
 def test_what_it_is_given_is_part_of_what_graphs_hold() -> None:
     facts, limits = facts_of(), EngineConfig(99, max_model_len=3000, max_num_seqs=32, max_batched_tokens=2000)
-    ours, cache = network(facts.text.vocab_size), SimpleNamespace(block_size=16, recent_rows=99)
+    ours, cache = network(facts.text.vocab_size), SimpleNamespace(block_size=16)
     pool: Any = None
-    held_ = [StepGraphs(ours, cache, limits, pool)._buffers(), PictureGraphs(ours, pool)._buffers()]  # type: ignore[arg-type]
+    held_ = [
+        StepGraphs(ours, cache, limits, pool, torch.empty(99, 1))._buffers(),  # type: ignore[arg-type]
+        PictureGraphs(ours, pool)._buffers(),
+    ]
     made = [getattr(each, name) for each in held_ for name in each.__slots__]
     settings = Settings("native", context=3000, chunk=2000, sequences=32)
     planned = step_graphs.held_bytes(inventory(facts.with_predictor()), settings)

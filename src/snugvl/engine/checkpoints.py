@@ -34,7 +34,7 @@ from snugvl.engine.sequence import Sequence, State, slot_of
 from snugvl.layers.delta_rule import CHUNK
 
 if TYPE_CHECKING:
-    from snugvl.engine.schedule import Chunk
+    from snugvl.engine.scheduler import Chunk
 
 SPACING: Final = 16  # blocks from one checkpoint of a sequence to the next, and to the first
 MOST: Final = 4  # of one prompt

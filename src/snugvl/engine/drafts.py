@@ -44,22 +44,55 @@ class Drafts:
     """What a choice guesses, and how much: more after a hit, less after a miss.
 
     Attributes:
+        proposer: guesses on the host; None: a draft model does on the device.
         width: drafts of its next step, at most.
         misses: steps in a row whose first draft was wrong.
         rest: tokens that it has when it guesses again.
+        entries: its first tokens, of each of which a draft model has keys and values.
+        found: what a draft model was asked for last, behind its first `place` tokens.
     """
 
-    proposer: Proposer
+    proposer: Proposer | None = None
     width: int = 4
     misses: int = 0
     rest: int = 0
+    entries: int = 0
+    found: "DeviceDrafts | None" = None
+    place: int = 0
 
-    def guess(self, length: int, most: int, unseen: "DeviceDrafts | None" = None) -> list[int]:
-        """Drafts behind `length` tokens, `most` at most; zeros for those that are `unseen`."""
+    def guess(self, length: int, most: int, *, unseen: bool = False) -> list[int]:
+        """Drafts behind `length` tokens, `most` at most.
+
+        `unseen`: those on the device may stay there; zeros stand for them.
+        """
         if length < self.rest:
             return []
         most = min(self.width, most)
-        return self.proposer.propose(most) if unseen is None else [0] * min(most, unseen.count)
+        if self.proposer is not None:
+            return self.proposer.propose(most)
+        if self.found is None or not self.asked(length):
+            return []
+        return [0] * min(most, self.found.count) if unseen else list(self.found.read(most))
+
+    def asked(self, length: int) -> bool:
+        """Whether a draft model was asked what follows `length` tokens."""
+        return self.found is not None and self.place == length
+
+    def expect(self, found: "DeviceDrafts", length: int) -> None:
+        """A draft model was asked what follows `length` tokens, all but the last of which it has read."""
+        self.found, self.place, self.entries = found, length, length - 1
+
+    def on_device(self, length: int) -> "DeviceDrafts | None":
+        """Drafts behind `length` tokens, where they stand on the device."""
+        return self.found if self.asked(length) and self.found is not None and self.found.count else None
+
+    def read(self, start: int, end: int) -> None:
+        """The network has read tokens `start … end - 1`, whose successors are known: so has a draft model.
+
+        Not behind a gap: then it has their hidden states alone.
+        """
+        if start <= self.entries:
+            self.entries = max(self.entries, end)
 
     def learn(self, length: int, drafted: int, accepted: int) -> None:
         """Adapt the width of drafts: `accepted` of `drafted` were right; there are `length` tokens now."""
@@ -117,36 +150,6 @@ class DeviceDrafts:
     def read(self, count: int) -> tuple[int, ...]:
         """So many of them, waiting for them."""
         return tuple(self.found.of(self.row)[:count])
-
-
-class PredictorProposer:
-    """Drafts of one choice by the predictor; they hold until the choice has another token."""
-
-    def __init__(self, generated: list[int]) -> None:
-        """`generated`: its answer, which grows."""
-        self._generated = generated
-        self._found: PendingDrafts | None = None
-        self._row = self._length = 0
-
-    @property
-    def asked(self) -> bool:
-        """Whether the predictor was asked what follows its newest token."""
-        return self._found is not None and self._length == len(self._generated)
-
-    def expect(self, found: PendingDrafts, row: int) -> None:
-        """The predictor is asked."""
-        self._found, self._row, self._length = found, row, len(self._generated)
-
-    @property
-    def unseen(self) -> DeviceDrafts | None:
-        """What it proposes, where that stands on the device."""
-        if self._found is None or not self.asked or self._found.tokens is None:
-            return None
-        return DeviceDrafts(self._found, self._row)
-
-    def propose(self, most: int) -> list[int]:
-        """See `Proposer`."""
-        return self._found.of(self._row)[:most] if self._found is not None and self.asked else []
 
 
 class NgramIndex:

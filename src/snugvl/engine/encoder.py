@@ -24,7 +24,7 @@ import torch
 
 from snugvl.engine.graphs.prefill import PictureGraphs
 from snugvl.engine.request import VisionItem
-from snugvl.engine.schedule import Chunk
+from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence
 from snugvl.models.batch import GridTHW, Network
 

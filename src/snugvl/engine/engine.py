@@ -1,11 +1,15 @@
 """The engine: `add` requests, call `step` while it `has_work`, deliver what comes out.
 
-A step: end what is past its deadline → schedule → run the network → sample → say what is new. Every
-request that `add` accepts ends with exactly one finished output per choice, or is aborted by the caller.
+Every request that `add` accepts ends with exactly one finished output per choice, or is aborted by the
+caller.
 
     add ─ refused (RequestError, RequestTooLarge, QueueFull): nothing happened
      └─ step … step ─ "stop" | "length" | "error" for each choice
      └─ abort ─ its outputs say "abort"
+
+The loop, on one screen: `_overlap_loop` launches the next step and processes the tokens of the last one; what
+ends with them is void in the step that is in flight (`in_flight.py`). `_plain_loop` waits for the tokens of
+each step: it runs where no step can run ahead, and is the oracle of the other in tests.
 
 Not thread-safe by design: one thread drives it (`backends/native/worker.py`), and nothing here needs a lock.
 """
@@ -20,23 +24,21 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.core.service import Load
+from snugvl.engine import pressure
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.live import LiveRequests
+from snugvl.engine.in_flight import InFlight, choose, chunks_in_flight, decode_in_flight, launch_next
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
-from snugvl.engine.overlap import PendingStep, choose, launch_next
-from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
+from snugvl.engine.output_processor import OutputProcessor
+from snugvl.engine.pressure import POLL_S, PressureMonitor
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, mask_threads, settle
-from snugvl.engine.schedule import Chunk, Schedule
-from snugvl.engine.scheduler import Scheduler, prefill_beside_decodes
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State, choices_of
-from snugvl.engine.speculation import Speculation, only_decodes
-from snugvl.engine.started import StartedStep
-from snugvl.engine.telling import Teller
+from snugvl.engine.speculation import Speculation
 from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
 
@@ -65,12 +67,10 @@ class Engine:
         if monitor is not None:
             monitor.begin(config, self._cache.nbytes // config.num_blocks, state_bytes(self._cache))
             self._reclaimer = MemoryReclaimer(monitor, config, self._scheduler, self._encoder, self._runner)
-        self._in_flight: PendingStep | StartedStep | None = None  # a step whose tokens are not read yet
-        self._wait_limit = WaitLimit()  # of the oldest request, while other programs hold the memory
+        self._in_flight: InFlight | None = None  # a step whose tokens are not read yet
+        self._waits_since: float | None = None  # the oldest request, as other programs hold the memory
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
-        self._meanwhile: Callable[[], None] = lambda: None  # what is done while the host would wait
-        self._requests = LiveRequests(self._scheduler, self._keep_encodings)
-        self._teller = Teller(self._requests, self._scheduler, self._runner)
+        self._requests = OutputProcessor(self._scheduler, self._runner, self._keep_encodings)
         self._arrivals = count()
         self._speculation = Speculation(config, self._runner.drafter)
         self._masks = MaskThreads(
@@ -100,8 +100,8 @@ class Engine:
             prefix_query_tokens=self._scheduler.prefix_query_tokens,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             prompt_tokens=self._computed,
-            generated_tokens=self._teller.generated,
-            forced_tokens=self._teller.forced,
+            generated_tokens=self._requests.generated,
+            forced_tokens=self._requests.forced,
             draft_method=self._speculation.method,
             drafted_tokens=self._speculation.drafted,
             accepted_tokens=self._speculation.accepted,
@@ -135,7 +135,8 @@ class Engine:
             pace = MaskPace()
             for each in choices:
                 each.grammar = Mask(request.grammar.start(), self._masks, pace, each.ends)
-        self._speculation.prepare(choices)
+        if self._speculation.on:
+            self._speculation.prepare(choices)
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
@@ -148,9 +149,9 @@ class Engine:
     def hurries(self) -> bool:
         """Whether the device waits for what the next step starts first: let it, before outputs are delivered.
 
-        Whoever has a grammar is chosen for when its mask is there, and the network goes on when it is chosen.
+        A sequence with a grammar is sampled once its mask is ready; the next forward pass starts after that.
         """
-        return isinstance(self._in_flight, PendingStep) and self._in_flight.masked
+        return self._in_flight is not None and self._in_flight.masked
 
     @torch.inference_mode()
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenOutput]:
@@ -159,20 +160,46 @@ class Engine:
         `meanwhile` may be called once, when everything is started and the host would wait; it may `abort`.
         """
         outputs = self._requests.expire()
-        self._alone, self._meanwhile = None, meanwhile
+        self._alone = None
         try:
             if self._reclaimer is not None and not self.steps:
                 self._reclaimer.start()
             self.poll_memory()
-            if not isinstance(self._in_flight, StartedStep):  # whose tokens would wait for that
+            if self._in_flight is None or self._in_flight.runs_ahead:  # or its tokens would wait for that
                 self._runner.capture_due()
-            if self._in_flight is None:
-                self._schedule(outputs)
+            if self._runner.has_graphs:
+                self._overlap_loop(outputs, meanwhile)
             else:
-                self._read(self._in_flight, outputs)
+                self._plain_loop(outputs)
         except Exception as error:
             outputs += self._recover(error)
         return outputs
+
+    def _plain_loop(self, outputs: list[TokenOutput]) -> None:
+        """Launch a step and process it: nothing runs ahead of its tokens."""
+        step = self._schedule(outputs)
+        if step is not None:
+            self._process(self._launch(step, outputs), outputs)
+
+    def _overlap_loop(self, outputs: list[TokenOutput], meanwhile: Callable[[], None]) -> None:
+        """Launch the next step and process the last one, which leaves the host before or after that.
+
+        A step with prompts takes long, and is processed in the same breath.
+        """
+        last, self._in_flight = self._in_flight, None
+        if last is not None:
+            if last.runs_ahead:
+                self._in_flight = self._launch_next(last, outputs)
+            meanwhile()
+            self._process(last, outputs)
+        if last is None or (self._in_flight is None and self._decodes_on):
+            step = self._schedule(outputs)
+            if step is not None:
+                launched = self._launch(step, outputs)
+                if launched.decodes:
+                    self._in_flight = launched
+                else:
+                    self._process(launched, outputs)
 
     def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
         """End every request that has started with `error` and go on with an empty cache.
@@ -214,38 +241,119 @@ class Engine:
             assert self._scheduler.pool.num_used == 0, "blocks are held by nobody"
             assert self._encoder.idle, "encoder outputs are held for nobody"
 
-    def _schedule(self, outputs: list[TokenOutput]) -> None:
-        """Choose a step and run it, or only start it if it can run ahead of the host."""
+    @property
+    def _decodes_on(self) -> bool:
+        """Whether the next step only decodes, and needs nothing done before: it starts at once."""
         running = self._scheduler.running
-        late = settle((s.grammar for s in running if not s.prefills), self._masks)
-        if self.config.skip_forced:
-            outputs += [output for s in list(running) for output in self._teller.skip_forced(s)]
+        return (
+            bool(running)
+            and not self._scheduler.could_admit
+            and not any(each.prefills or each.alone for each in running)
+            and not self._runner.has_due
+        )
+
+    def _schedule(self, outputs: list[TokenOutput]) -> Schedule | None:
+        """Choose a step; None where nothing can be computed now."""
+        running = self._scheduler.running
+        late, masked = False, [s for s in running if s.grammar is not None]
+        if masked:
+            late = settle((s.grammar for s in masked if not s.prefills), self._masks)
+        for sequence in masked if self.config.skip_forced else ():
+            outputs += self._requests.skip_forced(sequence)
+        preemptions = self._scheduler.preemptions
         step = self._scheduler.schedule(self._encoder.ready)
-        if not step.chunks:
-            if late and not outputs:
-                self._masks.wait(POLL_S)  # nobody else has anything to do
-            elif self.has_work and not outputs:
-                outputs += self._wait()
-            return
-        self._wait_limit.begin()
+        if step.chunks:
+            self._waits_since = None
+            if self._speculation.on:
+                self._speculation.extend(step, self._scheduler.pool)
+            if not step.decodes or self._scheduler.preemptions > preemptions:
+                self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
+            return step
+        if late and not outputs:
+            self._masks.wait(POLL_S)  # nobody else has anything to do
+        elif self.has_work and not outputs:
+            outputs += self._wait()
+        return None
+
+    def _launch(self, step: Schedule, outputs: list[TokenOutput]) -> InFlight:
+        """Start a step, in which each sequence whose tokens are all computed gets its next one."""
         self._alone = step.chunks[0] if step.alone else None
-        self._speculation.extend(step, self._scheduler.pool)
-        self._in_flight = self._runner.launch_ahead(step)
-        if self._in_flight is None:
-            self._advance(step, outputs)
+        logits, replay = self._runner.run(step)
+        sequences = [chunk.sequence for chunk in step.chunks]
+        step.settle()
+        self._count(step.tokens)
+        if replay is not None and all(each.grammar is None or each.grammar.quick for each in sequences):
+            launched = decode_in_flight(sequences, replay, self._runner.graphs)
         else:
-            self._count(step)
-        for chunk in step.later:
-            self._encode(chunk, outputs)
+            for each in sequences:
+                self._scheduler.publish(each)
+            if self._scheduler.checkpoints.count:
+                self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
+            heads = [
+                (chunk, [chunk.sequence, *self._fork(chunk.sequence)])
+                for chunk in step.chunks
+                if chunk.samples
+            ]
+            launched = chunks_in_flight(logits, heads, step)
+        self._encode_ahead(step, launched, outputs)
+        return launched
+
+    def _launch_next(self, last: InFlight, outputs: list[TokenOutput]) -> InFlight | None:
+        """Start the step after one that is under way, if the tokens of that aren't needed for it."""
+        if self._scheduler.checkpoints.count:
+            self._runner.save_states(self._scheduler.checkpoints.take(last.sequences))
+        if last.masked:
+            settle((s.grammar for s in last.sequences if s.state is State.RUNNING), self._masks)
+            for row, sequence in enumerate(last.sequences if self.config.skip_forced else ()):
+                if forced := self._requests.skip_forced(sequence):
+                    outputs += forced
+                    last.void.add(row)
+            choose(last, self._runner)
+        if self._speculation.on and self._speculation.waits(last.sequences):
+            return None
+        launched = launch_next(last, self._runner, self._scheduler)
+        if launched is not None:
+            self._count(launched.tokens)
+        return launched
+
+    def _process(self, last: InFlight, outputs: list[TokenOutput]) -> None:
+        """Read the tokens of a step, and give them to their sequences; the first of all that waits for it."""
+        known = self._requests.generated
+        for sequence, drafts, results in last.results():
+            if not drafts:
+                outputs += self._requests.give(sequence, results[0])
+                continue
+            told = self._requests.take(sequence, drafts, results)
+            self._speculation.count(sequence, drafts, told)
+            outputs += told
+        if not last.decodes:
+            self._keep_encodings()
+        if self._speculation.on:
+            if not last.runs_ahead:
+                self._speculation.ask_ahead(self._scheduler)
+            self._speculation.learn(last.streams, self._requests.generated - known)
+
+    def _count(self, tokens: int) -> None:
+        self.steps += 1
+        self._computed += tokens
+
+    def _fork(self, head: Sequence) -> list[Sequence]:
+        """The choices that start from a sequence whose prompt is computed."""
+        siblings = self._scheduler.fork(head)
+        self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
+        return siblings
 
     def _wait(self) -> list[TokenOutput]:
         """Let some time pass: other programs hold the memory that the oldest request needs.
 
         One that has waited for long enough ends, so that those behind it that need less have their turn.
         """
-        if not self._wait_limit.over():
+        now = time.monotonic()
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        if now - self._waits_since < pressure.PATIENCE_S:
             time.sleep(POLL_S)
             return []
+        self._waits_since = None
         head = self._scheduler.waiting[0]
         return self._requests.fail(head.request.request_id, no_room(head.length, self._scheduler.pool))
 
@@ -266,12 +374,15 @@ class Engine:
             fault = self._fault(error, "encoding an image")
             outputs += self._requests.fail(chunk.sequence.request.request_id, fault)
 
-    def _encode_upcoming(self, step: Schedule, outputs: list[TokenOutput]) -> None:
-        """Begin with the image of whoever is next, if this step left none out that comes before.
+    def _encode_ahead(self, step: Schedule, launched: InFlight, outputs: list[TokenOutput]) -> None:
+        """Work at the image of the chunk that the step left out, or of the next prompt if it left none out.
 
-        On a GPU, which has work then while the host reads and says the step's tokens.
+        The latter on a GPU, which has work then while the host reads and delivers the step's tokens.
         """
-        self._keep_encodings()
+        if not launched.decodes:
+            self._keep_encodings()
+        for chunk in step.later:
+            self._encode(chunk, outputs)
         if self._runner.has_graphs and not step.later and (upcoming := self._scheduler.upcoming()):
             self._encode(upcoming, outputs)
 
@@ -310,91 +421,3 @@ class Engine:
         logger.exception("%s failed", what)
         self._faults += 1
         return engine_failed(error)
-
-    def _read(self, pending: PendingStep | StartedStep, outputs: list[TokenOutput]) -> None:
-        """Say the tokens of a step that has started; and start the next one before anybody is told of them.
-
-        Not one with prompts: it would take long, and is read in the same breath.
-        """
-        if isinstance(pending, PendingStep):
-            self._overlap(pending, outputs)
-        else:
-            self._in_flight = None
-            self._finish(pending, outputs)
-        running = self._scheduler.running
-        if (
-            self._in_flight is None
-            and running
-            and not self._scheduler.could_admit
-            and not any(each.prefills or each.alone for each in running)
-            and not self._runner.has_due
-        ):
-            self._schedule(outputs)
-
-    def _overlap(self, pending: PendingStep, outputs: list[TokenOutput]) -> None:
-        """Start the step after `pending` if its tokens aren't needed for that, then read and say them."""
-        self._runner.save_states(self._scheduler.checkpoints.take(pending.sequences))
-        if pending.masked:
-            settle((s.grammar for s in pending.sequences if s.state is State.RUNNING), self._masks)
-            for row, sequence in enumerate(pending.sequences if self.config.skip_forced else ()):
-                if forced := self._teller.skip_forced(sequence):
-                    outputs += forced
-                    pending.void.add(row)
-            choose(pending, self._runner)
-        waits = self._speculation.waits(pending.sequences)
-        self._in_flight = None if waits else launch_next(pending, self._runner, self._scheduler)
-        if self._in_flight is not None:
-            self.steps += 1
-            self._computed += self._in_flight.tokens
-        known = self._teller.generated
-        self._meanwhile()
-        for sequence, result in pending.results():
-            if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
-                self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
-                outputs += self._teller.give(sequence, result)
-        self._speculation.learn(len(pending.sequences), self._teller.generated - known)
-        if not self._scheduler.running:  # whoever waited for a slot may have needed a picture's rows till now
-            self._keep_encodings()
-
-    def _count(self, step: Schedule) -> None:
-        step.settle()
-        self.steps += 1
-        self._computed += step.tokens
-
-    def _advance(self, step: Schedule, outputs: list[TokenOutput]) -> None:
-        """Run a schedule, in which each sequence whose tokens are all computed gets its next one.
-
-        Where that takes a GPU no longer than a token does, the next call of `step` reads them.
-        """
-        self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
-        logits = self._runner.run(step)
-        ready = [chunk for chunk in step.chunks if chunk.samples]
-        self._count(step)
-        for chunk in step.chunks:
-            self._scheduler.publish(chunk.sequence)
-        self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
-        heads = [(chunk, [chunk.sequence, *self._fork(chunk.sequence)]) for chunk in ready]
-        started = StartedStep(logits, heads, len(step.chunks))
-        self._encode_upcoming(step, outputs)
-        if self._runner.has_graphs and only_decodes(step):
-            self._in_flight = started
-        else:
-            self._finish(started, outputs)
-
-    def _finish(self, started: StartedStep, outputs: list[TokenOutput]) -> None:
-        """Read the tokens of a step, and say them."""
-        known = self._teller.generated
-        for sequence, drafts, results in started.results():
-            told = self._teller.take(sequence, drafts, results)
-            if drafts:
-                self._speculation.count(sequence, drafts, told)
-            outputs += told
-        self._speculation.ask_ahead(self._scheduler)
-        self._keep_encodings()
-        self._speculation.learn(started.streams, self._teller.generated - known)
-
-    def _fork(self, head: Sequence) -> list[Sequence]:
-        """The choices that start from a sequence whose prompt is computed."""
-        siblings = self._scheduler.fork(head)
-        self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
-        return siblings

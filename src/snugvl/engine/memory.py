@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from snugvl.checkpoint.architecture import no_predictor
-from snugvl.core.config import RECENT, EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import SMALL_BYTES
 from snugvl.engine.oom import pooled_bytes, release
@@ -58,16 +58,7 @@ def allocate(model: Network, config: EngineConfig) -> KVCache:
         dtype=E4M3 if config.kv_cache == "fp8" else model.dtype,
         device=model.device,
         states=_states(model, config),
-        recent=_recent(model, config),
     )
-
-
-def _recent(model: Network, config: EngineConfig) -> torch.Tensor | None:
-    text = model.config.text
-    if not text.predictors:
-        return None
-    rows = config.max_num_seqs * RECENT + 1  # the last one is nobody's
-    return torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=model.device)
 
 
 def _states(model: Network, config: EngineConfig) -> StateCache | None:

@@ -14,7 +14,7 @@ import re
 import torch
 
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.schedule import Chunk
+from snugvl.engine.scheduler import Chunk
 from snugvl.errors import OutOfMemory
 from snugvl.layers.shared import give_back_free_blocks
 

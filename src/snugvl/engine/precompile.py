@@ -19,11 +19,12 @@ from torch import nn
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.core.config import EngineConfig
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.graphs.decode import choose, places
+from snugvl.engine.batch import Numbers, packed_batch, places
+from snugvl.engine.graphs.decode import choose
 from snugvl.engine.memory import allocate
+from snugvl.engine.predictor import hidden_states
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.sampler import likeliest
-from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.ggml import TypedRows
 from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
@@ -31,7 +32,7 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FormatName
 from snugvl.models.allocation import without_memory
-from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
+from snugvl.models.batch import ForwardBatch, GridTHW, encoded
 from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import LoadableNetwork
 
@@ -170,16 +171,16 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     What a person who asks about a picture waits for comes first, then texts, then what many at once need.
     Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to sizes that are among these.
     """
-    cache = allocate(network, config)
+    cache, hidden = allocate(network, config), hidden_states(network, config)
     prompts = edges(config.max_batched_tokens)
     decodes = edges(config.max_num_seqs)
-    network.forward(_batch((prompts[-1],), cache), cache)
+    network.forward(_batch((prompts[-1],), cache, hidden), cache)
     _around(network, cache)
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
     for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
-        network.forward(_batch(lengths, cache), cache)
+        network.forward(_batch(lengths, cache, hidden), cache)
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
     _batch((2,), cache).attention.token_by_token(2)  # guessed tokens
@@ -222,32 +223,33 @@ def edges(most: int) -> list[int]:
     return sorted(count for count in found if count <= most)
 
 
-def _batch(lengths: tuple[int, ...], cache: KVCache) -> ForwardBatch:
-    """Chunks of so many tokens, each the beginning and all of its sequence, as the runner makes them."""
+def _batch(lengths: tuple[int, ...], cache: KVCache, hidden: torch.Tensor | None = None) -> ForwardBatch:
+    """Chunks of so many tokens, each the beginning and all of its sequence, as the runner makes them.
+
+    `hidden`: hidden states that a draft model has (`DraftBatch`).
+    """
     device, tokens, sequences = cache.storage.device, sum(lengths), len(lengths)
 
     def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     width = -(-max(lengths) // cache.block_size)
-    return ForwardBatch(
-        input_ids=numbers(tokens),
+    parts = Numbers(
+        ids=numbers(tokens),
         positions=numbers(3, tokens),
-        attention=AttentionMetadata(
-            query_lens=lengths,
-            context_lens=lengths,
-            slot_mapping=numbers(tokens),
-            block_tables=numbers(sequences, width, dtype=torch.int32),
-            block_size=cache.block_size,
-            starts=numbers(sequences + 1, dtype=torch.int32),
-            lengths=numbers(sequences, dtype=torch.int32),
-            state_slots=None if cache.states is None else numbers(sequences),
-            landings=None if cache.states is None else numbers(sequences),
-            unsure=None if cache.states is None else numbers(sequences),
-        ),
+        slots=numbers(tokens),
         logit_rows=numbers(sequences),
-        predictor=None if cache.recent is None else PredictorBatch(numbers(tokens), numbers(tokens)),
+        pictured=numbers(0),
+        tables=numbers(sequences, width, dtype=torch.int32),
+        state_slots=numbers(sequences),
+        landings=numbers(sequences),
+        unsure=numbers(sequences),
+        hidden_rows=numbers(tokens),
+        following=numbers(tokens),
+        starts=numbers(sequences + 1, dtype=torch.int32),
+        lengths=numbers(sequences, dtype=torch.int32),
     )
+    return packed_batch(parts, cache, lengths, lengths, hidden=hidden)
 
 
 def _encode(network: LoadableNetwork, grid: GridTHW) -> None:

@@ -13,7 +13,7 @@ on from its own output. So three parts keep up with a sequence:
     a decode graph      leaves the hidden state alone: where nobody guesses, guessing costs nothing
     here                what is missing of the last `RECENT` tokens, all at once; then the newest one
 
-A sequence that went on for longer without drafts has none until its end. `Sequence.foreseen` counts the
+A sequence that went on for longer without drafts has none until its end. `Drafts.entries` counts the
 tokens with entries. Those that a prefix cache gives were made by whoever computed the block: the last one of
 a block with a token that may be another one here, or, where that went on without drafts, none of what it
 should be. That makes a draft wrong now and then, never an answer.
@@ -21,7 +21,7 @@ should be. That makes a draft wrong now and then, never an answer.
 Drafts of a few sequences are a CUDA graph, where steps with prompts are (`graphs/prefill.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,18 +29,16 @@ import numpy as np
 import torch
 
 from snugvl.core.config import RECENT, EngineConfig
+from snugvl.engine.batch import batch_of, single_tokens, table_width
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import PendingDrafts, PredictorProposer
+from snugvl.engine.drafts import DeviceDrafts, Drafts, PendingDrafts
 from snugvl.engine.graphs.capture import GraphPool
-from snugvl.engine.graphs.decode import places
-from snugvl.engine.packing import table_width
-from snugvl.engine.schedule import Chunk
+from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
-from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
-from snugvl.models.batch import ForwardBatch, PredictingNetwork
+from snugvl.models.batch import Network, PredictingNetwork
 
 MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last
 _FIELDS: Final = 4  # of a row before its block table: token, length, delta, slot
@@ -63,28 +61,30 @@ class Drafter:
     """Asks the predictor. Not thread-safe.
 
     Attributes:
+        hidden: `[slots · RECENT + 1, hidden]`, hidden states of the last `RECENT` tokens of each sequence:
+            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is nobody's.
         graph_pool: where its graphs are; None: it goes launch by launch.
     """
 
-    def __init__(
-        self,
-        model: PredictingNetwork,
-        cache: KVCache,
-        config: EngineConfig,
-        batch_of: Callable[[list[Chunk]], ForwardBatch],
-    ) -> None:
-        """`batch_of`: the batch of chunks whose tokens the host knows, as the network is given it."""
+    def __init__(self, model: PredictingNetwork, cache: KVCache, config: EngineConfig) -> None:
+        hidden = hidden_states(model, config)
+        assert hidden is not None, "a network without a predictor"
+        self.hidden = hidden
         self.graph_pool: GraphPool | None = None
         self._last: PendingDrafts | None = None
         self._model, self._cache = model, cache
-        self._batch_of = batch_of
         self._rows = _size(config.max_num_seqs)
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
 
     @staticmethod
     def keeps_up(sequence: SequenceState) -> bool:
         """Whether the hidden states are there of all that the predictor has not seen of a sequence."""
-        return sequence.read - sequence.foreseen <= RECENT
+        return sequence.read - drafts_of(sequence).entries <= RECENT
+
+    def copy(self, source: int, target: int) -> None:
+        """Let the hidden states of one slot be another's."""
+        kept = self.hidden[:-1].view(-1, RECENT, self.hidden.shape[1])
+        kept[target] = kept[source]
 
     def ask(self, sequences: Sequence[SequenceState], count: int, pool: BlockPool) -> None:
         """Let it guess `count` tokens after the newest of each sequence that has room for them.
@@ -98,10 +98,7 @@ class Drafter:
         self.forget()
         self._last = drafts = PendingDrafts(self._start(asked, count))
         for row, sequence in enumerate(asked):
-            sequence.foreseen = sequence.length - 1
-            assert sequence.drafts is not None
-            assert isinstance(sequence.drafts.proposer, PredictorProposer)
-            sequence.drafts.proposer.expect(drafts, row)
+            drafts_of(sequence).expect(DeviceDrafts(drafts, row), sequence.length)
 
     def forget(self) -> None:
         """Drafts are no longer to be taken from the device: they are written over, or their memory goes."""
@@ -120,16 +117,16 @@ class Drafter:
 
     def _catch_up(self, sequences: Sequence[SequenceState]) -> None:
         """Make the entries that are missing of tokens before the last one that the network has read."""
-        late = [each for each in sequences if each.foreseen < each.length - 2]
+        late = [each for each in sequences if drafts_of(each).entries < each.length - 2]
         if not late:
             return
-        batch = self._batch_of([Chunk(each, each.foreseen, each.length - 2) for each in late])
-        assert batch.predictor is not None
-        assert batch.predictor.following is not None
-        assert self._cache.recent is not None
-        following = batch.predictor.following
+        chunks = [Chunk(each, drafts_of(each).entries, each.length - 2) for each in late]
+        batch = batch_of(chunks, self._cache, hidden=self.hidden)
+        assert batch.drafts is not None
+        assert batch.drafts.following is not None
+        following = batch.drafts.following
         ids = torch.where(following >= 0, following, batch.input_ids.roll(-1))
-        hidden = self._cache.recent.index_select(0, batch.predictor.rows)
+        hidden = self.hidden.index_select(0, batch.drafts.rows)
         self._model.predict(ids, hidden, batch.positions, self._cache, batch.attention)
 
     def _start(self, sequences: Sequence[SequenceState], count: int) -> torch.Tensor:
@@ -159,26 +156,32 @@ class Drafter:
 
     def _draft(self, buffers: _Buffers, size: int, count: int) -> None:
         """What is captured. Rows that only fill up a size have length 0: they write nowhere."""
-        lines, recent = buffers.lines[:size], self._cache.recent
-        assert recent is not None
+        lines = buffers.lines[:size]
         ids, lengths = lines[:, 0].long(), lines[:, 1].contiguous()
         deltas, tables = lines[:, 2].long(), lines[:, _FIELDS:].contiguous()
         rows = lines[:, 3].long() * RECENT + (lengths.long() - 1) % RECENT
-        hidden = recent.index_select(0, torch.where(lengths > 0, rows, self._cache.recent_rows - 1))
+        hidden = self.hidden.index_select(0, torch.where(lengths > 0, rows, len(self.hidden) - 1))
         for number in range(count):
-            positions, slots = places(lengths, deltas, tables, self._cache.block_size)
-            metadata = AttentionMetadata(
-                query_lens=(1,) * size,
-                context_lens=(1,) * size,  # the true ones are in `lengths`
-                slot_mapping=slots,
-                block_tables=tables,
-                block_size=self._cache.block_size,
-                lengths=lengths,
-            )
-            hidden = self._model.predict(ids, hidden, positions, self._cache, metadata)
+            batch = single_tokens(ids, lengths, deltas, tables, self._cache)
+            hidden = self._model.predict(ids, hidden, batch.positions, self._cache, batch.attention)
             ids = self._model.guess(hidden)
             buffers.drafts[:size, number] = ids
             lengths = lengths + (lengths > 0).int()
+
+
+def hidden_states(model: Network, config: EngineConfig) -> torch.Tensor | None:
+    """Zeros for the hidden states that a predictor reads (`Drafter.hidden`); None without one."""
+    text = model.config.text
+    if not text.predictors:
+        return None
+    rows = config.max_num_seqs * RECENT + 1
+    return torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=model.device)
+
+
+def drafts_of(sequence: SequenceState) -> Drafts:
+    """The drafts of a sequence that has some."""
+    assert sequence.drafts is not None, "nothing guesses for it"
+    return sequence.drafts
 
 
 def _size(sequences: int) -> int:

@@ -333,24 +333,3 @@ def sizes(blocks: int) -> list[int]:
 def least_blocks(config: EngineConfig) -> int:
     """A quarter of one conversation of the whole context, or the plan where that has less."""
     return min(config.num_blocks, -(-config.max_model_len // (LEAST_PARTS * config.block_size)))
-
-
-class WaitLimit:
-    """How long the oldest request has been waiting for memory, in vain."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since: float | None = None
-
-    def begin(self) -> None:
-        """It waits no more, or something else does."""
-        self._since = None
-
-    def over(self) -> bool:
-        """Whether it has waited for long enough; then the next one begins."""
-        now = self._clock()
-        self._since = now if self._since is None else self._since
-        if now - self._since < PATIENCE_S:
-            return False
-        self._since = None
-        return True

@@ -1,42 +1,31 @@
-"""Sequences in, logits out: what a step is to the network (its numbers: `packing.py`).
-
-chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
-input_ids     [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
-vision_rows         2 3 4 5                                           rows of the batch
-vision_embeds       rows 10 … 13 of the image's encoding              its rows 0 … 9 came a chunk earlier
-"""
+"""Starts the steps of the network: a schedule in, logits out; by a CUDA graph where there is one."""
 
 from collections.abc import Sequence as Rows
 from typing import cast
 
 import torch
 
-from snugvl.core.config import RECENT, EngineConfig
-from snugvl.engine import overlap
+from snugvl.core.config import EngineConfig
+from snugvl.engine.batch import Unread, batch_of
 from snugvl.engine.checkpoints import StateCopy
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
-from snugvl.engine.graphs.decode import DecodeGraphs
+from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
-from snugvl.engine.overlap import (
-    PendingStep,
-    decodes,
-    launch_decode,
-    may_run_ahead,
-    rows_of,
-)
-from snugvl.engine.packing import Unread, left_by, numbers_of, pack, put_drafts, shape_of
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.sampling.sampler import scores_of
-from snugvl.engine.schedule import Chunk, Schedule
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import CheckedPrompt, Sequence, slot_of
-from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
-from snugvl.models.batch import ForwardBatch, Network, PredictingNetwork, Scoring
+from snugvl.models.batch import Network, PredictingNetwork, Scoring
 from snugvl.models.loader import tensor_bytes
+
+# Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
+# graph, too, and where it is started launch by launch.
+LEAST_RUN, LEAST_LONG_RUN = 3, 8
 
 
 class Runner:
@@ -46,13 +35,14 @@ class Runner:
         self.model = model
         self.cache = cache
         self.encoder = encoder
-        self.graphs = DecodeGraphs(model, cache, config.max_model_len)
+        self.drafter: Drafter | None = None
+        if model.config.text.predictors:
+            self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
+        self._hidden = None if self.drafter is None else self.drafter.hidden
+        self.graphs = DecodeGraphs(model, cache, config.max_model_len, hidden=self._hidden)
         self.has_graphs = model.device.type == "cuda"
         self.compilations = compilations(model.device)  # those that a step waits for
         self.graph_pool: GraphPool | None = None
-        self.drafter: Drafter | None = None
-        if cache.recent is not None:
-            self.drafter = Drafter(cast(PredictingNetwork, model), cache, config, self.batch_of)
         self._config = config
         self._steps: StepGraphs | None = None
         if self.has_graphs and config.step_graph_bytes:
@@ -64,7 +54,7 @@ class Runner:
         self.graph_pool = graph_pool
         if self.drafter is not None:
             self.drafter.graph_pool = graph_pool
-        self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool)
+        self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool, self._hidden)
         if self.model.tower_is_capturable:
             self.encoder.use_graphs(PictureGraphs(self.model, graph_pool))
 
@@ -133,48 +123,56 @@ class Runner:
             self.graph_pool.stop()
             release(self.model.device)
 
-    def run(self, step: Schedule) -> torch.Tensor:
-        """Logits `[n, vocab]` float32, on the model's device, of the `n` chunks that sample, in their order.
+    def run(self, step: Schedule) -> tuple[torch.Tensor, Replay | None]:
+        """Start a step.
 
+        Returns logits `[n, vocab]` float32 on the model's device, of the `n` chunks that sample, in their
+        order, valid until the next step starts; and the replay of a decode graph, where the step is one.
         Whatever the network raises passes through; the cache's contents are then undefined.
         """
-        self._prepare(step)
+        for copy in step.copies:
+            self.cache.copy_block(copy.source, copy.target)
+        for slot, checkpoint in step.restores:
+            assert self.cache.states is not None
+            assert slot is not None, "a sequence starts in its own slot"
+            self.cache.states.restore(slot, checkpoint)
         if self._ensure_graph(step):
-            return self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks])).logits
+            replay = self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks]))
+            return replay.logits, replay
         embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
         scoring = self._scoring(step.chunks)
+        return self.run_chunks(step.chunks, None, embeds, scoring, alone=step.alone), None
+
+    def run_chunks(
+        self,
+        chunks: list[Chunk],
+        unread: Unread | None = None,
+        embeds: Rows[torch.Tensor] = (),
+        scoring: Scoring | None = None,
+        *,
+        alone: bool = False,
+    ) -> torch.Tensor:
+        """Start a step that isn't one of single tokens: by a CUDA graph, or launch by launch.
+
+        `unread` to `scoring`: see `batch_of`; `alone`: it must take little memory. Returns what `run` does.
+        """
         logits = None
-        if self._steps is not None and not step.alone and scoring is None:
-            logits = self._steps.run(step.chunks, embeds)
+        if self._steps is not None and not alone and scoring is None:
+            logits = self._steps.run(chunks, embeds, unread)
         if logits is not None:
             return logits
-        return self.model.forward(self.batch_of(step.chunks, embeds, scoring), self.cache)
-
-    def launch_ahead(self, step: Schedule) -> PendingStep | None:
-        """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
-        sequences = [chunk.sequence for chunk in step.chunks]
-        if not self._ensure_graph(step) or not may_run_ahead(sequences):
-            return None
-        self._prepare(step)
-        return launch_decode(sequences, self.graphs)
-
-    def start_chunks(self, chunks: list[Chunk], unread: Unread) -> torch.Tensor:
-        """See `overlap.StepStarter`."""
-        logits = None if self._steps is None else self._steps.run(chunks, [], unread)
-        if logits is not None:
-            return logits
-        return self.model.forward(self.batch_of(chunks, unread=unread), self.cache)
+        return self.model.forward(
+            batch_of(chunks, self.cache, embeds, scoring, unread, self._hidden), self.cache
+        )
 
     @property
     def least_run(self) -> int:
         """Forced tokens that are worth a step of chunks: without graphs all steps are alike."""
-        return (
-            (overlap.LEAST_LONG_RUN if self._steps is None else overlap.LEAST_RUN) if self.has_graphs else 1
-        )
+        return (LEAST_LONG_RUN if self._steps is None else LEAST_RUN) if self.has_graphs else 1
 
     @property
     def can_recompute(self) -> bool:
-        """See `overlap.StepStarter`."""
+        """Whether a token may be computed twice: not if a recurrent state has taken it in."""
         return self.cache.states is None
 
     def share_state(self, sequence: Sequence, siblings: list[Sequence]) -> None:
@@ -183,8 +181,9 @@ class Runner:
         for sibling in siblings if states is not None else ():
             assert states is not None
             states.copy(slot_of(sequence), slot_of(sibling))
-        for sibling in siblings if self.cache.recent is not None else ():
-            self.cache.copy_recent(slot_of(sequence), slot_of(sibling), RECENT)
+        for sibling in siblings if self.drafter is not None else ():
+            assert self.drafter is not None
+            self.drafter.copy(slot_of(sequence), slot_of(sibling))
 
     def save_states(self, copies: list[StateCopy]) -> None:
         """Copy states to checkpoints as the steps leave them that were started until now."""
@@ -197,21 +196,12 @@ class Runner:
         if self.drafter is not None:
             self.drafter.forget()
 
-    def _prepare(self, step: Schedule) -> None:
-        """Copy the blocks that the step writes to, and the states that sequences start from."""
-        for copy in step.copies:
-            self.cache.copy_block(copy.source, copy.target)
-        for slot, checkpoint in step.restores:
-            assert self.cache.states is not None
-            assert slot is not None, "a sequence starts in its own slot"
-            self.cache.states.restore(slot, checkpoint)
-
     def _ensure_graph(self, step: Schedule) -> bool:
+        """Whether a step is one of a decode graph; captures that if it is missing."""
         return (
             self.has_graphs
-            and not step.alone
             and len(step.chunks) <= self.graphs.largest
-            and decodes(step)
+            and step.single_tokens
             and self.graphs.ensure(len(step.chunks))
         )
 
@@ -243,47 +233,20 @@ class Runner:
         device = self.model.device
         return Scoring(to_device(torch.tensor(rows), device), self._config.max_num_seqs, look)
 
-    def batch_of(
-        self,
-        chunks: list[Chunk],
-        embeds: Rows[torch.Tensor] = (),
-        scoring: Scoring | None = None,
-        unread: Unread | None = None,
-    ) -> ForwardBatch:
-        """What the network is given of chunks.
 
-        Args:
-            embeds: the encoder rows of all placeholders, in their order, in pieces.
-            unread: tokens that only the device knows.
-        """
-        model, shape = self.model, shape_of(chunks, self.cache.recent_rows)
-        numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
-        put_drafts(numbers, chunks)
-        if unread is not None:
-            unread.put(numbers)
-        kernels = model.device.type == "cuda"
-        return ForwardBatch(
-            input_ids=numbers.ids,
-            positions=numbers.positions,
-            attention=AttentionMetadata(
-                query_lens=tuple(chunk.end - chunk.start for chunk in chunks),
-                context_lens=tuple(chunk.end for chunk in chunks),
-                slot_mapping=numbers.slots,
-                block_tables=numbers.tables,
-                block_size=self.cache.block_size,
-                starts=numbers.starts if kernels else None,
-                lengths=numbers.lengths if kernels else None,
-                state_slots=None if self.cache.states is None else numbers.state_slots,
-                landings=None if self.cache.states is None else numbers.landings,
-                unsure=None if self.cache.states is None else numbers.unsure,
-            ),
-            logit_rows=numbers.logit_rows,
-            vision_rows=numbers.pictured if embeds else None,
-            vision_embeds=_joined(embeds) if embeds else None,
-            scoring=scoring,
-            predictor=left_by(numbers),
+def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
+    """What a graph must know of sequences whose newest token is to be computed.
+
+    The token is 0 where the host has not read it.
+    """
+    return [
+        DecodeRow(
+            token=next(iter(sequence.ids(length - 1, length)), 0),
+            length=length,
+            delta=sequence.prompt.delta,
+            table=sequence.table,
+            slot=slot_of(sequence),
         )
-
-
-def _joined(parts: Rows[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        for sequence in sequences
+        for length in (max(sequence.length, sequence.computed),)
+    ]

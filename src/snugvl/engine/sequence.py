@@ -106,7 +106,6 @@ class Sequence:
         computed: tokens whose keys and values are in the cache, and that its recurrent state has taken in.
         lag: tokens behind those that the network has read, but its recurrent state hasn't taken in: drafts
             that were right (`speculation.py`).
-        foreseen: its first tokens, of each of which the predictor has keys and values (`predictor.py`).
         goal: tokens that were known when it was admitted; until they are computed it prefills.
         slot: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
@@ -142,7 +141,6 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     computed: int = 0
     lag: int = 0
-    foreseen: int = 0
     goal: int = 0
     slot: int | None = None
     keys: list[Key] = field(default_factory=list)
@@ -213,11 +211,14 @@ class Sequence:
     def rewind(self, blocks: int = 0, block_size: int = 0) -> None:
         """Go on behind its first blocks, which somebody has computed, and published."""
         self.published, self.lag = blocks, 0
-        self.computed = self.foreseen = blocks * block_size
+        self.computed = blocks * block_size
+        if self.drafts is not None:
+            self.drafts.entries = self.computed
 
     def confirm(self, *, state_follows: bool) -> None:
         """The first draft behind what the network has read was right; `state_follows`: later, if at all."""
-        self.foreseen += self.foreseen == self.read - 1  # its entry was made on the way
+        if self.drafts is not None and self.drafts.entries == self.read - 1:
+            self.drafts.entries += 1  # made on the way
         if state_follows:
             self.lag += 1
         else:
@@ -234,7 +235,7 @@ class Sequence:
     def append(self, token: int) -> FinishReason | None:
         """Add a generated token; says whether the choice ends with it."""
         self.generated.append(token)
-        if not self.request.sampling.greedy:
+        if not self.plain and not self.request.sampling.greedy:
             self.draw()  # also for a forced token, or later ones would depend on whether it was skipped
         if self.drawn:
             self.drawn = self.drawn[1:]

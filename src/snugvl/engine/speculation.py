@@ -51,15 +51,11 @@ from typing import Final
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
-from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer, PredictorProposer
-from snugvl.engine.overlap import choice_of
+from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.masks import Foreseen, Mask
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import SamplerInput
-from snugvl.engine.schedule import Chunk, Schedule
-from snugvl.engine.scheduler import Scheduler
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence
 from snugvl.layers.delta_rule import CHUNK
 
@@ -76,6 +72,7 @@ class Speculation:
     """What steps have drafts, and how that went.
 
     Attributes:
+        on: whether anything guesses; else nothing here is called.
         drafted: tokens that were guessed and computed; `accepted`: those of them that were right.
     """
 
@@ -86,6 +83,7 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`drafter`: of a model whose predictor is loaded, which guesses then, unless n-grams are wished."""
+        self.on = config.speculation != "off"
         self.drafted = self.accepted = 0
         self._config = config
         self._drafter = None if config.speculation in ("off", "ngram") else drafter
@@ -98,25 +96,20 @@ class Speculation:
     @property
     def method(self) -> str:
         """What guesses: "ngram" or "mtp"; "" where nothing does."""
-        if self._config.speculation == "off":
+        if not self.on:
             return ""
         return "ngram" if self._drafter is None else "mtp"
 
     def prepare(self, choices: list[Sequence]) -> None:
         """Let the choices of a new request have drafts, if they can."""
-        if self._config.speculation == "off":
-            return
         index = NgramIndex(choices[0].prompt.ids) if self._drafter is None else None
         for each in choices:
-            proposer = (
-                PredictorProposer(each.generated) if index is None else NgramProposer(index, each.generated)
-            )
-            each.drafts = Drafts(proposer)
+            each.drafts = Drafts(None if index is None else NgramProposer(index, each.generated))
 
     def extend(self, step: Schedule, pool: BlockPool) -> None:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
         waited, self._waits = self._waits, False
-        if self._config.speculation == "off" or not only_decodes(step):
+        if not step.decodes:
             self._told = None
             return
         again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
@@ -169,7 +162,7 @@ class Speculation:
     def waits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
         running = list(sequences)
-        if self._config.speculation == "off" or len(running) >= self._config.max_num_seqs:
+        if len(running) >= self._config.max_num_seqs:
             return False
         self._waits = self._pays(len(running)) and any(
             _quick(each) and self._may_guess(each, each.drafts) for each in running if each.drafts is not None
@@ -195,7 +188,7 @@ class Speculation:
                 or each.length < drafts.rest
                 or each.read != each.length - 1
                 or len(each.generated) + 1 >= each.max_tokens
-                or (isinstance(drafts.proposer, PredictorProposer) and drafts.proposer.asked)
+                or drafts.asked(each.length)
             ):
                 continue
             if _quick(each) and self._drafter.keeps_up(each):
@@ -215,7 +208,7 @@ class Speculation:
             sequence = chunk.sequence
             share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
-                drafts = sequence.drafts.guess(sequence.length, share, _unseen(sequence))
+                drafts = sequence.drafts.guess(sequence.length, share, unseen=_unseen(sequence) is not None)
                 if drafts and sequence.grammar is not None:
                     drafts = _allowed(sequence, sequence.drafts, drafts, left_s)
                     left_s -= len(drafts) * sequence.grammar.seconds
@@ -231,22 +224,11 @@ class Speculation:
         return self._payoffs.setdefault(streams.bit_length(), Payoff())
 
 
-def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[SamplerInput]:
-    """What a sequence brings to the sampler in its row and in those of its drafts, which follow it."""
-    choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
-    if not drafts or sequence.grammar is None:
-        return choices
-    masks: list[Mask | Foreseen] = [sequence.grammar, *sequence.grammar.foresee(drafts)]
-    return [replace(choice, grammar=mask) for choice, mask in zip(choices, masks, strict=True)]
-
-
 def _unseen(sequence: Sequence) -> DeviceDrafts | None:
     """Drafts of a sequence on the device, if nobody has to know them: for a mask, or to count tokens."""
-    assert sequence.drafts is not None
-    proposer = sequence.drafts.proposer
-    if sequence.grammar is not None or penalizes(sequence.request.sampling):
+    if sequence.drafts is None or sequence.grammar is not None or penalizes(sequence.request.sampling):
         return None
-    return proposer.unseen if isinstance(proposer, PredictorProposer) else None
+    return sequence.drafts.on_device(sequence.length)
 
 
 def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) -> list[int]:
@@ -261,13 +243,6 @@ def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) 
 def _quick(sequence: Sequence) -> bool:
     """Whether masks behind drafts would come in time."""
     return sequence.grammar is None or sequence.grammar.seconds < MASKS_S
-
-
-def only_decodes(step: Schedule) -> bool:
-    """Whether a step only computes generated tokens, and nobody needs all memory."""
-    return not step.alone and all(
-        chunk.samples and chunk.start >= len(chunk.sequence.prompt) for chunk in step.chunks
-    )
 
 
 def _room(chunk: Chunk) -> int:

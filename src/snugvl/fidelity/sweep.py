@@ -29,8 +29,8 @@ import torch
 
 from snugvl.checkpoint.architecture import TextConfig
 from snugvl.core.config import DEFAULT_BLOCK_SIZE, KVFormat
+from snugvl.engine.batch import table_width
 from snugvl.engine.oom import out_of_memory, release
-from snugvl.engine.packing import table_width
 from snugvl.engine.request import VisionItem
 from snugvl.engine.sequence import CheckedPrompt
 from snugvl.layers.attention import AttentionMetadata

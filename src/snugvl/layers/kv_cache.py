@@ -27,9 +27,6 @@ engine's business (`engine/scheduler.py`). A state never grows: whatever a seque
 can't be shared or cut like keys and values: a sequence starts from zeros or from a checkpoint, a copy made at
 a place where others may want to start (`engine/checkpoints.py`), and its choices from a copy, too.
 
-For a multi-token predictor (`models/predictor.py`) the last hidden states of each running sequence stay, too,
-`recent` of them in turn: that of token `i` at `slot · recent + i mod recent`. What lies behind is nobody's.
-
 Source: FP8 formats for deep learning, Micikevicius et al. 2022 (https://arxiv.org/abs/2209.05433).
 """
 
@@ -106,11 +103,7 @@ class StateCache:
 
 
 class KVCache:
-    """Keys and values of all layers, `[layers, 2, slots, kv_heads, head_dim]`.
-
-    Attributes:
-        recent: `[sequences · recent + 1, hidden]`, hidden states for a predictor; None without one.
-    """
+    """Keys and values of all layers, `[layers, 2, slots, kv_heads, head_dim]`."""
 
     def __init__(
         self,
@@ -123,7 +116,6 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         states: StateCache | None = None,
-        recent: torch.Tensor | None = None,
     ) -> None:
         """`num_layers`: those that keep keys and values; `states`: of the others, if there are any.
 
@@ -132,7 +124,6 @@ class KVCache:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.states = states
-        self.recent = recent
         self.fp8 = dtype == E4M3
         # Zeros, not empty: no run depends on what was in memory, and every page is touched at start-up.
         self.storage = torch.zeros(
@@ -184,17 +175,6 @@ class KVCache:
             key, value = e4m3_bytes(key), e4m3_bytes(value)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
-
-    @property
-    def recent_rows(self) -> int:
-        """Rows of `recent`, the last of which is nobody's; 0 without any."""
-        return 0 if self.recent is None else len(self.recent)
-
-    def copy_recent(self, source: int, target: int, count: int) -> None:
-        """Let the `count` hidden states of one slot be another's."""
-        assert self.recent is not None
-        kept = self.recent[:-1].view(-1, count, self.recent.shape[1])
-        kept[target] = kept[source]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all layers (copy on write of a shared block)."""

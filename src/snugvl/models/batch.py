@@ -44,15 +44,17 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictorBatch:
-    """What a step leaves for the multi-token predictor (`models/predictor.py`).
+class DraftBatch:
+    """What a step leaves for a draft model (`models/predictor.py`).
 
     Attributes:
-        rows: `[tokens]` int64, where the hidden state of each token goes in `KVCache.recent`.
+        hidden: `[rows, hidden]`, hidden states of the last tokens of each sequence; the last row is nobody's.
+        rows: `[tokens]` int64, where the hidden state of each token goes among them.
         following: `[tokens]` int64, the token after each; below 0 that of the next row, picture or text.
             None: no keys and values are made of them now.
     """
 
+    hidden: torch.Tensor
     rows: torch.Tensor
     following: torch.Tensor | None = None
 
@@ -71,7 +73,7 @@ class ForwardBatch:
         vision_embeds: `[k, (1 + deepstack levels) · hidden]`, their embeddings, or None; beside bools
             `[tokens, …]`, zeros for a row that holds none.
         scoring: rows whose logits are looked at besides; None: no others.
-        predictor: what is left for the predictor; None without one.
+        drafts: what is left for a draft model; None without one.
     """
 
     input_ids: torch.Tensor
@@ -81,7 +83,7 @@ class ForwardBatch:
     vision_rows: torch.Tensor | None = None
     vision_embeds: torch.Tensor | None = None
     scoring: Scoring | None = None
-    predictor: PredictorBatch | None = None
+    drafts: DraftBatch | None = None
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `hidden` `[tokens, size]` whose logits are wanted, `[n, size]`."""

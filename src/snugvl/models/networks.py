@@ -13,7 +13,7 @@ from snugvl.checkpoint.families.qwen2_5_vl import ALIASES
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader, PredictorBatch
+from snugvl.models.batch import DraftBatch, ForwardBatch, GridTHW, PatchReader
 from snugvl.models.decoder import Decoder
 from snugvl.models.main_memory import Resident
 from snugvl.models.predictor import HEAD_ROWS, Predictor
@@ -88,22 +88,21 @@ class LoadableNetwork(nn.Module):
             for start, rows in enumerate(torch.split(batch.scoring.rows, batch.scoring.at_once)):
                 batch.scoring.look(start * batch.scoring.at_once, self._logits(hidden.index_select(0, rows)))
         wanted = batch.wanted(hidden)
-        if batch.predictor is not None:
+        if batch.drafts is not None:
             hidden = self.decoder.norm(hidden)
-            self._leave(batch, batch.predictor, hidden, levels, cache)
+            self._leave(batch, batch.drafts, hidden, levels, cache)
         return self._logits(wanted)
 
     def _leave(
         self,
         batch: ForwardBatch,
-        wished: PredictorBatch,
+        wished: DraftBatch,
         hidden: torch.Tensor,
         levels: tuple[torch.Tensor, ...],
         cache: KVCache,
     ) -> None:
         """Leave hidden states `[tokens, hidden]`, normed, for the predictor, and its keys and values."""
-        assert cache.recent is not None, "the cache has no room for a predictor"
-        cache.recent.index_copy_(0, wished.rows, hidden)
+        wished.hidden.index_copy_(0, wished.rows, hidden)
         if wished.following is None:
             return
         own = self.decoder.embed(batch.input_ids, batch.vision_rows, levels).roll(-1, 0)

@@ -20,7 +20,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.engine.sampling.grammar import TokenGrammar, gave_up
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
-from snugvl.engine.sampling.sampler import Sampled, SamplerInput, sample
+from snugvl.engine.sampling.sampler import Sampled, SamplerInput, plain, sample
 from snugvl.engine.sequence import random_stream
 from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
 from snugvl.inputs.prompt import PreparedPrompt
@@ -142,7 +142,9 @@ class SamplingProcessor(LogitsProcessor):
         self._masks.begin()
         ids = self.request.prompt.prompt.prompt_ids
         said = (*ids, *self.tokens) if sampling.no_repeat_ngram_size else ()
-        asked = SamplerInput(0, sampling, self._vocabulary, self._counts, uniform, self._mask, said)
+        asked = SamplerInput(
+            0, sampling, self._vocabulary, self._counts, uniform, self._mask, said, plain=plain(sampling)
+        )
         (result,) = sample(scores, [asked])
         if result.token_id is None:
             self.request.fail(self._no_token())

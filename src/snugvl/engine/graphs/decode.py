@@ -25,16 +25,15 @@ from typing import Any
 
 import torch
 
-from snugvl.core.config import RECENT
+from snugvl.engine.batch import single_tokens
 from snugvl.engine.graphs.capture import capture
 from snugvl.engine.oom import out_of_memory, release
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.sampling.sampler import likeliest as likeliest_of
-from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.driver import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import upload
-from snugvl.models.batch import ForwardBatch, Network, PredictorBatch
+from snugvl.models.batch import Network
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +90,18 @@ class DecodeGraphs:
             workspace that was claimed included. For whoever claims it again, and says so.
     """
 
-    def __init__(self, model: Network, cache: KVCache, max_model_len: int, sizes: Rows[int] = SIZES) -> None:
+    def __init__(
+        self,
+        model: Network,
+        cache: KVCache,
+        max_model_len: int,
+        sizes: Rows[int] = SIZES,
+        hidden: torch.Tensor | None = None,
+    ) -> None:
+        """`hidden`: hidden states that a draft model has (`DraftBatch`)."""
         self._model = model
         self._cache = cache
+        self._hidden = hidden
         self._table_width = -(-max_model_len // cache.block_size)
         self._sizes = tuple(sizes)
         self.captures = 0
@@ -218,7 +226,7 @@ class DecodeGraphs:
         size = self._size(sequences)
         if size not in self._graphs:
             begun = time.monotonic()
-            made = _DecodeGraph(self._model, self._cache, size, self._table_width)
+            made = _DecodeGraph(self._model, self._cache, size, self._table_width, self._hidden)
             self._pool = made.capture(self._pool, self.stream())
             self._graphs[size] = made
             self.captures += 1
@@ -233,9 +241,17 @@ class DecodeGraphs:
 class _DecodeGraph:
     """One size: what it reads and writes, at fixed addresses, and the CUDA graphs."""
 
-    def __init__(self, model: Network, cache: KVCache, size: int, table_width: int) -> None:
+    def __init__(
+        self,
+        model: Network,
+        cache: KVCache,
+        size: int,
+        table_width: int,
+        hidden: torch.Tensor | None = None,
+    ) -> None:
         self._model = model
         self._cache = cache
+        self._hidden = hidden
         device = model.device
         self._ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
@@ -329,48 +345,18 @@ class _DecodeGraph:
         choose(self._logits, self._picked, self._ids, self._still, allowed)
 
     def _step(self) -> torch.Tensor:
-        size, states = len(self._ids), self._cache.states
-        positions, slots = places(self._lengths, self._deltas, self._tables, self._cache.block_size)
-        state_slots = None if states is None else torch.where(slots >= 0, self._state_slots, states.scratch)
-        batch = ForwardBatch(
-            input_ids=self._ids,
-            positions=positions,
-            attention=AttentionMetadata(
-                query_lens=(1,) * size,
-                context_lens=(1,) * size,  # the true ones are in `lengths`
-                slot_mapping=slots,
-                block_tables=self._tables,
-                block_size=self._cache.block_size,
-                lengths=self._lengths,
-                state_slots=state_slots,
-            ),
-            logit_rows=None,
-            predictor=self._recent(slots),
+        batch = single_tokens(
+            self._ids,
+            self._lengths,
+            self._deltas,
+            self._tables,
+            self._cache,
+            state_slots=self._state_slots,
+            hidden=self._hidden,
         )
         logits = self._model.forward(batch, self._cache)
         choose(logits, self._tokens, self._ids, self._lengths)
         return logits
-
-    def _recent(self, slots: torch.Tensor) -> PredictorBatch | None:
-        """Where hidden states go. The tokens after them aren't known, nor needed while nobody guesses."""
-        if self._cache.recent is None:
-            return None
-        rows = self._state_slots * RECENT + (self._lengths.long() - 1) % RECENT
-        return PredictorBatch(torch.where(slots >= 0, rows, self._cache.recent_rows - 1))
-
-
-def places(
-    lengths: torch.Tensor, deltas: torch.Tensor, tables: torch.Tensor, block_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions `[3, sequences]` and slots `[sequences]` of the newest tokens; −1 where the length is 0."""
-    if lengths.is_cuda:
-        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
-
-        return decode_step.places(lengths, deltas, tables, block_size)
-    place = (lengths.long() - 1).clamp(min=0)
-    blocks = tables[torch.arange(len(lengths)), place // block_size].long()
-    slots = torch.where(lengths > 0, blocks * block_size + place % block_size, -1)
-    return (place + deltas).expand(3, -1), slots
 
 
 def choose(

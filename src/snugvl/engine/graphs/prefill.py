@@ -1,7 +1,7 @@
 """CUDA graphs (`capture.py`) of steps with parts of prompts, decodes beside them or not, and of pictures.
 
 A large GPU is done with such a step in half of the time that the host needs to start its hundreds of kernels.
-A graph has a fixed size, so a step is filled up to the next one (`packing.py`):
+A graph has a fixed size, so a step is filled up to the next one (`batch.py`):
 
     tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    8, 16, 32, 64, 128, … 512, 640, …
     sequences    [ 0                | 1         | 2 3 4   | ░░░    ]    up to 1, 8 or all that may run
@@ -26,23 +26,22 @@ from typing import Final
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.graphs.capture import GraphPool
-from snugvl.engine.packing import (
+from snugvl.engine.batch import (
     Numbers,
     Shape,
     Staging,
     Unread,
-    left_by,
     numbers_of,
+    packed_batch,
     put_drafts,
     shape_of,
     table_width,
 )
+from snugvl.engine.graphs.capture import GraphPool
 from snugvl.engine.request import VisionItem
-from snugvl.engine.schedule import Chunk
-from snugvl.layers.attention import AttentionMetadata
+from snugvl.engine.scheduler import Chunk
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import ForwardBatch, GridTHW, Network, encoded
+from snugvl.models.batch import GridTHW, Network, encoded
 
 FEWEST: Final = (8, 16, 32)  # tokens, of steps without pictures: drafts, forced tokens, short prompts
 FINE, FINE_MOST = 64, 512  # tokens: sizes are multiples of this, up to so many
@@ -56,7 +55,7 @@ class _StepBuffers:
     """What graphs of steps read, and where they leave logits. Each size uses the beginning.
 
     Attributes:
-        flat: the numbers of a step, see `packing.py`.
+        flat: the numbers of a step, see `batch.py`.
         pictured: `[tokens]` bool, placeholders; None in a model without pictures.
         embeds: `[tokens, (1 + levels) · hidden]`, theirs.
         logits: `[sequences, vocab]` float32.
@@ -73,9 +72,19 @@ class _StepBuffers:
 class StepGraphs:
     """Steps with prompts. A recording knows how many tokens and sequences there may be, and no lengths."""
 
-    def __init__(self, model: Network, cache: KVCache, config: EngineConfig, graph_pool: GraphPool) -> None:
+    def __init__(
+        self,
+        model: Network,
+        cache: KVCache,
+        config: EngineConfig,
+        graph_pool: GraphPool,
+        hidden: torch.Tensor | None = None,
+    ) -> None:
+        """`hidden`: hidden states that a draft model has (`DraftBatch`)."""
         self._model = model
         self._cache = cache
+        self._hidden = hidden
+        self._hidden_rows = 0 if hidden is None else len(hidden)
         self._graph_pool = graph_pool
         self._most = size_of(config.max_batched_tokens, pictured=True)
         self._max_sequences = config.max_num_seqs
@@ -92,7 +101,7 @@ class StepGraphs:
             embeds: the encoder rows of all placeholders, in their order, in pieces.
             unread: tokens that only the device knows.
         """
-        exact = shape_of(chunks, self._cache.recent_rows)
+        exact = shape_of(chunks, self._hidden_rows)
         if exact.tokens > self._most or max(exact.sequences, exact.logits) > self._max_sequences:
             return None
         shape = self._shape(exact)
@@ -122,12 +131,12 @@ class StepGraphs:
         wanted = max(exact.sequences, exact.logits)  # drafts have rows of logits of their own
         lines = next((size for size in sizes if size >= wanted), self._max_sequences)
         pictured = tokens if tokens >= FINE else 0
-        return Shape(tokens, lines, self._blocks, lines, pictured, exact.recent)
+        return Shape(tokens, lines, self._blocks, lines, pictured, exact.hidden)
 
     def _buffers(self) -> _StepBuffers:
         config, device = self._model.config, self._model.device
-        recent = self._cache.recent_rows
-        most = Shape(self._most, self._max_sequences, self._blocks, self._max_sequences, self._most, recent)
+        lines, hidden = self._max_sequences, self._hidden_rows
+        most = Shape(self._most, lines, self._blocks, lines, self._most, hidden)
         pictured = embeds = None
         if config.vision is not None:
             width = (1 + len(config.vision.deepstack_layers)) * config.text.hidden_size
@@ -160,29 +169,17 @@ class StepGraphs:
     def _step(self, buffers: _StepBuffers, numbers: Numbers[torch.Tensor], shape: Shape) -> None:
         """What is captured."""
         tokens, sequences = shape.tokens, shape.sequences
-        metadata = AttentionMetadata(
-            query_lens=(tokens,) + (1,) * (sequences - 1),
-            context_lens=(tokens,) * sequences,
-            slot_mapping=numbers.slots,
-            block_tables=numbers.tables,
-            block_size=self._cache.block_size,
-            starts=numbers.starts,
-            lengths=numbers.lengths,
-            state_slots=None if self._cache.states is None else numbers.state_slots,
-            landings=None if self._cache.states is None else numbers.landings,
-            unsure=None if self._cache.states is None else numbers.unsure,
-        )
-        pictured, embeds = buffers.pictured, buffers.embeds
-        if not shape.pictured:
-            metadata, pictured, embeds = metadata.token_by_token(tokens), None, None
-        batch = ForwardBatch(
-            input_ids=numbers.ids,
-            positions=numbers.positions,
-            attention=metadata,
-            logit_rows=numbers.logit_rows,
-            vision_rows=None if pictured is None else pictured[:tokens],
-            vision_embeds=None if embeds is None else embeds[:tokens],
-            predictor=left_by(numbers),
+        vision = None
+        if shape.pictured and buffers.pictured is not None and buffers.embeds is not None:
+            vision = buffers.pictured[:tokens], buffers.embeds[:tokens]
+        batch = packed_batch(
+            numbers,
+            self._cache,
+            (tokens,) + (1,) * (sequences - 1),
+            (tokens,) * sequences,
+            apart=not shape.pictured,
+            vision=vision,
+            hidden=self._hidden,
         )
         buffers.logits[:sequences].copy_(self._model.forward(batch, self._cache))
 

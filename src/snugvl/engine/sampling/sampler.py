@@ -41,6 +41,7 @@ class SamplerInput:
         uniform: from [0, 1), what decides the draw; unused when greedy.
         grammar: what says which tokens are allowed; all are without one.
         said: the tokens of prompt and answer in order, where no run of them may come again.
+        plain: whether it is known to take the likeliest of the tokens that its grammar allows, and no more.
     """
 
     row: int
@@ -50,15 +51,11 @@ class SamplerInput:
     uniform: float = 0.0
     grammar: Mask | Foreseen | None = None
     said: Sequence[int] = ()
-
-    @property
-    def plain(self) -> bool:
-        """Whether it takes the likeliest of the tokens that its grammar allows, and wants no more."""
-        return plain(self.params)
+    plain: bool = False
 
 
 def plain(params: SamplingParams) -> bool:
-    """See `SamplerInput.plain`."""
+    """Whether a choice takes the likeliest of the tokens that its grammar allows, and wants no more."""
     return params.greedy and params.logprobs is None and not params.logit_bias and not penalizes(params)
 
 
@@ -226,9 +223,9 @@ def _begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> PendingSamp
     rows = [choice.row for choice in choices]
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, upload(rows, torch.int64, logits.device))
-    if logits.is_cuda and all(choice.plain for choice in choices):
+    if all(choice.plain for choice in choices):
         masks = [choice.grammar for choice in choices]
-        bits = allowed_bits(masks, logits.shape[1], pinned=True) if any(masks) else None
+        bits = allowed_bits(masks, logits.shape[1], pinned=logits.is_cuda) if any(masks) else None
         return begin_likeliest(logits.float(), bits)
     own = Sampler(choices, logits.shape[1], logits.device)
     return own.begin(logits.float(), [choice.uniform for choice in choices])

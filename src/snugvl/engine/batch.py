@@ -1,13 +1,23 @@
-"""The numbers of a step in one tensor: what the host writes with numpy, and one copy brings to the device.
+"""What the network is given of a step: its numbers in one tensor, and the batch that is made of them.
+
+chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
+ids           [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
+vision_rows         2 3 4 5                                           rows of the batch
+vision_embeds       rows 10 … 13 of the image's encoding              its rows 0 … 9 came a chunk earlier
+
+The host writes the numbers with numpy, and one copy brings them to the device:
 
     ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables
-        │ state_slots │ landings │ unsure │ recent rows │ following │ starts │ lengths
+        │ state_slots │ landings │ unsure │ hidden rows │ following │ starts │ lengths
 
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
 
 A `Shape` may be larger than its step. What fills it up is read by nobody: tokens that are written nowhere
 (slot −1) and belong to no sequence, and sequences of no tokens at the end.
+
+Where each sequence has one token, batches are made on the device: from the tokens, lengths and block tables
+of its rows (`single_tokens`), which a decode graph moves on by itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +30,12 @@ import torch
 from numpy.typing import NDArray
 
 from snugvl.core.config import RECENT
-from snugvl.engine.schedule import Chunk
-from snugvl.engine.sequence import Sequence as SequenceState
+from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import slot_of
-from snugvl.layers.upload import upload
-from snugvl.models.batch import PredictorBatch
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.upload import to_device, upload
+from snugvl.models.batch import DraftBatch, ForwardBatch, Scoring
 
 T = TypeVar("T")
 Array = NDArray[Any]
@@ -40,7 +51,7 @@ class Shape(NamedTuple):
         blocks: of a block table.
         logits: rows whose logits are wanted.
         pictured: placeholders.
-        recent: rows of `KVCache.recent`, for a predictor, the last of which is nobody's; 0 without one.
+        hidden: rows of a draft model's hidden states (`DraftBatch`), the last one nobody's; 0 without one.
     """
 
     tokens: int
@@ -48,7 +59,7 @@ class Shape(NamedTuple):
     blocks: int
     logits: int
     pictured: int
-    recent: int = 0
+    hidden: int = 0
 
     @property
     def size(self) -> int:
@@ -77,8 +88,8 @@ class Shape(NamedTuple):
             lines,
             lines,
             lines,
-            self.tokens if self.recent else 0,
-            self.tokens if self.recent else 0,
+            self.tokens if self.hidden else 0,
+            self.tokens if self.hidden else 0,
             *ends,
         )
 
@@ -102,7 +113,7 @@ class Numbers(NamedTuple, Generic[T]):
         state_slots: `[sequences]`.
         landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
         unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
-        recent: `[tokens]`, where its hidden state goes (`PredictorBatch.rows`); or `[0]`.
+        hidden_rows: `[tokens]`, where its hidden state goes (`DraftBatch.rows`); or `[0]`.
         following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. Where nobody knows
             it yet it is 0, and what is made of it is made again.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
@@ -118,7 +129,7 @@ class Numbers(NamedTuple, Generic[T]):
     state_slots: T
     landings: T
     unsure: T
-    recent: T
+    hidden_rows: T
     following: T
     starts: T
     lengths: T
@@ -152,15 +163,15 @@ def put_drafts(numbers: Numbers[torch.Tensor], chunks: Sequence[Chunk]) -> None:
             chunk.unseen.put(numbers.ids[end - len(chunk.drafts) : end])
 
 
-def shape_of(chunks: Sequence[Chunk], recent: int = 0) -> Shape:
-    """Exactly what chunks need; `recent`: see `Shape`."""
+def shape_of(chunks: Sequence[Chunk], hidden: int = 0) -> Shape:
+    """Exactly what chunks need; `hidden`: see `Shape`."""
     return Shape(
         tokens=sum(chunk.end - chunk.start for chunk in chunks),
         sequences=len(chunks),
         blocks=table_width(max(len(chunk.sequence.table) for chunk in chunks)),
         logits=sum(chunk.logits for chunk in chunks),
         pictured=sum(len(chunk.sequence.prompt.placeholders_in(chunk.start, chunk.end)) for chunk in chunks),
-        recent=recent,
+        hidden=hidden,
     )
 
 
@@ -172,7 +183,7 @@ def table_width(blocks: int) -> int:
 def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
     """The parts of `flat` `[shape.size]` int64."""
     ids, positions, slots, logit_rows, pictured, tables, *rest = shape.split(flat)
-    state_slots, landings, unsure, recent, following, starts, lengths = rest
+    state_slots, landings, unsure, hidden_rows, following, starts, lengths = rest
     lines = shape.sequences
     return Numbers(
         ids,
@@ -184,16 +195,11 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
         state_slots,
         landings,
         unsure,
-        recent,
+        hidden_rows,
         following,
         starts.view(torch.int32)[: lines + 1],
         lengths.view(torch.int32)[:lines],
     )
-
-
-def left_by(numbers: Numbers[torch.Tensor]) -> PredictorBatch | None:
-    """What a step leaves for a predictor, if there is one."""
-    return PredictorBatch(numbers.recent, numbers.following) if len(numbers.recent) else None
 
 
 def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor:
@@ -240,7 +246,7 @@ class Staging:
 def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_size: int) -> None:
     """Write the numbers of `chunks`; all are zero."""
     lines.slots[:] = -1
-    lines.recent[:] = shape.recent - 1
+    lines.hidden_rows[:] = shape.hidden - 1
     lines.following[:] = -1
     end = logits = pictured = 0
     for row, chunk in enumerate(chunks):
@@ -262,18 +268,13 @@ def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_si
         lines.unsure[row] = chunk.unsure
         lines.starts[row] = start
         lines.lengths[row] = chunk.end
-        if shape.recent:
+        if shape.hidden:
             known = max(end - RECENT, start)  # the last ones, each of a place of its own
-            lines.recent[known:end] = recent_row(sequence, places[known - start :])
+            lines.hidden_rows[known:end] = slot_of(sequence) * RECENT + places[known - start :] % RECENT
             lines.following[end - 1] = next(iter(sequence.ids(chunk.end, chunk.end + 1)), 0)
         lines.logit_rows[logits : logits + chunk.logits] = np.arange(end - chunk.logits, end)
         logits += chunk.logits
     lines.starts[len(chunks) :] = end
-
-
-def recent_row(sequence: SequenceState, places: Array) -> Array:
-    """Where the hidden states of a sequence's tokens at `places` are (`KVCache.recent`)."""
-    return slot_of(sequence) * RECENT + places % RECENT
 
 
 def _positions(chunk: Chunk, out: Array) -> None:
@@ -292,3 +293,134 @@ def _aligned(count: int) -> int:
 def _halves(count: int) -> int:
     """Values of 8 bytes that hold so many of 4."""
     return -(-count // 2)
+
+
+def batch_of(
+    chunks: Sequence[Chunk],
+    cache: KVCache,
+    embeds: Sequence[torch.Tensor] = (),
+    scoring: Scoring | None = None,
+    unread: Unread | None = None,
+    hidden: torch.Tensor | None = None,
+) -> ForwardBatch:
+    """The batch of chunks, packed and brought to the cache's device.
+
+    Args:
+        embeds: the encoder rows of all placeholders, in their order, in pieces.
+        scoring: rows whose logits are looked at besides.
+        unread: tokens that only the device knows.
+        hidden: hidden states that a draft model has; see `DraftBatch`.
+    """
+    device, shape = cache.storage.device, shape_of(chunks, 0 if hidden is None else len(hidden))
+    numbers = numbers_of(to_device(pack(chunks, shape, cache.block_size), device), shape)
+    put_drafts(numbers, chunks)
+    if unread is not None:
+        unread.put(numbers)
+    joined = embeds[0] if len(embeds) == 1 else torch.cat(list(embeds)) if embeds else None
+    return packed_batch(
+        numbers,
+        cache,
+        tuple(chunk.end - chunk.start for chunk in chunks),
+        tuple(chunk.end for chunk in chunks),
+        kernels=device.type == "cuda",
+        vision=None if joined is None else (numbers.pictured, joined),
+        scoring=scoring,
+        hidden=hidden,
+    )
+
+
+def packed_batch(
+    numbers: Numbers[torch.Tensor],
+    cache: KVCache,
+    query_lens: tuple[int, ...],
+    context_lens: tuple[int, ...],
+    *,
+    kernels: bool = True,
+    apart: bool = False,
+    vision: tuple[torch.Tensor, torch.Tensor] | None = None,
+    scoring: Scoring | None = None,
+    hidden: torch.Tensor | None = None,
+) -> ForwardBatch:
+    """The batch of numbers on the device.
+
+    Args:
+        query_lens: tokens of each sequence, and `context_lens` with those before; at most, in a CUDA graph.
+        kernels: whether they read `starts` and `lengths` on the device.
+        apart: whether they attend token by token (`AttentionMetadata.apart`).
+        vision: rows that hold a placeholder, and their embeddings (`ForwardBatch.vision_rows`).
+        scoring: rows whose logits are looked at besides.
+        hidden: hidden states that a draft model has; see `DraftBatch`.
+    """
+    attention = AttentionMetadata(
+        query_lens,
+        context_lens,
+        numbers.slots,
+        numbers.tables,
+        cache.block_size,
+        starts=numbers.starts if kernels else None,
+        lengths=numbers.lengths if kernels else None,
+        state_slots=numbers.state_slots if cache.states is not None else None,
+        landings=numbers.landings if cache.states is not None else None,
+        unsure=numbers.unsure if cache.states is not None else None,
+    )
+    return ForwardBatch(
+        input_ids=numbers.ids,
+        positions=numbers.positions,
+        attention=attention.token_by_token(len(numbers.ids)) if apart else attention,
+        logit_rows=numbers.logit_rows,
+        vision_rows=None if vision is None else vision[0],
+        vision_embeds=None if vision is None else vision[1],
+        scoring=scoring,
+        drafts=None if hidden is None else DraftBatch(hidden, numbers.hidden_rows, numbers.following),
+    )
+
+
+def single_tokens(
+    ids: torch.Tensor,
+    lengths: torch.Tensor,
+    deltas: torch.Tensor,
+    tables: torch.Tensor,
+    cache: KVCache,
+    *,
+    state_slots: torch.Tensor | None = None,
+    hidden: torch.Tensor | None = None,
+) -> ForwardBatch:
+    """The batch of one token of each sequence, made on the device, with logits of all.
+
+    A sequence of length 0 is nobody's: it reads nothing, and writes nowhere or to what is nobody's.
+
+    Args:
+        ids: `[sequences]` int64, the tokens.
+        lengths: `[sequences]` int32, tokens in the cache once these are written.
+        deltas: `[sequences]` int64, from a token's index in its sequence to its position.
+        tables: `[sequences, blocks]` int32, KV blocks.
+        state_slots: `[sequences]` int64, where recurrent and hidden states are; None: neither is touched.
+        hidden: hidden states that a draft model has; see `DraftBatch`.
+    """
+    size, states, drafts = len(ids), cache.states, None
+    positions, slots = places(lengths, deltas, tables, cache.block_size)
+    recurrent = None
+    if states is not None and state_slots is not None:
+        recurrent = torch.where(slots >= 0, state_slots, states.scratch)
+    if hidden is not None and state_slots is not None:
+        rows = state_slots * RECENT + (lengths.long() - 1) % RECENT
+        drafts = DraftBatch(hidden, torch.where(slots >= 0, rows, len(hidden) - 1))
+    ones = (1,) * size  # the true lengths are on the device
+    attention = AttentionMetadata(
+        ones, ones, slots, tables, cache.block_size, lengths=lengths, state_slots=recurrent
+    )
+    return ForwardBatch(ids, positions, attention, logit_rows=None, drafts=drafts)
+
+
+def places(
+    lengths: torch.Tensor, deltas: torch.Tensor, tables: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions `[3, sequences]` and slots `[sequences]` of the newest tokens; −1 where the length is 0."""
+    if lengths.is_cuda:
+        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
+
+        return decode_step.places(lengths, deltas, tables, block_size)
+    place = (lengths.long() - 1).clamp(min=0)
+    blocks = tables[torch.arange(len(lengths)), place // block_size].long()
+    slots = torch.where(lengths > 0, blocks * block_size + place % block_size, -1)
+    return (place + deltas).expand(3, -1), slots

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.engine.admission import check_prompt
-from snugvl.engine.packing import Numbers, Shape, numbers_of, pack, shape_of
-from snugvl.engine.schedule import Chunk
+from snugvl.engine.batch import Numbers, Shape, numbers_of, pack, shape_of
+from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence
 from tests.draws import draws
 from tests.engine.toy import CONFIG, IMAGE, picture, request
