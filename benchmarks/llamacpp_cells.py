@@ -27,11 +27,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from driver_bytes import ProcessPeak
 from training.gguf_export import export
 
 import machine
 from ballast import MIB, Ballast
+from driver_bytes import ProcessPeak
 from random_gguf import fill
 from serving import NAME, Served, question, serve
 from snugvl.bench.load import Record

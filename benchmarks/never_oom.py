@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from driver_bytes import DRIVER, DriverTrace, ProcessPeak
 
 import machine
 from ballast import MIB, Ballast, Device, Neighbour
+from driver_bytes import DRIVER, DriverTrace, ProcessPeak
 from hostile import Load
 from serving import Served, gpu_peak_bytes, serve
 from snugvl.bench.measure import GpuWatch, LedgerWatch
