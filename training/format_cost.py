@@ -70,11 +70,11 @@ WAYS = {
         Way("int8", Storage("int8")),
         Way("int6", Storage("int6")),
         Way("int5", Storage("int5")),
-        Way("int4, groups of 32", Storage("int4", group=32)),
         Way("int4, groups of 64", Storage("int4", group=64)),
         Way("int4, groups of 128", Storage("int4")),
-        Way("bf16, int8 head", Storage(head="int8")),
         Way("bf16, FP8 KV cache", kv="fp8"),
+        Way("int4, groups of 32", Storage("int4", group=32)),
+        Way("bf16, int8 head", Storage(head="int8")),
     ),
 }
 

@@ -310,14 +310,20 @@ def pocket_cost() -> str:
     return "\n".join(lines) + "\n"
 
 
-def smollm2_cost() -> str:
-    """What each format costs SmolLM2, as `training/format_cost.py` wrote it down."""
-    found = json.loads((RESULTS / "smollm2/format_cost.json").read_text())
+def released_cost(name: str) -> str:
+    """What each format costs a released model, as `training/format_cost.py` wrote it down."""
+    found = json.loads((RESULTS / name / "format_cost.json").read_text())
+    greedy = "greedy" in next(iter(found["formats"].values()))
     head = "| | bits | KL of its answers | same likeliest token | KL of a text | perplexity |"
-    lines = [head, "|---|---|---|---|---|---|", f"| fp32 | | | | | {found['fp32_perplexity']:.2f} |"]
-    for name, row in found["formats"].items():
+    lines = [head + (" whole answers equal, and parted at a tie |" if greedy else "")]
+    lines.append("|---" * (6 + greedy) + "|")
+    lines.append(f"| fp32 | | | | | {found['fp32_perplexity']:.2f} |" + (" |" if greedy else ""))
+    for way, row in found["formats"].items():
         kept = f"{row['kl_nats']:.4f} | {row['top1_agreement']:.1%} | {row['text_kl_nats']:.4f}"
-        lines.append(f"| {name} | {row['bits']:.2f} | {kept} | {row['perplexity']:.2f} |")
+        line = f"| {way} | {row['bits']:.2f} | {kept} | {row['perplexity']:.2f} |"
+        if greedy:
+            line += " {equal} and {ties} of {answers} |".format_map(row["greedy"])
+        lines.append(line)
     return "\n".join(lines) + "\n"
 
 
@@ -383,7 +389,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "intake": lambda: limit_table(intake_rows()),
     "schemas": lambda: limit_table(schema_rows()),
     "format-cost-pocket": pocket_cost,
-    "format-cost-smollm2": smollm2_cost,
+    "format-cost-smollm2": lambda: released_cost("smollm2"),
+    "format-cost-coder": lambda: released_cost("coder"),
     "rounding": rounding_cost,
     "quantized": quantized_cost,
     "llamacpp-buffers": llamacpp_buffers,

@@ -88,7 +88,7 @@ def fp8_copy(folder: Path, original: Path = POCKET) -> Path:
     values["quantization_config"] |= {"fmt": "e4m3", "activation_scheme": "dynamic"}
     (folder / "config.json").write_text(json.dumps(values))
     state = load_file(folder / "model.safetensors")
-    for name in [name for name in state if name.split(".")[-2] in LINEARS]:
+    for name in [name for name in state if name.removesuffix(".weight").rpartition(".")[2] in LINEARS]:
         rows, columns = state[name].shape
         blocks = state[name].float().view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
         scale = blocks.abs().amax((1, 3)) / E4M3_MOST
