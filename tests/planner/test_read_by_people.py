@@ -11,7 +11,6 @@ import pytest
 from typer.main import get_command
 
 from benchmarks import random_plans
-from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import app
 from snugvl.cli.options import MachineChoice
 from snugvl.core.memory_kinds import Kind
@@ -39,7 +38,7 @@ def read(
     """The plan, its report, and the short text."""
     on: Machine = describe(gpu, **machine)
     asked = Wishes(**(wishes or {}))
-    facts = catalogue_facts(model) if model is not None else None
+    facts = random_plans.facts(model) if model is not None else None
     candidates = [Candidate(facts)] if facts else catalogue_candidates(sees=asked.images > 0)
     plan = planned(candidates, on, asked)
     found = report(plan, on, pull=True)
@@ -344,3 +343,46 @@ def test_every_option_of_a_plan_reaches_the_command_that_is_printed(
 def test_the_options_that_are_tried_are_those_of_the_command() -> None:
     assert len(GIVEN) >= 14
     assert {"--kv-cache", "--memory", "--speculation", "--for"} <= {each.opts[0] for each in GIVEN}
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3-VL-4B-Instruct-GGUF:Q4_K_M"),
+        ("Qwen/Qwen3-VL-8B-Instruct-FP8", "Qwen/Qwen3-VL-8B-Instruct-GGUF:Q4_K_M"),
+        ("Qwen/Qwen3-8B", "a GGUF of Qwen/Qwen3-8B in Q4_K_M"),
+    ],
+)
+def test_a_processor_is_told_of_what_answers_sooner_before_the_download(model: str, said: str) -> None:
+    """Our engine decoded 0.4 tokens/s where llama.cpp gave 27, and only who knew that had the second."""
+    plan, found, _ = read(model, "none", ram="32GiB")
+    (note,) = [note for note in found.notes if "answers sooner" in note]
+    assert plan.choice is not None
+    assert plan.quicker is not None
+    soon, late = (each.speed.decode_tokens_per_s for each in (plan.quicker, plan.choice))
+    assert soon is not None
+    assert late is not None
+    assert soon > 1.5 * late
+    assert f"{said}, in weights" in note
+    assert f"about {soon:.2g} tokens/s instead of {late:.2g}" in note
+    assert "pip install 'snugvl[llamacpp]'" in note
+    if command := re.search(r"snugvl serve .*", note):
+        outcome = random_plans.planned(random_plans.Case(said, (("--gpu", "none"), ("--ram", "32GiB")), ()))
+        settings, name, _ = random_plans.followed_command(shlex.split(command[0]), outcome)
+        assert (settings, name) == (plan.quicker.settings, said)
+
+
+@pytest.mark.parametrize(
+    ("model", "wishes"),
+    [
+        ("pocket", {}),
+        ("Qwen/Qwen3-VL-2B-Instruct", {"backend": "native"}),
+        ("Qwen/Qwen3-8B", {"quality": "bf16"}),
+    ],
+)
+def test_nobody_is_told_of_another_engine_for_nothing(model: str, wishes: dict[str, Any]) -> None:
+    """Where ours is quick enough, was asked for, or four bits were ruled out."""
+    plan, found, _ = read(model, "none", wishes, ram="32GiB")
+    assert plan.choice is not None
+    assert plan.quicker is None
+    assert not [note for note in found.notes if "answers sooner" in note]

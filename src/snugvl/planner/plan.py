@@ -215,6 +215,7 @@ class Plan:
         slower: better models that fit and that nobody is led to, as they answer too slowly.
         beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, what runs without llama.cpp.
         named: where a GGUF of a model was chosen instead of it, the name that was given.
+        quicker: on a processor, the chosen model's GGUF, where llama.cpp answers much sooner with it.
         cure: where wishes keep everything from running, the one without which it does.
         other_tower: with the vision tower in the other place: streamed, where that gives finer weights,
             larger images or a longer context; on the GPU, where those are what it is streamed for.
@@ -234,6 +235,7 @@ class Plan:
     slower: tuple[Choice, ...] = ()
     beside: Choice | None = None
     named: str = ""
+    quicker: Choice | None = None
     cure: Cure | None = None
 
     @property

@@ -21,6 +21,8 @@ from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
+QUICK: Final = 20.0  # tokens/s, more than people read: nobody installs another engine for more
+MUCH: Final = 1.5  # times as fast, for a model in fewer bits and an engine to install
 GROUP: Final = 128  # inputs that share a scale in nearly all ready-made 4-bit editions
 
 
@@ -52,8 +54,10 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     if plan.choice is None and plan.closest is None:
         plan = replace(plan, cure=_cure(candidates, machine, wishes))
     others = wishes.backend != "auto" and not rules_of(wishes.backend).reads_only_gguf
-    if others or (named and named.gguf) or not _ggufs_alone(machine):
+    if others or (named and named.gguf):
         return plan
+    if not _ggufs_alone(machine):
+        return replace(plan, quicker=_quicker(plan, machine))
     known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
     editions = [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
     if not editions and named is not None and named.quantization is None:
@@ -65,6 +69,26 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     if not known:
         return replace(plan, instead=choice)
     return replace(other, beside=plan.choice, named=named.name if named else "")
+
+
+def _editions(named: ModelFacts) -> list[Candidate]:
+    """A model's published GGUF, or what a GGUF of it would be."""
+    entry = _entry(named.name)
+    if entry is not None and entry.gguf:
+        return [Candidate(partial(_facts, entry.gguf), -(entry.quality_rank or 0))]
+    if named.quantization is not None:
+        return []
+    return [Candidate(q4_k_m(named, f"a GGUF of {named.name} in {FILE_TYPE}"))]
+
+
+def _quicker(plan: Plan, machine: Machine) -> Choice | None:
+    """The chosen model's GGUF on llama.cpp, where it is much faster on a processor, and that matters."""
+    choice = plan.choice
+    if choice is None or choice.budget.gpu is not None or rules_of(choice.option.engine).reads_only_gguf:
+        return None
+    other, speed = solve(_editions(choice.option.model.facts), machine, plan.wishes).choice, choice.speed
+    soon, late = other and other.speed.decode_tokens_per_s, speed.decode_tokens_per_s
+    return other if soon and late and late < QUICK and soon >= MUCH * late else None
 
 
 def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) -> Plan:

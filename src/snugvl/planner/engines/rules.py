@@ -44,6 +44,7 @@ class EngineRules(ABC):
         title: its name for people, within a sentence.
         kind: what it is, for people.
         installed_by: the command that brings it; empty where snugvl has it, or a GGUF's notes say it.
+        wheel: the command that brings a build of it for processors.
         rank: of engines that do equally well the one of the highest rank is chosen.
         honours: options of `LoadOptions` that it can do, of those that not every engine can.
         kv_formats: formats of its KV cache, best first.
@@ -70,6 +71,7 @@ class EngineRules(ABC):
     title: ClassVar[str]
     kind: ClassVar[str]
     installed_by: ClassVar[str] = ""
+    wheel: ClassVar[str] = ""
     rank: ClassVar[int]
     honours: ClassVar[frozenset[str]] = frozenset()
     kv_formats: ClassVar[tuple[KVFormat, ...]] = ("bf16", "fp8")

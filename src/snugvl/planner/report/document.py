@@ -58,6 +58,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "engines": [_named(each, VERDICT) for each in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
+        "quicker": _choice(plan.quicker, measured) if plan.quicker else None,
         "streamed": _choice(other, measured) if other and other.option.streams else None,
         "resident": _choice(other, measured) if other and not other.option.streams else None,
         "refusals": [_named(each, REFUSAL) for each in plan.refusals],

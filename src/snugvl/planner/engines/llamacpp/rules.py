@@ -64,6 +64,7 @@ class LlamacppRules(EngineRules):
 
     engine = "llamacpp"
     title = "llama.cpp"
+    wheel = "pip install 'snugvl[llamacpp]'"
     kind = "llama.cpp, a server of its own"
     rank = 1
     honours = frozenset(("kv_cache",))
