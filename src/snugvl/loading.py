@@ -78,7 +78,7 @@ def load(
             first token then tells whether somebody asked like that before. Transformers never does it.
         tower: where the vision tower's weights are: "resident" on the GPU, or "streamed" (our own engine
             alone): in main memory, and block by block on the GPU while it encodes a picture. Auto streams
-            them where nothing else fits.
+            them where nothing else fits as well.
         embedding: where the embedding is: on the "gpu", or "cpu" (our own engine alone): in page-locked main
             memory, where the GPU reads a row for each token. Auto has it there where that makes room, for
             models whose embedding isn't lm_head as well; under WSL2 never.

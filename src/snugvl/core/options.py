@@ -190,7 +190,7 @@ class LoadOptions:
         metadata=_row(
             "load serve plan",
             "Where the vision tower's weights are: resident on the GPU, or streamed to it from main memory "
-            "for every picture; auto: streamed where nothing else fits.",
+            "for every picture; auto: streamed where nothing else fits as well.",
             special=("streamed",),
         ),
     )

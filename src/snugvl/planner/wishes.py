@@ -39,7 +39,7 @@ class Wishes:
         weights: the precision itself.
         memory_bytes: most that may be taken of one device, the CUDA context included.
         language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
-        tower: where the vision tower's weights are to be; auto streams them where nothing else fits.
+        tower: where the vision tower's weights are to be; auto streams them where nothing else fits as well.
         kv_cache: the format of keys and values.
         embedding: where the embedding is to be; auto has it in main memory where that makes room.
         purpose: what the plan is good at, see `goals`.
