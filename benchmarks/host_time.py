@@ -41,7 +41,7 @@ from snugvl.checkpoint.architecture import ModelConfig, Rope, TextConfig
 from snugvl.core.config import EngineConfig, SpeculationName
 from snugvl.core.messages import Grammar
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import batch, predictor, speculation
+from snugvl.engine import batch, in_flight, predictor, speculation
 from snugvl.engine.drafts import NgramProposer, PendingDrafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs import decode
@@ -49,7 +49,8 @@ from snugvl.engine.graphs.capture import GraphPool, Work
 from snugvl.engine.output_processor import OutputProcessor
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling import masks, sampler
-from snugvl.engine.sampling.sampler import PendingSample, Sampled, allowed_bits
+from snugvl.engine.sampling.masks import allowed_bits
+from snugvl.engine.sampling.sampler import PendingSample, Sampled
 from snugvl.engine.scheduler import Scheduler
 from snugvl.engine.speculation import Speculation
 from snugvl.inputs.grammar import GrammarCompiler
@@ -307,7 +308,7 @@ def instruments(clock: Clock) -> Iterator[None]:
         ("launch", decode.DecodeGraphs, "choose"),
         ("masks", OutputProcessor, "skip_forced"),
         ("masks", masks, "make"),
-        ("masks", sampler, "allowed_bits"),
+        ("masks", in_flight, "allowed_bits"),
         ("accept", OutputProcessor, "give"),
         ("draft", predictor.Drafter, "ask"),
     )

@@ -14,9 +14,10 @@ from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
 from snugvl.engine.predictor import Drafter
+from snugvl.engine.request import CheckedPrompt
 from snugvl.engine.sampling.sampler import scores_of
 from snugvl.engine.scheduler import Chunk, Schedule
-from snugvl.engine.sequence import CheckedPrompt, Sequence, slot_of
+from snugvl.engine.sequence import Sequence, slot_of
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
@@ -139,6 +140,8 @@ class Runner:
         if self._ensure_graph(step):
             replay = self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks]))
             return replay.logits, replay
+        if step.decodes:
+            return self.run_chunks(step.chunks), None
         embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
         scoring = self._scoring(step.chunks)
         return self.run_chunks(step.chunks, None, embeds, scoring, alone=step.alone), None
