@@ -43,10 +43,9 @@ from snugvl.core.messages import Grammar
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import batch, in_flight, predictor, speculation
 from snugvl.engine.drafts import NgramProposer, PendingDrafts
-from snugvl.engine.engine import Engine
+from snugvl.engine.engine import Engine, OutputProcessor
 from snugvl.engine.graphs import decode
 from snugvl.engine.graphs.capture import GraphPool, Work
-from snugvl.engine.output_processor import OutputProcessor
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling import masks, sampler
 from snugvl.engine.sampling.masks import allowed_bits
