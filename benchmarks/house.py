@@ -208,8 +208,10 @@ def main() -> None:
                 print("", *lines, sep="\n  ")
     if not given.revision:
         step = decode_step()
-        print(f"{'modules of a decode step, without the network':<62}{len(step):>10}")
-        print(f"{'their lines':<62}{sum(lines for _, lines in step):>10,}")
+        own = [each for each in step if each[0].startswith("engine/")]
+        for what, found in (("a decode step, without the network", step), ("these in engine/", own)):
+            print(f"{f'modules of {what}':<62}{len(found):>10}")
+            print(f"{'their lines':<62}{sum(lines for _, lines in found):>10,}")
         print(*(f"    {name} {lines}" for name, lines in step), sep="\n")
 
 

@@ -40,8 +40,7 @@ from snugvl.core.messages import Grammar, Picture, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
 from snugvl.engine.drafts import NgramIndex
-from snugvl.engine.engine import Engine
-from snugvl.engine.output_processor import OutputProcessor
+from snugvl.engine.engine import Engine, OutputProcessor
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.speculation import Speculation
 from snugvl.tasks import grammar

@@ -5,8 +5,7 @@ import time
 import torch
 
 from snugvl.engine.sampling.grammar import GrammarState
-from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
-from snugvl.engine.sampling.sampler import unpacked
+from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, unpacked
 
 
 def mask_of(state: GrammarState, vocab: int) -> Mask:

@@ -7,8 +7,9 @@ import torch
 
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine.batch import DecodeRow
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow
+from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling.sampler import Sampled, likeliest
 from snugvl.layers.attention import AttentionMetadata

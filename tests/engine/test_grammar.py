@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import GrammarState
-from snugvl.engine.sampling.sampler import SamplerInput, fill_allowed, sample
+from snugvl.engine.sampling.masks import fill_allowed
+from snugvl.engine.sampling.sampler import SamplerInput, sample
 from snugvl.errors import RequestError
 from tests.draws import draws
 from tests.engine.eager import engine_with

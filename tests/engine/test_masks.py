@@ -11,8 +11,16 @@ import torch
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, Openings
-from snugvl.engine.sampling.masks import PART_S, QUICK_S, Mask, MaskPace, MaskThreads, mask_threads, settle
-from snugvl.engine.sampling.sampler import allowed_bits
+from snugvl.engine.sampling.masks import (
+    PART_S,
+    QUICK_S,
+    Mask,
+    MaskPace,
+    MaskThreads,
+    allowed_bits,
+    mask_threads,
+    settle,
+)
 from snugvl.errors import EngineError
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.masks import spend

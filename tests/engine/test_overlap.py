@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from snugvl.core.config import EngineConfig
+from snugvl.engine.batch import DecodeRow
 from snugvl.engine.graphs import decode
-from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, _DecodeGraph
+from snugvl.engine.graphs.decode import DecodeGraphs, _DecodeGraph
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import TokenOutput
 from snugvl.layers.kv_cache import KVCache

@@ -12,8 +12,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine.admission import check_prompt
 from snugvl.engine.engine import Engine
 from snugvl.engine.prefix import ROOT, block_key
-from snugvl.engine.request import EngineRequest, VisionItem
-from snugvl.engine.sequence import CheckedPrompt, VisionSlice
+from snugvl.engine.request import CheckedPrompt, EngineRequest, VisionItem, VisionSlice
 from snugvl.errors import RequestTooLarge
 from tests.draws import draws
 from tests.engine.toy import BOMB, CONFIG, Toy, engine, oracle, picture, request, run, tokens

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.engine.admission import check_prompt
-from snugvl.engine.sequence import CheckedPrompt
+from snugvl.engine.request import CheckedPrompt
 from tests.engine.toy import CONFIG, IMAGE, picture, request
 
 ITEMS = (picture(1), picture(2, 2, 2), picture(3, 2, 4, t=2), picture(4, 4, 4))

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
-from snugvl.engine.sampling.masks import MOST_THREADS
-from snugvl.engine.sampling.sampler import unpacked
+from snugvl.engine.sampling.masks import MOST_THREADS, unpacked
 from snugvl.errors import QueueFull, RequestError
 from snugvl.inputs import grammar
 from snugvl.inputs.constraints import grammar_text

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from snugvl.core.config import RECENT
 from snugvl.engine.scheduler import Chunk
+from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
@@ -42,6 +43,7 @@ Array = NDArray[Any]
 
 _ALIGNED = 2  # values of 8 bytes
 TABLE = 16  # blocks, of which a table's width is a multiple
+ROW_FIELDS = 4  # of a row before its block table: token, length, delta, slot
 
 
 class Shape(NamedTuple):
@@ -293,6 +295,51 @@ def _aligned(count: int) -> int:
 def _halves(count: int) -> int:
     """Values of 8 bytes that hold so many of 4."""
     return -(-count // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One sequence of a decode batch.
+
+    Attributes:
+        token: the id whose successor is wanted.
+        length: tokens in the cache once this one is written.
+        delta: from a token's index in the sequence to its M-RoPE position.
+        table: its KV blocks.
+        slot: where its recurrent state is, in a model that has one.
+    """
+
+    token: int
+    length: int
+    delta: int
+    table: Sequence[int]
+    slot: int = 0
+
+
+def rows_of(sequences: list[SequenceState]) -> list[DecodeRow]:
+    """What a graph must know of sequences whose newest token is to be computed.
+
+    The token is 0 where the host has not read it.
+    """
+    return [
+        DecodeRow(
+            token=next(iter(sequence.ids(length - 1, length)), 0),
+            length=length,
+            delta=sequence.prompt.delta,
+            table=sequence.table,
+            slot=slot_of(sequence),
+        )
+        for sequence in sequences
+        for length in (max(sequence.length, sequence.computed),)
+    ]
+
+
+def pack_rows(lines: Array, rows: Sequence[DecodeRow]) -> None:
+    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become nobody's."""
+    lines[:, :ROW_FIELDS] = 0
+    for index, row in enumerate(rows):
+        lines[index, :ROW_FIELDS] = (row.token, row.length, row.delta, row.slot)
+        lines[index, ROW_FIELDS : ROW_FIELDS + len(row.table)] = row.table
 
 
 def batch_of(

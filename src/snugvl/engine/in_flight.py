@@ -36,17 +36,16 @@ from itertools import count, islice
 
 import torch
 
-from snugvl.engine.batch import Unread
+from snugvl.engine.batch import Unread, rows_of
 from snugvl.engine.graphs.decode import DecodeGraphs, Replay
-from snugvl.engine.runner import Runner, rows_of
-from snugvl.engine.sampling.masks import Foreseen, Mask
+from snugvl.engine.runner import Runner
+from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import (
     PendingSample,
     Sampled,
     Sampler,
     SamplerInput,
-    allowed_bits,
     begin,
     begin_likeliest,
 )

@@ -29,7 +29,14 @@ import numpy as np
 import torch
 
 from snugvl.core.config import RECENT, EngineConfig
-from snugvl.engine.batch import batch_of, single_tokens, table_width
+from snugvl.engine.batch import (
+    ROW_FIELDS,
+    DecodeRow,
+    batch_of,
+    pack_rows,
+    single_tokens,
+    table_width,
+)
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, PendingDrafts
 from snugvl.engine.graphs.capture import GraphPool
@@ -41,7 +48,6 @@ from snugvl.layers.upload import to_device
 from snugvl.models.batch import Network, PredictingNetwork
 
 MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last
-_FIELDS: Final = 4  # of a row before its block table: token, length, delta, slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +138,8 @@ class Drafter:
     def _start(self, sequences: Sequence[SequenceState], count: int) -> torch.Tensor:
         """Drafts `[sequences, count]`, valid until the next start."""
         size = _size(len(sequences))
-        lines = np.zeros((size, _FIELDS + self._blocks), dtype=np.int32)
-        for row, each in enumerate(sequences):
-            (token,) = each.ids(each.length - 1, each.length)
-            lines[row, :_FIELDS] = (token, each.length - 1, each.prompt.delta, slot_of(each))
-            lines[row, _FIELDS : _FIELDS + len(each.table)] = each.table
+        lines = np.zeros((size, ROW_FIELDS + self._blocks), dtype=np.int32)
+        pack_rows(lines, [_newest(each) for each in sequences])
         key = ("drafts", size, count)
         pooled = self.graph_pool is not None and self.graph_pool.admit(key)
         if self.graph_pool is not None and pooled:
@@ -151,14 +154,14 @@ class Drafter:
 
     def _buffers(self) -> _Buffers:
         device = self._model.device
-        lines = torch.zeros(self._rows, _FIELDS + self._blocks, dtype=torch.int32, device=device)
+        lines = torch.zeros(self._rows, ROW_FIELDS + self._blocks, dtype=torch.int32, device=device)
         return _Buffers(lines, torch.zeros(self._rows, MOST_DRAFTS, dtype=torch.int64, device=device))
 
     def _draft(self, buffers: _Buffers, size: int, count: int) -> None:
         """What is captured. Rows that only fill up a size have length 0: they write nowhere."""
         lines = buffers.lines[:size]
         ids, lengths = lines[:, 0].long(), lines[:, 1].contiguous()
-        deltas, tables = lines[:, 2].long(), lines[:, _FIELDS:].contiguous()
+        deltas, tables = lines[:, 2].long(), lines[:, ROW_FIELDS:].contiguous()
         rows = lines[:, 3].long() * RECENT + (lengths.long() - 1) % RECENT
         hidden = self.hidden.index_select(0, torch.where(lengths > 0, rows, len(self.hidden) - 1))
         for number in range(count):
@@ -182,6 +185,13 @@ def drafts_of(sequence: SequenceState) -> Drafts:
     """The drafts of a sequence that has some."""
     assert sequence.drafts is not None, "nothing guesses for it"
     return sequence.drafts
+
+
+def _newest(sequence: SequenceState) -> DecodeRow:
+    """A sequence's newest token as the predictor is given it: it stands where the token before it does."""
+    place = sequence.length - 1
+    (token,) = sequence.ids(place, place + 1)
+    return DecodeRow(token, place, sequence.prompt.delta, sequence.table, slot_of(sequence))
 
 
 def _size(sequences: int) -> int:

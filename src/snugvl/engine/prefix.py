@@ -32,7 +32,8 @@ from collections.abc import Sequence as Items
 from hashlib import blake2b
 
 from snugvl.engine.blocks import BlockPool, Key
-from snugvl.engine.sequence import Sequence, VisionSlice
+from snugvl.engine.request import VisionSlice
+from snugvl.engine.sequence import Sequence
 
 ROOT = bytes(32)  # where a key of its own length would stand, so that all hashes have one form
 

@@ -1,5 +1,6 @@
 """What the engine is asked and what it answers: token ids and pixel patches, never text."""
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -77,6 +78,64 @@ class EngineRequest:
     stop_ids: frozenset[int] = frozenset()
     deadline: float | None = None
     grammar: TokenGrammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSlice:
+    """Rows `start … end - 1` of an item's encoding."""
+
+    item: VisionItem
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedPrompt:
+    """A checked prompt, shared by all choices of its request.
+
+    Attributes:
+        ids: token ids, one placeholder per image token.
+        positions: `[3, tokens]` int64, M-RoPE.
+        delta: generated token `i` (counted from the start of the sequence) has position `i + delta`.
+        vision: images and videos in order of appearance.
+        placeholders: indices of the placeholders among `ids`, ascending.
+        item_starts: index among `placeholders` where each item starts; one more than items, for the end.
+        vocabulary: the distinct ids, for the repetition penalty.
+        scores: its second and later tokens with their log-probabilities, as far as they are computed, by
+            whichever choice computes the prompt; None where nobody asks.
+    """
+
+    ids: tuple[int, ...]
+    positions: torch.Tensor
+    delta: int
+    vision: tuple[VisionItem, ...]
+    placeholders: tuple[int, ...]
+    item_starts: tuple[int, ...]
+    vocabulary: frozenset[int]
+    scores: list[Sampled] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of its tokens are still to be computed."""
+        return self.scores is not None and len(self.scores) < len(self) - 1
+
+    def placeholders_in(self, start: int, end: int) -> tuple[int, ...]:
+        """Indices of the placeholders among tokens `start … end - 1`."""
+        return self.placeholders[bisect_left(self.placeholders, start) : bisect_left(self.placeholders, end)]
+
+    def vision_in(self, start: int, end: int) -> list[VisionSlice]:
+        """The encoder rows that tokens `start … end - 1` need, in order."""
+        low, high = bisect_left(self.placeholders, start), bisect_left(self.placeholders, end)
+        slices = []
+        while low < high:
+            index = bisect_right(self.item_starts, low) - 1
+            first, stop = self.item_starts[index], min(high, self.item_starts[index + 1])
+            slices.append(VisionSlice(self.vision[index], low - first, stop - first))
+            low = stop
+        return slices
 
 
 class TokenOutput(NamedTuple):

@@ -6,17 +6,18 @@ from typing import cast
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.batch import Unread, batch_of
+from snugvl.engine.batch import Unread, batch_of, rows_of
 from snugvl.engine.checkpoints import StateCopy
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
-from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
+from snugvl.engine.graphs.decode import DecodeGraphs, Replay
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
 from snugvl.engine.predictor import Drafter
+from snugvl.engine.request import CheckedPrompt
 from snugvl.engine.sampling.sampler import scores_of
 from snugvl.engine.scheduler import Chunk, Schedule
-from snugvl.engine.sequence import CheckedPrompt, Sequence, slot_of
+from snugvl.engine.sequence import Sequence, slot_of
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
@@ -139,6 +140,8 @@ class Runner:
         if self._ensure_graph(step):
             replay = self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks]))
             return replay.logits, replay
+        if step.decodes:
+            return self.run_chunks(step.chunks), None
         embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
         scoring = self._scoring(step.chunks)
         return self.run_chunks(step.chunks, None, embeds, scoring, alone=step.alone), None
@@ -232,21 +235,3 @@ class Runner:
 
         device = self.model.device
         return Scoring(to_device(torch.tensor(rows), device), self._config.max_num_seqs, look)
-
-
-def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
-    """What a graph must know of sequences whose newest token is to be computed.
-
-    The token is 0 where the host has not read it.
-    """
-    return [
-        DecodeRow(
-            token=next(iter(sequence.ids(length - 1, length)), 0),
-            length=length,
-            delta=sequence.prompt.delta,
-            table=sequence.table,
-            slot=slot_of(sequence),
-        )
-        for sequence in sequences
-        for length in (max(sequence.length, sequence.computed),)
-    ]

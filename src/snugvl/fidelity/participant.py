@@ -19,9 +19,8 @@ from snugvl.core.formats import Precision
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions
 from snugvl.engine.admission import check_prompt
-from snugvl.engine.request import EngineRequest
+from snugvl.engine.request import CheckedPrompt, EngineRequest
 from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.engine.sequence import CheckedPrompt
 from snugvl.errors import RequestError
 from snugvl.fidelity.variants import Question
 from snugvl.inputs.grammar import GrammarCompiler

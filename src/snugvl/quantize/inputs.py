@@ -10,8 +10,7 @@ from PIL import Image
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.engine.admission import check_prompt
-from snugvl.engine.request import EngineRequest
-from snugvl.engine.sequence import CheckedPrompt
+from snugvl.engine.request import CheckedPrompt, EngineRequest
 from snugvl.errors import InputError
 from snugvl.fidelity.participant import Participant
 from snugvl.fidelity.sweep import Sequences

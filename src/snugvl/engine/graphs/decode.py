@@ -19,13 +19,12 @@ import logging
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from traceback import clear_frames
 from typing import Any
 
 import torch
 
-from snugvl.engine.batch import single_tokens
+from snugvl.engine.batch import ROW_FIELDS, DecodeRow, pack_rows, single_tokens
 from snugvl.engine.graphs.capture import capture
 from snugvl.engine.oom import out_of_memory, release
 from snugvl.engine.sampling.sampler import Sampled
@@ -38,26 +37,6 @@ from snugvl.models.batch import Network
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32)
-_FIELDS = 4  # of a row before its block table: token, length, delta, slot
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """One sequence of a decode batch.
-
-    Attributes:
-        token: the id whose successor is wanted.
-        length: tokens in the cache once this one is written.
-        delta: from a token's index in the sequence to its M-RoPE position.
-        table: its KV blocks.
-        slot: where its recurrent state is, in a model that has one.
-    """
-
-    token: int
-    length: int
-    delta: int
-    table: Rows[int]
-    slot: int = 0
 
 
 class Replay:
@@ -259,7 +238,7 @@ class _DecodeGraph:
         self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
         self._state_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
-        self._arrived = torch.zeros(size * (_FIELDS + table_width), dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(size * (ROW_FIELDS + table_width), dtype=torch.int32, device=device)
         # Two of each: one may still be on its way while the other is filled or read.
         self._staging = [self._pinned(len(self._arrived), torch.int32) for _ in range(2)]
         self._results = [self._pinned(size, torch.int64) for _ in range(2)]
@@ -283,21 +262,18 @@ class _DecodeGraph:
         return pool or self._graph.pool()
 
     def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
-        size, width = len(self._ids), _FIELDS + max(len(row.table) for row in rows)
+        size, width = len(self._ids), ROW_FIELDS + max(len(row.table) for row in rows)
         self._staging.reverse()
         staging, arrived = (flat[: size * width] for flat in (self._staging[0], self._arrived))
         lines = staging.view(size, width).numpy()
-        lines[:, :_FIELDS] = 0
-        for index, row in enumerate(rows):
-            lines[index, :_FIELDS] = (row.token, row.length, row.delta, row.slot)
-            lines[index, _FIELDS : _FIELDS + len(row.table)] = row.table
+        pack_rows(lines, rows)
         arrived.copy_(staging, non_blocking=True)
         columns = arrived.view(size, width)
         self._ids.copy_(columns[:, 0])
         self._lengths.copy_(columns[:, 1])
         self._deltas.copy_(columns[:, 2])
         self._state_slots.copy_(columns[:, 3])
-        self._tables[:, : width - _FIELDS].copy_(columns[:, _FIELDS:])
+        self._tables[:, : width - ROW_FIELDS].copy_(columns[:, ROW_FIELDS:])
         if tokens is not None:
             self.feed(tokens)
         return self._replay(len(rows))

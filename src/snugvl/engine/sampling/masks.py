@@ -390,3 +390,49 @@ def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
         left_s -= mask.wait(max(left_s, 0.0))
         late = late or not mask.ready
     return late
+
+
+def allowed_bits(
+    masks: Sequence[Mask | Foreseen | None], vocab: int, *, pinned: bool = False
+) -> torch.Tensor:
+    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 of the host; everything without a mask.
+
+    Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy waits for nobody.
+    """
+    for mask in masks:
+        if mask is not None:
+            mask.wait()
+    bits = _made_together(masks)
+    if bits is None:
+        bits = torch.empty(len(masks), (vocab + 31) // 32, dtype=torch.int32, pin_memory=pinned)
+        for row, mask in zip(bits.numpy(), masks, strict=True):
+            if mask is None:
+                row.fill(-1)
+            else:
+                mask.write(row)
+    return bits
+
+
+def _made_together(masks: Sequence[Mask | Foreseen | None]) -> torch.Tensor | None:
+    """The rows of all masks where they were made, if they stand there in this order and alone."""
+    places = [None if mask is None else mask.together for mask in masks]
+    if places[0] is None:
+        return None
+    bits = places[0][0]
+    if len(bits) == len(places) and all(
+        place is not None and place[0] is bits and place[1] == row for row, place in enumerate(places)
+    ):
+        return bits
+    return None
+
+
+def fill_allowed(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:
+    """Which tokens each row may take next, `[rows, vocab]` bool on `device`; one copy for all of them."""
+    bits = allowed_bits(masks, vocab, pinned=device.type == "cuda")
+    return unpacked(bits.to(device, non_blocking=True), vocab)
+
+
+def unpacked(bits: torch.Tensor, vocab: int) -> torch.Tensor:
+    """`bits` `[rows, ceil(vocab / 32)]` int32 as `[rows, vocab]` bool."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()
