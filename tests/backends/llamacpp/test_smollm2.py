@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training.releases import SMOLLM2
 
 import snugvl
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 from tests.backends.vllm.real.install import missing
-from training.releases import SMOLLM2
 
 ANSWERS = {"What colour is the sky?": "blue", "How many days has a week?": "7"}
 PROMPTS = 20
