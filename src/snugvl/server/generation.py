@@ -301,7 +301,7 @@ class Block:
         return ToolCall(first.id, first.name, self.text) if isinstance(first, CallStarted) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """What one delta of the engine adds to a choice.
 
@@ -334,6 +334,8 @@ class Choice:
         self._parser = parser
         self._reasoning = reasoning
         self._pending: list[Logprob] = []  # of text that the parser still holds back
+        self._last: type[AnswerEvent] | None = None  # what the last block began with
+        self._pieces: list[str] = []  # of the last block
         self.blocks: list[Block] = []
         self.logprobs: list[Logprob] = []
         self.prompt_logprobs: tuple[Logprob, ...] = ()
@@ -362,41 +364,49 @@ class Choice:
 
     def add(self, delta: Delta) -> Step:
         """Read on."""
+        finish: FinishReason | None = None
+        events = self._split(delta)
+        told = [(self._begins(event), event) for event in events]
+        if delta.finish_reason is not None:
+            length, calls = delta.finish_reason == "length", any(block.call for block in self.blocks)
+            finish = self.finish_reason = "length" if length else "tool_calls" if calls else "stop"
+            self.stop = delta.stop
+        logprobs: Sequence[Logprob] = ()
+        if delta.logprobs or self._pending:
+            self.logprobs += delta.logprobs
+            self._pending += delta.logprobs
+            if told or finish is not None:
+                logprobs, self._pending = self._pending, []
+        if logprobs and events and isinstance(events[0], TextPiece):
+            first = len(self.blocks) - sum(begins for begins, _ in told[1:]) - 1
+            self.blocks[first].logprobs += logprobs
+        return Step(delta.choice, told, logprobs, finish, delta.completion_tokens)
+
+    def _split(self, delta: Delta) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
         if delta.reasoning and self._reasoning:
             events.append(ReasoningPiece(delta.reasoning))
-        events += self._split(delta.text, last=delta.finish_reason is not None)
-        self.logprobs += delta.logprobs
-        self._pending += delta.logprobs
-        logprobs: list[Logprob] = []
-        if events or delta.finish_reason is not None:
-            logprobs, self._pending = self._pending, logprobs
-        told = [(self._begins(event, logprobs if event is events[0] else ()), event) for event in events]
-        if delta.finish_reason is not None:
-            length, calls = delta.finish_reason == "length", any(block.call for block in self.blocks)
-            self.finish_reason = "length" if length else "tool_calls" if calls else "stop"
-            self.stop = delta.stop
-        return Step(delta.choice, told, logprobs, self.finish_reason, delta.completion_tokens)
+        if self._parser is not None:
+            events += self._parser.push(delta.text)
+            if delta.finish_reason is not None:
+                events += self._parser.flush()
+        elif delta.text:
+            events.append(TextPiece(delta.text))
+        return events
 
-    def _split(self, text: str, *, last: bool) -> list[ToolEvent]:
-        if self._parser is None:
-            return [TextPiece(text)] if text else []
-        events = self._parser.push(text)
-        return events + self._parser.flush() if last else events
-
-    def _begins(self, event: AnswerEvent, logprobs: Sequence[Logprob]) -> bool:
+    def _begins(self, event: AnswerEvent) -> bool:
         """Add an event to its block; whether the block begins with it."""
-        match event:
-            case CallArguments(fragment=text):
-                begins = False
-            case CallStarted():
-                begins, text = True, ""
-            case TextPiece(text=text) | ReasoningPiece(text=text):
-                begins = not self.blocks or type(event) is not type(self.blocks[-1].first)
+        if isinstance(event, TextPiece | ReasoningPiece):
+            text, begins = event.text, self._last is not type(event)
+        elif isinstance(event, CallArguments):
+            text, begins = event.fragment, False
+        else:
+            text, begins = "", True
         if begins:
-            self.blocks.append(Block(event))
-        self.blocks[-1].pieces.append(text)
-        self.blocks[-1].logprobs += logprobs if isinstance(event, TextPiece) else ()
+            self._last = type(event)
+            self._pieces = []
+            self.blocks.append(Block(event, self._pieces))
+        self._pieces.append(text)
         return begins
 
 

@@ -176,7 +176,8 @@ class LineAnswer:
         calls: tuple[Block, ...] = ()  # the one that is not complete yet
         logprobs: Sequence[Logprob] = ()
         async for step in self.answer:
-            logprobs = (*logprobs, *step.logprobs)
+            if step.logprobs:
+                logprobs = (*logprobs, *step.logprobs)
             for begins, event in step.events:
                 self._first_ns = self._first_ns or time.perf_counter_ns()
                 block = next(blocks) if begins else None

@@ -279,6 +279,8 @@ def reasoning_of(text: str) -> dict[str, str]:
 
 def delta_of(step: Step) -> dict[str, Any]:
     """One `delta` from the events of a step: clients expect each call at most once in it."""
+    if len(step.events) == 1 and isinstance(only := step.events[0][1], TextPiece):  # as nearly always
+        return {"content": only.text}
     thought = text = ""
     calls: dict[int, dict[str, Any]] = {}
     for _, event in step.events:
