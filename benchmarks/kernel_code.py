@@ -6,7 +6,7 @@ No GPU is needed: steps run on networks without memory, in the sizes of publishe
 and Triton compiles for it. A step is 1, 4, 16, 64 or 300 tokens (of one sequence each, the last of one
 alone), or a picture. Of every launch are kept, in order: kernel, grid, types and numbers of its arguments,
 constants, and the digest of its PTX without line numbers. Steps that are equal in all of them give a card the
-same work; what Python does between launches is another matter, which `host_time.py` measures.
+same work; what Python does between launches is another matter.
 
 Printed: variants by kernel, with the most registers and the most bytes of spilled registers of one, and with
 `--against` how many steps are equal and what differs. To compare with another commit check it out, and run

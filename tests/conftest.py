@@ -93,14 +93,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quicken()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     longest = (
-        "test_after_each_fault_it_serves_and_nothing_is_left",
         "test_clients_of_every_kind_at_once",
         "test_the_python_clients",
         "test_it_prints_this_in_either_order",
         "test_nothing_is_launched_that_was_not_rehearsed",
+        "test_kernels_compile_for_it",
+        "test_what_is_printed_is_followed",
     )
-    first = [item for name in longest for item in items if item.name == name]
-    items[:] = [item for item in items if item.name not in longest]
+    first = [item for name in longest for item in items if getattr(item, "originalname", item.name) == name]
+    items[:] = [item for item in items if getattr(item, "originalname", item.name) not in longest]
     whole = len(items) + len(first)
     # In the order of their places, so that none moves another.
     places = [(k % processes * whole // processes + k // processes, k) for k in range(len(first))]
