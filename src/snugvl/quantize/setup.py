@@ -28,7 +28,7 @@ from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.engine.oom import release
 from snugvl.engine.request import CheckedPrompt
-from snugvl.errors import DoesNotFit, UnsupportedModel
+from snugvl.errors import DoesNotFit, InputError, UnsupportedModel
 from snugvl.fidelity.memory import PassPlan, QuestionMemory, plan_pass
 from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.sweep import Sequences
