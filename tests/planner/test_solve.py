@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snugvl.errors import DoesNotFit, RequestError
@@ -58,6 +58,7 @@ def one(size: str, fp8: bool = True, wishes: Wishes | None = None, on: object = 
     gpus=st.sampled_from([1, 2]),
     wishes=wishes_strategy,
 )
+@example(10778, 2505, "linux", 2, Wishes(context=2048, concurrency=2))  # a copy each instead of both for one
 @draws(25)
 def test_more_memory_never_yields_less(total: int, more: int, os: str, gpus: int, wishes: Wishes) -> None:
     small = solve(CATALOGUE[-4:], machine(total * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]

@@ -394,7 +394,7 @@ def _score(fitter: Fitter, fitted: Fitted, speed: Speed, *, led: bool) -> Score:
             sequences=settings.sequences,
             states=settings.state_checkpoints,
             pool=settings.kv_tokens,
-            rate=int(speed.decode_tokens_per_s or 0),
+            rate=int((speed.decode_tokens_per_s or 0) * settings.data_parallel),
         ),
     )
 
