@@ -1,6 +1,6 @@
 """Products with a GGUF's blocks as `layers/ggml.py` sorts them: values are made in registers alone.
 
-    one row of input      a program sums a few outputs over all columns:  Σ (a Σ code · x + b Σ x)  by groups
+    one row of input      `products/lone_ggml.py`:  Σ (a Σ code · x + b Σ x)  by groups
     up to 64              tiles of `a · code + b` in float16, multiplied by matrix instructions
     more                  slices are widened and multiplied by the library (`products/linear.py`)
 
@@ -15,7 +15,8 @@ import triton.language as tl
 
 from snugvl.layers.ggml import GgmlType, TypedRows
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
-from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, normalised, rms_factor, swiglu
+from snugvl.layers.kernels.device import TENSOR_CORES, capability, hardware_of
+from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, swiglu
 from snugvl.layers.kernels.products.ggml_blocks import (
     Q4_0,
     Q4_1,
@@ -25,15 +26,10 @@ from snugvl.layers.kernels.products.ggml_blocks import (
     Q8_0,
     affine,
     codes_of,
-    high_bits,
-    loaded,
-    power_of,
-    power_of_high,
     stored,
-    tiny_high,
-    tiny_low,
 )
-from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
+from snugvl.layers.kernels.products.lone_ggml import lone_ggml
+from snugvl.layers.kernels.products.tiles import Fragments
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import Weights
 
@@ -42,84 +38,8 @@ TYPES: Final[dict[GgmlType, tl.constexpr]] = {
 }  # fmt: skip
 KINDS: Final = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 FEW: Final = 64  # rows of input that have a kernel
+LEAST: Final = 16  # rows of weights of a program, for one row of input
 DEEP: Final = 128  # columns of a tile
-
-
-@triton.jit
-def _dot_rows(
-    x, norm, w, raw, count, rows, live, rstd, K: tl.constexpr, TYPE: tl.constexpr, BN: tl.constexpr,
-    BG: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """`x · W[rows]ᵀ`, `[BN]` float32. `raw`: the first codes, loaded already."""
-    size: tl.constexpr = 16 if TYPE == Q6_K else 32
-    groups: tl.constexpr = K // size
-    total = tl.zeros([BN, BG], tl.float32)
-    for start in tl.static_range(0, groups, BG):
-        group = start + tl.arange(0, BG)
-        here = group < groups
-        mask = live[:, None] & here[None, :]
-        later = raw
-        if start + BG < groups:  # on their way while these are multiplied
-            then = group + BG
-            later = stored(w, rows, then, live[:, None] & (then < groups)[None, :], K, TYPE, EVEN)
-        at = group[:, None] * size + tl.arange(0, size)[None, :]
-        v = loaded(x + at, here[:, None], EVEN)
-        if HAS_NORM:
-            v = normalised(v, loaded(norm + at, here[:, None], EVEN), rstd, OFFSET)
-        v = v.to(tl.float32)
-        a, b = affine(w, count, rows, group, mask, K, TYPE, EVEN)
-        codes = tl.reshape(tiny_low(raw, TYPE), [BN, BG, size])
-        part = tl.sum(codes * (v * power_of(tl.arange(0, size), TYPE)[None, :])[None, :, :], 2)
-        if TYPE == Q5_K:
-            high = high_bits(w, count, rows, group, mask, K, TYPE, EVEN)
-            codes = tl.reshape(tiny_high(high, 1), [BN, BG, size])
-            part += tl.sum(codes * (v * power_of_high(tl.arange(0, size), 1)[None, :])[None, :, :], 2)
-        elif TYPE == Q6_K:
-            high = high_bits(w, count, rows, group, mask, K, TYPE, EVEN)
-            codes = tl.reshape(tiny_high(high, 2), [BN, BG, size])
-            part += tl.sum(codes * (v * power_of_high(tl.arange(0, size), 2)[None, :])[None, :, :], 2)
-            b = -32.0 * a
-        elif TYPE == Q8_0:
-            b = -128.0 * a
-        total += part * 562949953421312.0 * a + b * tl.sum(v, 1)[None, :]  # 2⁴⁹ of 2¹⁴⁹
-        raw = later
-    return tl.sum(total, 1)
-
-
-@launched
-@triton.jit
-def one_row(
-    x, norm, w, bias, residual, out, count, outputs, eps, K: tl.constexpr, WIDE: tl.constexpr,
-    TYPE: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, EVEN: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """`out[n] = x · W[n]` of `count` rows; with SWIGLU the first half are gates, `outputs` of them."""
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    live = rows < outputs
-    kind: tl.constexpr = x.dtype.element_ty
-    size: tl.constexpr = 16 if TYPE == Q6_K else 32
-    count = count.to(tl.int64)
-    group = tl.arange(0, BG)
-    mask = live[:, None] & (group < K // size)[None, :]
-    raw = stored(w, rows, group, mask, K, TYPE, EVEN)  # weights are nobody's to write: they come early
-    wait_for_others(PDL)
-    rstd = 0.0
-    if HAS_NORM:
-        rstd = rms_factor(x, eps, K, WIDE)
-    y = _dot_rows(x, norm, w, raw, count, rows, live, rstd, K, TYPE, BN, BG, HAS_NORM, OFFSET, EVEN)
-    if HAS_BIAS:
-        y += tl.load(bias + rows, mask=live, other=0).to(tl.float32)
-    if SWIGLU:
-        others = rows + outputs
-        raw = stored(w, others, group, mask, K, TYPE, EVEN)
-        up = _dot_rows(x, norm, w, raw, count, others, live, rstd, K, TYPE, BN, BG, HAS_NORM, OFFSET, EVEN)
-        if HAS_BIAS:
-            up += tl.load(bias + others, mask=live, other=0).to(tl.float32)
-        y = swiglu(y, up, kind)
-    if HAS_RESIDUAL:
-        y = add_residual(y, tl.load(residual + rows, mask=live, other=0), kind)
-    tl.store(out + rows, y.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -220,7 +140,8 @@ def fits(x: torch.Tensor, weights: Weights, *, swiglu: bool) -> bool:
 
 def few(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     """Write `x` `[M, columns]` times `weights`, with what is `beside`, to `out` `[M, outputs]`."""
-    if beside.norm is not None and len(x) > 1:
+    least = LEAST // 2 if beside.swiglu else LEAST
+    if beside.norm is not None and (len(x) > 1 or any(part.rows < least for part in weights.parts)):
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     for part in weights.parts:
         _few(x, weights, part, beside, out)
@@ -234,13 +155,16 @@ def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, o
     norm, bias_, residual_ = beside._replace(bias=bias, residual=residual).tensors(x)
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "SWIGLU": beside.swiglu}
     w, into, kind = weights.data[part.offset :], out[:, mine], TYPES[part.type]
-    if tokens == 1:
-        rows, step, warps = lone_tile(part.type, outputs, columns, swiglu=beside.swiglu)
-        one_row[(-(-outputs // rows),)](
+    if tokens == 1 and part.rows >= LEAST:
+        tile = lone_tile(part.type, outputs, columns, swiglu=beside.swiglu)
+        tiles = -(-outputs // beside.outputs(tile.rows))
+        programs = min(tiles, tile.rounds * hardware_of(x.device).units or tiles)
+        lone_ggml[(programs,)](
             x, norm, w, bias_, residual_, into, part.rows, outputs, beside.eps, K=columns,
-            WIDE=triton.next_power_of_2(columns), TYPE=kind, BN=rows, BG=step // part.layout.group,
-            HAS_NORM=beside.norm is not None, OFFSET=beside.offset, **has,
-            EVEN=columns % step == 0 and outputs % rows == 0, num_warps=warps, **pdl(x.device),
+            WIDE=triton.next_power_of_2(columns), TYPE=kind, R=tile.rows, W=tile.warps,
+            ROUNDS=programs < tiles, HAS_NORM=beside.norm is not None, OFFSET=beside.offset, **has,
+            ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES, SOON=tile.soon,
+            num_warps=tile.warps, **pdl(x.device),
         )  # fmt: skip
         return
     assert residual is None or residual.stride(0) == into.stride(0)
@@ -253,17 +177,9 @@ def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, o
     )  # fmt: skip
 
 
-def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> tuple[int, int, int]:
-    """For one row of input: rows of weights of a program, columns that it loads at a time, warps.
-
-    Chosen of those that `benchmarks/gguf_speed.py --tiles` tried on an H200.
-    """
-    most = min(512, triton.next_power_of_2(columns))
-    if outputs >= HEAD_OUTPUTS or (columns % 512 and columns % 256 == 0):
-        return 4, min(256, most), 1
-    if kind == "Q8_0" and not swiglu:
-        return 4, most, 4
-    return 2, most, 1
+def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> Fragments:
+    """For one row of input: see `Fragments`."""
+    return Fragments(16, 8 if columns > 2048 else 4, soon=not swiglu)
 
 
 def widen(weights: Weights, first: int, out: torch.Tensor) -> None:
