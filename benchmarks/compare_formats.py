@@ -27,7 +27,7 @@ from PIL import Image
 import machine
 from ballast import MIB, Ballast
 from serving import gpu_peak_bytes
-from snugvl.bench.memory import GpuWatch
+from snugvl.bench.measure import GpuWatch
 from snugvl.checkpoint.safetensors import weight_files
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import machine
 from ballast import MIB, Ballast, Device
 from serving import gpu_peak_bytes, question, serve
-from snugvl.bench.memory import GpuWatch
+from snugvl.bench.measure import GpuWatch
 from snugvl.errors import SnugvlError
 
 STEP = 64

@@ -3,7 +3,7 @@
     PYTHONPATH=.:src python benchmarks/gguf_smollm2.py [--prompts 200] [--out FILE]
 
 Greedy answers of 16 tokens to 200 prompts (`benchmarks/llamacpp_smollm2.py`), on a CPU. Our engine reads the
-file as it is; llama.cpp computes with the same values in float32 (`training/smollm2.py`: `exact`), as with
+file as it is; llama.cpp computes with the same values in float32 (`training/releases.py`: `exact`), as with
 the file itself it rounds activations to 8 bits. Where two answers part, our engine has to say that it was a
 tie. The divergence is that of each token's distribution, as far as the answers are equal: of the 20 likeliest
 tokens of ours and all others together, which is at most that of the whole vocabulary. Beside it the weights
@@ -19,6 +19,7 @@ from statistics import mean
 from typing import Any
 
 import torch
+from training.releases import SMOLLM2
 
 import machine
 import snugvl
@@ -28,7 +29,6 @@ from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.models.loader import load_model
-from training import smollm2
 
 LIKELIEST = 20
 OURS_AT_ONCE = 16  # weights are widened anew for every step on a CPU, so many sequences share it
@@ -85,11 +85,11 @@ def answers(model: Any, asked: list[str], at_once: int) -> list[list[Token]]:
 
 def weights() -> float:
     """The largest difference of a weight between the file and the safetensors made of it."""
-    files = gguf_files(str(smollm2.file()))
+    files = gguf_files(str(SMOLLM2.file()))
     assert files is not None
     cpu, wide = torch.device("cpu"), torch.float32
     ours = load_model(folder_of(files), dtype=wide, device=cpu)
-    theirs = dict(load_model(smollm2.folder(), dtype=wide, device=cpu).named_modules())
+    theirs = dict(load_model(SMOLLM2.folder(), dtype=wide, device=cpu).named_modules())
     found = [0.0]
     for name, module in ours.named_modules():
         if hasattr(module, "parts"):
@@ -112,7 +112,7 @@ def main() -> None:
         theirs = answers(model, asked, AT_ONCE)
     print("llama.cpp has answered", flush=True)
     options: dict[str, Any] = {"dtype": "float32", "context": CONTEXT, "concurrency": OURS_AT_ONCE}
-    with snugvl.load(smollm2.file(), device="cpu", backend="native", **options) as model:
+    with snugvl.load(SMOLLM2.file(), device="cpu", backend="native", **options) as model:
         ours = answers(model.backend, asked, OURS_AT_ONCE)
     rows = [compare(mine, other) for mine, other in zip(ours, theirs, strict=True)]
     parted = [row for row in rows if row["parted"]]

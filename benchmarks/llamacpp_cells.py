@@ -34,7 +34,7 @@ from ballast import MIB, Ballast
 from driver_bytes import ProcessPeak
 from random_gguf import fill
 from serving import NAME, Served, question, serve
-from snugvl.bench.record import Record
+from snugvl.bench.load import Record
 from snugvl.bench.workload import Manner, Workload, body
 from snugvl.errors import SnugvlError
 

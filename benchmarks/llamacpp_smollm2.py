@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:src python benchmarks/llamacpp_smollm2.py [--prompts 200] [--rounds 5] [--out FILE]
 
-SmolLM2-135M-Instruct (`training/smollm2.py`). Tokens: greedy answers of 16 tokens to 200 prompts from the
+SmolLM2-135M-Instruct (`training/releases.py`). Tokens: greedy answers of 16 tokens to 200 prompts from the
 same values in float32, with a KV cache in float32; where they part, our engine has to say that it was a tie
 (what llama.cpp chose is its second, within 0.01 nats). Then the file as it is, in 4 bits, with the plan's
 flags: llama.cpp rounds activations there, so answers part, and how early is printed. Speed: an answer of 48
@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+from training.releases import SMOLLM2
 
 import machine
 import snugvl
@@ -33,7 +34,6 @@ from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.bench.workload import WORDS
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
-from training import smollm2
 
 ASKED = (
     "What is a {}?", "Write a sentence about the word {}.", "Which words rhyme with {}?",
@@ -79,7 +79,7 @@ def answer(model: Any, prompt: str, tokens: int = SHORT) -> list[Token]:
 @contextmanager
 def exactly(file: Path | None = None, *more: str) -> Iterator[Any]:
     """llama.cpp with everything in float32; or with another file, and more flags."""
-    choice = LlamacppChoice("smollm2", ("-m", str(file or smollm2.exact()), *EXACT, *more))
+    choice = LlamacppChoice("smollm2", ("-m", str(file or SMOLLM2.exact()), *EXACT, *more))
     with closing(ChildBackend(lambda: LlamacppEngine(choice))) as backend:
         yield backend
 
@@ -156,13 +156,13 @@ def load(path: Path, **options: Any) -> Any:
 def tokens(asked: list[str]) -> dict[str, Any]:
     """What both engines answer, compared."""
     found: dict[str, Any] = {}
-    with load(smollm2.folder(), dtype="float32", concurrency=AT_ONCE) as model:
+    with load(SMOLLM2.folder(), dtype="float32", concurrency=AT_ONCE) as model:
         ours = answers(model.backend, asked)
     for name in ("float32", "Q4_1"):
         with (
             exactly()
             if name == "float32"
-            else load(smollm2.file(), backend="llamacpp", concurrency=AT_ONCE) as model
+            else load(SMOLLM2.file(), backend="llamacpp", concurrency=AT_ONCE) as model
         ):
             theirs = answers(getattr(model, "backend", model), asked)
         rows = [compare(mine, other) for mine, other in zip(ours, theirs, strict=True)]
@@ -188,12 +188,12 @@ def speeds(rounds: int) -> dict[str, Any]:
     ways: dict[str, Any] = {}
     with ExitStack() as stack:
         enter = stack.enter_context
-        ways["snugvl, float32"] = enter(load(smollm2.folder(), dtype="float32")).backend
-        ways["snugvl, bfloat16"] = enter(load(smollm2.folder(), dtype="bfloat16")).backend
-        ways["llama.cpp, float32"] = enter(load(smollm2.exact(), backend="llamacpp")).backend
-        ways["llama.cpp, Q4_1"] = enter(load(smollm2.file(), backend="llamacpp")).backend
+        ways["snugvl, float32"] = enter(load(SMOLLM2.folder(), dtype="float32")).backend
+        ways["snugvl, bfloat16"] = enter(load(SMOLLM2.folder(), dtype="bfloat16")).backend
+        ways["llama.cpp, float32"] = enter(load(SMOLLM2.exact(), backend="llamacpp")).backend
+        ways["llama.cpp, Q4_1"] = enter(load(SMOLLM2.file(), backend="llamacpp")).backend
         cores = str(psutil.cpu_count())
-        ways["llama.cpp, Q4_1, a thread a core"] = enter(exactly(smollm2.file(), "-t", cores))
+        ways["llama.cpp, Q4_1, a thread a core"] = enter(exactly(SMOLLM2.file(), "-t", cores))
         taken: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for turn in range(rounds + 1):
             for name, model in ways.items():

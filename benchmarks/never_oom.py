@@ -37,7 +37,7 @@ from ballast import MIB, Ballast, Device, Neighbour
 from driver_bytes import DRIVER, DriverTrace, ProcessPeak
 from hostile import Load
 from serving import Served, gpu_peak_bytes, serve
-from snugvl.bench.memory import GpuWatch, LedgerWatch
+from snugvl.bench.measure import GpuWatch, LedgerWatch
 from snugvl.errors import SnugvlError
 
 GROWTH_MIB = 500

@@ -22,8 +22,7 @@ import httpx
 
 from machine import save
 from serving import NAME, Served, serve
-from snugvl.bench.load import Level
-from snugvl.bench.record import Record, read
+from snugvl.bench.load import Level, Record, read
 from snugvl.bench.workload import Manner, Workload, body
 
 PICTURES = ((256, 256), (512, 384), (768, 768), (1024, 1024), (1280, 720))

@@ -41,7 +41,7 @@ import typer.main
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
-from snugvl.cli import app, serve_options, serve_plan, session
+from snugvl.cli import app, serve, serve_plan, session
 from snugvl.cli import plan as plan_command
 from snugvl.cli import serve as serve_command
 from snugvl.core.sizes import GIB, MIB, parse_size
@@ -288,7 +288,7 @@ def served(serving: Any, machine: Machine) -> tuple[Settings, str, int | None]:
         except SnugvlError as error:
             raise ValueError(str(error)) from None
     assert isinstance(found, serve_plan.Planned)
-    serve_options.check_engine(serving.load, serving.child, found.engine, found.why)
+    serve.check_engine(serving.load, serving.child, found.engine, found.why)
     return found.choice.settings, found.name, found.asked.memory_bytes
 
 

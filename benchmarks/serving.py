@@ -11,10 +11,8 @@ from typing import Any
 import httpx
 import psutil
 
-from snugvl.bench.child import ServerProcess
-from snugvl.bench.load import Level
-from snugvl.bench.memory import GpuWatch
-from snugvl.bench.record import Record, read
+from snugvl.bench.load import Level, Record, read
+from snugvl.bench.measure import GpuWatch, ServerProcess
 from snugvl.bench.workload import Manner, Workload, body
 from snugvl.hardware.probe import probe
 

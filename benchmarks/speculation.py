@@ -11,7 +11,7 @@ the record as JSON, typed, and free ones. Each kind with --speculation off, ngra
 times after one that isn't counted, at several numbers of clients; medians of tokens a second, and of the
 ratios within a round. Where others use the processor, too, the ratio of processor time says more. Greedy
 answers must be equal, but for ties of rounding: how many differ is printed. `smollm2` is the one real
-language model that a package index has (`training/smollm2.py`).
+language model that a package index has (`training/releases.py`).
 
 `--method mtp`: the checkpoint's multi-token predictor guesses instead of n-grams. Of random weights it is
 never right, and takes as long. One that is right is `training/predictor.py`'s, which has a measurement of its

@@ -21,12 +21,9 @@ from pathlib import Path
 
 from peer import Peer, PeerDied
 from serving import serve
-from snugvl.bench.child import free_port
-from snugvl.bench.compare import compare
-from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings
-from snugvl.bench.report import as_text, report
-from snugvl.bench.result import BenchmarkResult, StartTimes, to_json
-from snugvl.bench.summary import ALL, EACH, FIRST_TOKEN, Metric
+from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings, free_port
+from snugvl.bench.report import as_text, compare, report
+from snugvl.bench.result import ALL, EACH, FIRST_TOKEN, BenchmarkResult, Metric, StartTimes, to_json
 from snugvl.bench.workload import Workload
 
 SEED = 1000

@@ -23,8 +23,7 @@ import machine
 from ballast import MIB, Ballast
 from peer import VLLM_ENVIRONMENT, Peer, PeerDied
 from serving import gpu_peak_bytes, question, serve
-from snugvl.bench.child import free_port
-from snugvl.bench.memory import GpuWatch
+from snugvl.bench.measure import GpuWatch, free_port
 from snugvl.errors import SnugvlError
 
 DEFAULT_SHARE = 0.92

@@ -29,7 +29,6 @@ class Form:
     scales: torch.dtype = torch.float16
     symmetric: bool = False
     biases: bool = False  # of zeros, where the network has none
-    ordered: bool = False  # columns of a group don't stand together
 
 
 def words(codes: torch.Tensor, order: tuple[int, ...] = PLAIN_ORDER) -> torch.Tensor:
@@ -64,9 +63,9 @@ def _symmetric(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -
     return state
 
 
-def compressed(group: int, *, symmetric: bool, ordered: bool = False) -> Form:
+def compressed(group: int, *, symmetric: bool) -> Form:
     weights = {
-        "actorder": "group" if ordered else None, "dynamic": False, "group_size": group, "num_bits": 4,
+        "actorder": None, "dynamic": False, "group_size": group, "num_bits": 4,
         "observer": "minmax", "strategy": "group", "symmetric": symmetric, "type": "int",
     }  # fmt: skip
     scheme = {
@@ -81,45 +80,32 @@ def compressed(group: int, *, symmetric: bool, ordered: bool = False) -> Form:
         "kv_cache_scheme": None, "quantization_status": "compressed",
     }  # fmt: skip
     pack = _symmetric if symmetric else _compressed
-
-    def packed(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> State:
-        order = columns_of(codes.shape[1])
-        return pack(codes[:, order], zeros, scales) | {"weight_g_idx": (order // group).to(torch.int32)}
-
-    return Form(config, packed if ordered else pack, torch.bfloat16, symmetric, ordered=ordered)
+    return Form(config, pack, torch.bfloat16, symmetric)
 
 
-def columns_of(count: int) -> torch.Tensor:
-    """Which column of the groups' order each stored one is; the same wherever the input is as wide."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(count))
-
-
-def gptq(group: int, *, version: int, ordered: bool = False) -> Form:
-    """GPTQModel's formats: the first stores zero points less one. `ordered`: with desc_act."""
+def gptq(group: int, *, version: int) -> Form:
+    """GPTQModel's formats: the first stores zero points less one."""
 
     def pack(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> State:
-        order = columns_of(codes.shape[1]) if ordered else torch.arange(codes.shape[1])
         return {
-            "qweight": words(codes[:, order]).T,
+            "qweight": words(codes).T,
             "qzeros": words(zeros.T - int(version == 1)),
             "scales": scales.T,
-            "g_idx": (order // group).to(torch.int32),
+            "g_idx": (torch.arange(codes.shape[1]) // group).to(torch.int32),
         }
 
-    config = {"quant_method": "gptq", "bits": 4, "group_size": group, "sym": True, "desc_act": ordered}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": group, "sym": True, "desc_act": False}
     config |= {"checkpoint_format": "gptq_v2"} if version == 2 else {}
-    return Form(config, pack, biases=True, ordered=ordered)
+    return Form(config, pack, biases=True)
 
 
 FORMS: dict[str, Form] = {
     "gptq": gptq(64, version=1),
     "gptq v2, 128": gptq(128, version=2),
-    "gptq, desc_act": gptq(64, version=1, ordered=True),
     "awq": awq(64),
     "awq, 128": awq(128),
     "compressed": compressed(32, symmetric=False),
     "compressed, symmetric, 128": compressed(128, symmetric=True),
-    "compressed, actorder": compressed(32, symmetric=False, ordered=True),
 }
 
 
@@ -148,7 +134,7 @@ def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, .
         values = (codes - zeros.repeat_interleave(group, 1)).float() * scales.float().repeat_interleave(
             group, 1
         )
-        meant[name] = values[:, columns_of(columns)] if form.ordered else values
+        meant[name] = values
     for folder, state, config in ((packed, stored, form.config), (wide, meant, None)):
         shutil.copytree(source, folder)
         save_file(state, folder / "model.safetensors")

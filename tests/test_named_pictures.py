@@ -161,7 +161,7 @@ def test_the_command_line_names_files(
 ) -> None:
     from snugvl.cli import session
 
-    monkeypatch.setattr("snugvl.cli.pocket.refuse_photograph", lambda *_: None)
+    monkeypatch.setattr("snugvl.cli.session.refuse_photograph", lambda *_: None)
     if not remote:
         monkeypatch.setattr(session, "load_model", lambda _: Model(Kept(pocket)))
     monkeypatch.setattr("sys.stdin", io.StringIO("What is it?\n"))

@@ -1,6 +1,7 @@
 """What `snugvl quantize` makes of SmolLM2-135M-Instruct: what it costs, by bits and by what is given.
 
     PYTHONPATH=benchmarks python -m training.quantized [--json FILE [--only BITS …]]
+    PYTHONPATH=benchmarks python -m training.quantized --release coder --device cuda --only 4.75
 
 The yardsticks are KL to float32 of the model's answers to twelve questions, and of the text of
 `training/format_cost.py`. What is given with --with are answers of the model to other questions, and
@@ -18,13 +19,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from training.format_cost import bits, text
 from training.pocket.format_error import answered, at_answers, compared
+from training.releases import RELEASES, SMOLLM2, Release
 
 import machine
 from snugvl.checkpoint.families import read_config
@@ -33,10 +34,8 @@ from snugvl.core.options import LoadOptions
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
-from snugvl.quantize import FileFormat
 from snugvl.quantize.inputs import Given
 from snugvl.quantize.setup import QuantizeJob
-from training import smollm2
 
 CHAPTERS = ("specialnames", "typesseq")
 TOPICS = (
@@ -71,33 +70,15 @@ LOADED: Mapping[str, Storage] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """What is asked of the command."""
-
-    bits: float
-    form: FileFormat
-
-    @property
-    def name(self) -> str:
-        """As a command line."""
-        return f"`--format {self.form} --bits {self.bits:g} --with texts/`"
+BITS = (4.5, 4.75, 5.5)
 
 
-WAYS = (
-    Way(4.5, "snugvl"),
-    Way(4.75, "snugvl"),
-    Way(5.5, "snugvl"),
-    Way(4.75, "compressed-tensors"),
-)
-
-
-def given(processor: Processor, model: LoadableNetwork) -> Given:
+def given(release: Release, processor: Processor, model: LoadableNetwork) -> Given:
     """Conversations about other things, and other chapters."""
     questions = [FORMS[number % len(FORMS)].format(topic) for number, topic in enumerate(TOPICS)]
-    kept = smollm2.CACHE / "quantized"
+    kept = release.cache / "quantized"
     if not kept.exists():
-        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
+        with tempfile.TemporaryDirectory(dir=release.cache) as work:
             made = Path(work) / "made"
             made.mkdir()
             for number, conversation in enumerate(_conversations(processor, model, questions)):
@@ -125,14 +106,17 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", type=float, metavar="BITS", help="so many alone; other rows of FILE stay"
     )
+    parser.add_argument("--release", choices=list(RELEASES), default=SMOLLM2.name)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     asked = parser.parse_args()
     print(machine.describe())
-    folder, device = smollm2.shuffled(), torch.device("cpu")
+    release: Release = RELEASES[asked.release]
+    folder, device = release.shuffled(), asked.device
     processor = Processor.from_folder(folder, read_config(folder))
     exact_model = load_model(folder, dtype=torch.float32, device=device)
     prompts = [processor.prepare([user(question)]) for question in HELD_OUT]
     answers = answered(exact_model, prompts, processor.tokenizer.eos_ids)
-    texts = given(processor, exact_model)
+    texts = given(release, processor, exact_model)
     whole = text(processor).prompt_ids
     opening, rest = PreparedPrompt(whole[:1], (), 0, bare=True), whole[1:]
 
@@ -141,8 +125,8 @@ def main() -> None:
 
     exact = logits(exact_model)
     del exact_model
-    results: dict[str, Any] = {"model": smollm2.PACKAGE, "answer_tokens": len(exact[0]), "ways": {}}
-    if asked.only is not None:
+    results: dict[str, Any] = {"model": release.filename, "answer_tokens": len(exact[0]), "ways": {}}
+    if asked.only is not None and asked.json is not None and asked.json.exists():
         results["ways"] = json.loads(asked.json.read_text())["ways"]
 
     def judged(name: str, model: LoadableNetwork, more: dict[str, Any]) -> None:
@@ -156,20 +140,20 @@ def main() -> None:
     print(f"{'':<56}{'KL':>9}{'top-1':>8}{'KL, text':>10}{'held':>7}  widths")
     for name, storage in LOADED.items() if asked.only is None else ():
         judged(name, load_model(folder, dtype=torch.float32, device=device, storage=storage), {})
-    for way in WAYS if asked.only is None else [each for each in WAYS if each.bits in asked.only]:
-        with tempfile.TemporaryDirectory(dir=smollm2.CACHE) as work:
-            out, options = Path(work) / "out", LoadOptions(str(folder), device="cpu")
-            form = way.form
+    for mean in BITS if asked.only is None else asked.only:
+        with tempfile.TemporaryDirectory(dir=release.cache) as work:
+            out, options = Path(work) / "out", LoadOptions(str(folder), device=device.type)
             with closing(
-                QuantizeJob(options, out, texts, bits=way.bits, group=None, tell=lambda *_: None, form=form)
+                QuantizeJob(options, out, texts, bits=mean, group=None, tell=lambda *_: None)
             ) as job:
                 made = job.run()
             counts = Counter(made.widths.values())
             widths = {str(each): counts[each] for each in sorted(counts)}
-            more = {"stored_bits": made.stored_bits, "widths": widths, "seconds": made.seconds}
-            judged(way.name, load_model(out, dtype=torch.float32, device=device), more)
+            more = {"widths": widths, "seconds": made.seconds}
+            name = f"`--bits {mean:g} --with texts/`"
+            judged(name, load_model(out, dtype=torch.float32, device=device), more)
         results["calibration_tokens"] = job.material.tokens
-        machine.save("smollm2/quantized", results, asked.json)  # after each: all take half an hour
+        machine.save(f"{release.name}/quantized", results, asked.json)  # after each: all take half an hour
 
 
 if __name__ == "__main__":

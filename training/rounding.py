@@ -5,7 +5,7 @@
 The decoder's matrices are rounded in float32 and all else stays as it is, so the figures are of the rounding
 alone: KL in nats a token to the exact model, on a text (the chapter on objects of Python's reference).
 "Another text" is of other chapters of the same book, which flatters what is fitted to it. Channels are in
-another order than in the published file (`smollm2.shuffled`).
+another order than in the published file (`Release.shuffled`).
 
     squares        mean square of each column's input: of random tokens, as our engine has them, or of a text
     compensated    columns one after the other, what is left over given to those that follow: GPTQ, Frantar et
@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 from training.format_cost import text
 from training.pocket.format_error import at_answers, compared
+from training.releases import SMOLLM2
 
 import machine
 from snugvl.checkpoint.families import read_config
@@ -32,7 +33,6 @@ from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FormatName, to_few_bits
 from snugvl.models import sensitivity
 from snugvl.models.loader import load_model
-from training import smollm2
 
 CALIBRATION_TOKENS = 1024
 Matrices = Mapping[str, torch.Tensor]
@@ -89,7 +89,7 @@ class Subject:
     """The exact model, its matrices, and what is asked of it."""
 
     def __init__(self, tokens: int) -> None:
-        folder = smollm2.shuffled()
+        folder = SMOLLM2.shuffled()
         self.processor = Processor.from_folder(folder, read_config(folder))
         self.model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
         layers = self.model.decoder.layers.named_modules()
@@ -180,7 +180,7 @@ def main() -> None:
     given = parser.parse_args()
     print(machine.describe())
     subject = Subject(given.tokens)
-    results: dict[str, Any] = {"model": smollm2.PACKAGE, "tokens": len(subject.exact), "ways": {}}
+    results: dict[str, Any] = {"model": SMOLLM2.packages[0], "tokens": len(subject.exact), "ways": {}}
     for name, (bits, rounded) in ways(subject).items():
         row = subject.cost(rounded) | {"bits": bits}
         results["ways"][name] = row

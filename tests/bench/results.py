@@ -1,9 +1,15 @@
 """Results made up by hand, with figures that are easy to check."""
 
-from snugvl.bench.load import Generator
-from snugvl.bench.memory import GpuPeak, MemoryPeak
-from snugvl.bench.record import Record
-from snugvl.bench.result import BenchmarkResult, MachineFacts, Run, ServerFacts, StartTimes
+from snugvl.bench.load import Generator, Record
+from snugvl.bench.result import (
+    BenchmarkResult,
+    GpuPeak,
+    MachineFacts,
+    MemoryPeak,
+    Run,
+    ServerFacts,
+    StartTimes,
+)
 from snugvl.bench.workload import Manner, Workload
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snugvl.bench.record import Exchange, events, read
+from snugvl.bench.load import Exchange, events, read
 from tests.bench.fake import chunk, event
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugvl.bench.memory import GpuWatch, higher
+from snugvl.bench.measure import GpuWatch
+from snugvl.bench.result import higher
 from snugvl.core.ledger import Ledger, LedgerRow
 from tests.patience import until
 
@@ -73,6 +74,6 @@ def test_the_peak_of_a_gpu_is_seen_between_two_looks() -> None:
 
 
 def test_a_machine_without_a_driver(monkeypatch: Any) -> None:
-    monkeypatch.setattr("snugvl.bench.memory.started", lambda: None)
+    monkeypatch.setattr("snugvl.bench.measure.started", lambda: None)
     with GpuWatch() as watch:
         assert watch.take() == ()

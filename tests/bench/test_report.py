@@ -2,18 +2,12 @@
 
 import io
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
-from snugvl.bench.compare import compare, ratio
-from snugvl.bench.load import Generator
-from snugvl.bench.memory import MemoryPeak
-from snugvl.bench.plot import nice_top, svg, x_places
-from snugvl.bench.record import Record
-from snugvl.bench.report import BenchmarkReport, as_text, print_to_terminal, report
-from snugvl.bench.result import BenchmarkResult, StartTimes
-from snugvl.bench.summary import METRICS, number
+from snugvl.bench.load import Generator, Record
+from snugvl.bench.report import BenchmarkReport, as_text, compare, print_to_terminal, ratio, report
+from snugvl.bench.result import METRICS, MemoryPeak, StartTimes, number
 from snugvl.errors import InputError
 from tests.bench.results import GIB, memory, result, run
 
@@ -98,49 +92,6 @@ def test_plain_text_and_a_terminal_say_the_same() -> None:
 
 def test_numbers_have_three_digits() -> None:
     assert [number(value) for value in (1234.5, 99.94, 9.876, 0.004)] == ["1,234", "99.9", "9.88", "0.00"]
-
-
-def texts(picture: str) -> list[str]:
-    root = ElementTree.fromstring(picture)
-    return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
-
-
-def test_the_picture() -> None:
-    picture = svg(result(run(1, memory=memory()), run(8, pace=2.0), run(32, pace=4.0), model="<a> & b"))
-    said = texts(picture)
-    assert "<a> & b" in said
-    assert "Python & <libraries>" in said
-    assert "memory: NVIDIA H200" in said
-    assert "4.00 GiB → 4.00 GiB" in said
-    assert {"1", "8", "32", "clients", "planned", "peak"} <= set(said)
-    assert picture.count("<polyline") == 6
-    assert picture.count("<circle") == 18
-    assert "prefers-color-scheme:dark" in picture
-    for outside in ("href", "url(", "@import", "<script"):
-        assert outside not in picture
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        result(),
-        result(run(1)),
-        result(replace(run(1), records=(Record(0.0, 1.0, error="500"),)), run(4)),
-        result(run(1), model="x" * 300),
-    ],
-)
-def test_odd_results_can_be_drawn(found: BenchmarkResult) -> None:
-    picture = svg(found)
-    assert texts(picture)
-    assert "nan" not in picture
-
-
-def test_the_axes() -> None:
-    assert x_places([1, 8, 64], 0.0, 60.0) == [0.0, 30.0, 60.0]
-    assert x_places([7], 0.0, 10.0) == [5.0]
-    assert x_places([], 0.0, 1.0) == []
-    assert [nice_top(value) for value in (0.9, 1, 1.1, 5, 7, 9, 123)] == [1, 1, 2, 6, 8, 10, 200]
-    assert nice_top(0.0) > 0
 
 
 def test_two_results_side_by_side() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from snugvl.bench.record import LEAST_TOKENS, Record
-from snugvl.bench.summary import percentile, rate, spread, summarize
+from snugvl.bench.load import LEAST_TOKENS, Record, percentile
+from snugvl.bench.result import rate, spread, summarize
 
 
 def record(sent: float, *pieces: float, tokens: int | None = None, error: str | None = None) -> Record:

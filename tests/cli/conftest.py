@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from snugvl.backends.process.launch import Launched
-from snugvl.cli import pocket, session
+from snugvl.cli import session
 from snugvl.server.settings import ServerSettings
 from tests.command import Ran, ran
 from tests.tasks.fake import FakeBackend
 
-NOTE = f"snugvl: {pocket.NOTE}\n"
+NOTE = f"snugvl: {session.NOTE}\n"
 
 
 @pytest.fixture

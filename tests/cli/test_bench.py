@@ -26,16 +26,15 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_foreign_server(snugvl: Run, tmp_path: Path) -> None:
-    saved, plot = tmp_path / "a.json", tmp_path / "a.svg"
+    saved = tmp_path / "a.json"
     with serving(Fake()) as url:
-        ran = snugvl("bench", "--server", url, *SMALL, "--json", saved, "--plot", plot)
+        ran = snugvl("bench", "--server", url, *SMALL, "--json", saved)
     assert ran.code == 0, ran.err
     assert f"fake at {url}" in ran.out
     assert "time to first token, median, ms" in ran.out
     assert "snugvl: 1 client, 2 requests" in ran.err
     assert len(load(saved).records) == 2
     assert {"levels", "machine", "runs", "server", "workload"} <= set(json.loads(saved.read_text()))
-    assert plot.read_text().startswith("<svg")
 
 
 def test_a_terminal(snugvl: Run, terminal: None) -> None:
@@ -85,10 +84,10 @@ def test_two_saved_results(snugvl: Run, tmp_path: Path) -> None:
         (["--repeat", "0"], "--repeat"),
         (["--timeout", "0"], "--timeout"),
         (["--json", "/no/such/folder/a.json"], "can't be written"),
-        (["--plot", "/tmp"], "can't be written"),
+        (["--json", "/tmp"], "can't be written"),
         (["--server", "http://127.0.0.1:1", "--context", "2048"], "--context 2048 can't be chosen"),
         (["--server", "http://127.0.0.1:1", "m", "--", "--memory", "1GiB"], "--memory 1GiB can't be chosen"),
-        (["--compare", "a.json", "b.json", "--plot", "c.svg"], "measures nothing"),
+        (["--compare", "a.json", "b.json", "--json", "c.json"], "measures nothing"),
         (["--", "--max-concurrent", "3"], "where the MODEL belongs"),
     ],
 )
@@ -234,9 +233,9 @@ def test_every_option_of_the_server_reaches_it(snugvl: Run, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_pocket_from_its_start_to_its_end(tmp_path: Path) -> None:
-    saved, plot = tmp_path / "a.json", tmp_path / "a.svg"
+    saved = tmp_path / "a.json"
     words = ("pocket", "--device", "cpu", "--levels", "1:2,2:4", "--image", "64x64", "--max-tokens", "8")
-    more = ("--prompt-tokens", "40", "--json", str(saved), "--plot", str(plot), "--", "--max-concurrent", "8")
+    more = ("--prompt-tokens", "40", "--json", str(saved), "--", "--max-concurrent", "8")
     ran = subprocess.run(command(*words, *more), capture_output=True, text=True, timeout=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr
     found = load(saved)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from snugvl.core.sizes import GIB, MIB, format_size
-from snugvl.hardware import calibration, context_cost, probe
-from snugvl.hardware.context_cost import ContextStages
+from snugvl.hardware import calibration, probe
+from snugvl.hardware.calibration import ContextStages
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Gpu, Machine, Tenant
 from snugvl.hardware.recording import replay
@@ -135,7 +135,7 @@ def test_the_context_is_measured_and_remembered(
     snugvl: Run, here: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = ContextStages(7000 * MIB, 6700 * MIB, 6650 * MIB, 6560 * MIB, 6577 * MIB, 7000 * MIB)
-    monkeypatch.setattr(context_cost, "_run", lambda gpu, environ: stages)
+    monkeypatch.setattr(calibration, "_run", lambda gpu, environ: stages)
     assert (
         "423 MiB  of what is free goes to the CUDA context of each program with torch, once it starts (m"
         in snugvl("doctor", "--measure-context").out

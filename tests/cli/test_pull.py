@@ -100,12 +100,11 @@ def test_the_bar_is_drawn_for_a_terminal(
 def test_a_model_that_no_engine_could_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan's own word: on a small card and little memory the 8B fits nowhere, pocket's size anywhere."""
     from snugvl.checkpoint.read import facts_of
-    from snugvl.cli import machine_options
-    from snugvl.cli.pull import why_not
+    from snugvl.cli.models import why_not
     from snugvl.hardware.describe import describe
 
     small = describe(gpu="rtx-5060", os="wsl2", held="2500MiB", ram="4GiB")
-    monkeypatch.setattr(machine_options, "machine_from", lambda _: small)
+    monkeypatch.setattr("snugvl.cli.options.machine_from", lambda _: small)
     refusal = why_not(facts_of("Qwen/Qwen3-VL-8B-Instruct", offline=True))
     assert refusal is not None
     assert "GiB" in refusal

@@ -195,11 +195,11 @@ def test_without_a_model_the_best_that_is_downloaded(
         "snugvl.checkpoint.read.facts_of",
         lambda model, **rest: facts if model == name else facts_of(model, **rest),
     )
-    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(16 * GIB))
+    monkeypatch.setattr("snugvl.cli.options.machine_from", lambda choice: machine(16 * GIB))
     assert serve() == 0
     assert f"{name} is the best that is downloaded" in capsys.readouterr().err
     assert served.settings[0].names == (name,)
-    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(3 * GIB // 2))
+    monkeypatch.setattr("snugvl.cli.options.machine_from", lambda choice: machine(3 * GIB // 2))
     assert serve() == 0
     assert served.settings[1].names == ("pocket",)
     assert serve(name) == 5

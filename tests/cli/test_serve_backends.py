@@ -37,7 +37,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a machine and a model in the place of this one's, with every engine installed."""
 
     def put(facts: ModelFacts, place: Machine) -> None:
-        monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: place)
+        monkeypatch.setattr("snugvl.cli.options.machine_from", lambda choice: place)
         monkeypatch.setattr(serve_plan, "_named", lambda model: Candidate(facts))
         monkeypatch.setattr(serve_plan, "find_spec", lambda name: object())
 
@@ -64,7 +64,7 @@ def test_our_engine_is_told_of_the_machine_that_the_plan_is_for(
         looked += 1
         return place
 
-    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", look)
+    monkeypatch.setattr("snugvl.cli.options.machine_from", look)
     assert serve("pocket", *words) == 0
     assert served.services[0]._start.choice.machine == (None if words else place)
     assert looked == 1
@@ -434,7 +434,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, on: Any, log: str, *words: str) ->
     from tests.backends.vllm.helpers import FAKE
 
     monkeypatch.undo()
-    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(8 * GIB))
+    monkeypatch.setattr("snugvl.cli.options.machine_from", lambda choice: machine(8 * GIB))
     facts = replace(qwen3_vl("2B", fp8=True), name="m")
     monkeypatch.setattr(serve_plan, "_named", lambda model: Candidate(facts))
     fake = " ".join((*FAKE, f"log:{log}"))

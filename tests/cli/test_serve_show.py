@@ -6,9 +6,8 @@ import pytest
 
 from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.checkpoint.read import facts_of
-from snugvl.cli.serve_engine import engine_for
-from snugvl.cli.serve_options import ChildOptions
-from snugvl.cli.serve_plan import Planned
+from snugvl.cli.serve import ChildOptions
+from snugvl.cli.serve_plan import Planned, engine_for
 from snugvl.cli.serve_show import LoadingProgress
 from snugvl.core.options import LoadOptions
 from snugvl.core.service import Health

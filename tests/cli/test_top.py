@@ -19,9 +19,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from snugvl import Client
-from snugvl.cli import top_view
-from snugvl.cli.top import DEFAULT_SERVER, ServerWatch, first_tokens
-from snugvl.cli.top_view import Throughput, View
+from snugvl.cli import top
+from snugvl.cli.top import DEFAULT_SERVER, ServerWatch, Throughput, View, first_tokens
 from snugvl.client import DEFAULT_URL, Memory
 from snugvl.core import memory_kinds
 from snugvl.core.ledger import Ledger, LedgerRow
@@ -61,7 +60,7 @@ def lines_of(view: View, width: int = 80, colour: bool = False) -> list[str]:
     file = io.StringIO()
     system = "truecolor" if colour else None
     console = Console(file=file, width=width, color_system=system, force_terminal=colour, highlight=False)
-    console.print(top_view.frame(view, console))
+    console.print(top.frame(view, console))
     return file.getvalue().splitlines()
 
 
@@ -128,14 +127,14 @@ def test_a_low_terminal_loses_no_memory(height: int) -> None:
     rows = [LedgerRow(name, None, (GIB >> 8) * number) for number, name in enumerate(OURS)]
     ledger = replace(LEDGER, rows=(*LEDGER.rows, *rows))
     console = Console(file=io.StringIO(), width=60, height=height)
-    frame = top_view.frame(view_of(replace(MEMORY, ledger=ledger)), console, height)
+    frame = top.frame(view_of(replace(MEMORY, ledger=ledger)), console, height)
     lines = console.render_lines(frame)
     assert len(lines) <= height
     text = "\n".join("".join(part.text for part in line) for line in lines)
     assert "free" in text
     assert ("smaller parts" in text) == (height < 24)
-    whole = top_view.parts(ledger)
-    fewer = top_view.fewer(whole, height - 10)
+    whole = top.parts(ledger)
+    fewer = top.fewer(whole, height - 10)
     assert sum(part.nbytes for part in fewer) == sum(part.nbytes for part in whole)
 
 
@@ -143,7 +142,7 @@ def test_memory_that_nothing_explains_is_shown() -> None:
     ledger = Ledger(
         "GPU", (LedgerRow("weights", None, 2 * GIB, kind=Kind.WEIGHTS),), 8 * GIB, 4 * GIB, 3 * GIB
     )
-    pieces = {part.label: part.nbytes for part in top_view.parts(ledger)}
+    pieces = {part.label: part.nbytes for part in top.parts(ledger)}
     assert pieces == {"weights": 2 * GIB, "not told apart": GIB, "other processes": GIB, "free": 4 * GIB}
     assert sum(pieces.values()) == ledger.total_bytes
 

@@ -216,11 +216,11 @@ def test_else_the_best_that_is_downloaded(
         "snugvl.checkpoint.read.facts_of",
         lambda model, **rest: catalogue_facts(name) if model == name else facts_of(model, **rest),
     )
-    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(16 * GIB))
+    monkeypatch.setattr("snugvl.cli.options.machine_from", lambda choice: machine(16 * GIB))
     assert snugvl("caption", pictures / "a.png").err == (
         f"snugvl: {name} answers: it is the best that is downloaded and fits\n"
     )
-    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(GIB))
+    monkeypatch.setattr("snugvl.cli.options.machine_from", lambda choice: machine(GIB))
     assert snugvl("caption", pictures / "a.png").err == NOTE
     monkeypatch.setenv("SNUGVL_MODEL", "another/model")
     assert snugvl("caption", pictures / "a.png").err == ""

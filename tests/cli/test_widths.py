@@ -19,7 +19,7 @@ from rich.console import Console
 
 from snugvl.bench.report import print_to_terminal, report
 from snugvl.cli import chat as chat_module
-from snugvl.cli import top_view
+from snugvl.cli import top
 from snugvl.core.wrapping import NARROWEST, Wrap, wrapped
 from tests.bench import results
 from tests.cli.test_top import MEMORY, view_of
@@ -152,7 +152,7 @@ def test_top(width: int) -> None:
     texts = []
     for columns in (width, 1000):
         console = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system="truecolor")
-        console.print(top_view.frame(view_of(replace(MEMORY, load=load)), console))
+        console.print(top.frame(view_of(replace(MEMORY, load=load)), console))
         texts.append(console.file.getvalue())  # type: ignore[attr-defined]
     assert fits(texts[0], width), texts[0]
     assert words(texts[0]) == words(texts[1])

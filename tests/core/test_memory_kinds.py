@@ -10,8 +10,8 @@ GROUPS = {kind.group for kind in Kind}
 
 
 def test_groups_can_be_told_apart_and_are_no_members_of_others() -> None:
-    assert all(group.within == "" and group.fill and group.among != group.value for group in GROUPS)
-    assert len({group.letter for group in GROUPS}) == len({group.fill for group in GROUPS}) == len(GROUPS)
+    assert all(group.within == "" and group.among != group.value for group in GROUPS)
+    assert len({group.letter for group in GROUPS}) == len({group.colour for group in GROUPS}) == len(GROUPS)
     assert {kind.within for kind in Kind} <= {"", *GROUPS}
 
 

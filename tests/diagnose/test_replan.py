@@ -15,7 +15,7 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.diagnose import replan
 from snugvl.diagnose.explain import explain, explain_file
 from snugvl.diagnose.facts import KnownModel
-from snugvl.hardware.context_cost import estimate_of
+from snugvl.hardware.calibration import estimate_of
 from snugvl.hardware.describe import describe
 from snugvl.planner.engines.vllm.rules import utilisation, vllm_flags
 from snugvl.planner.inventory import inventory

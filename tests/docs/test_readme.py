@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snugvl.cli.app import run
-from snugvl.cli.pocket import NOTE
+from snugvl.cli.session import NOTE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

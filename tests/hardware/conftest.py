@@ -35,7 +35,7 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture
 def probed(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     """Probes a machine of invented files, environment and NVML."""
-    monkeypatch.setattr(nvml.wsl, "load_nvml", lambda root: False)
+    monkeypatch.setattr(nvml.host, "load_nvml", lambda root: False)
     monkeypatch.setattr(nvml, "SAMPLE_SECONDS", 0.0)
 
     def run(

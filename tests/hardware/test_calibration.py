@@ -12,9 +12,10 @@ import pytest
 from snugvl.core.folders import cache_folder
 from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import EngineError
-from snugvl.hardware import calibration, context_cost
+from snugvl.hardware import calibration
 from snugvl.hardware.calibration import (
     Calibration,
+    ContextStages,
     MeasuredOn,
     Measurement,
     add,
@@ -22,7 +23,6 @@ from snugvl.hardware.calibration import (
     load,
     place_of,
 )
-from snugvl.hardware.context_cost import ContextStages
 from snugvl.hardware.machine import Gpu
 
 GPU = Gpu(0, "NVIDIA GeForce RTX 5060", 8 * GIB, 7 * GIB, (12, 0), driver="581.57", uuid="GPU-1")
@@ -132,37 +132,37 @@ QUIET = ContextStages(7000 * MIB, 6700 * MIB, 6650 * MIB, 6560 * MIB, 6570 * MIB
 
 def test_a_context_is_measured_once_and_recalled(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    assert context_cost.recall(GPU, environ) is None
-    stages = context_cost.measure(GPU, environ, lambda gpu, environ: QUIET)
+    assert calibration.recall(GPU, environ) is None
+    stages = calibration.measure(GPU, environ, lambda gpu, environ: QUIET)
     assert (stages.driver_bytes, stages.context_bytes) == (300 * MIB, 430 * MIB)
-    assert context_cost.recall(GPU, environ) == 430 * MIB
+    assert calibration.recall(GPU, environ) == 430 * MIB
     for other in (replace(GPU, driver="582.00"), replace(GPU, name="NVIDIA L4"), replace(GPU, driver=None)):
-        assert context_cost.recall(other, environ) is None
+        assert calibration.recall(other, environ) is None
 
 
 def test_cudas_total_is_remembered_with_it(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    context_cost.measure(GPU, environ, lambda gpu, environ: QUIET)
-    assert context_cost.recall_total(GPU, environ) is None  # that process told none
+    calibration.measure(GPU, environ, lambda gpu, environ: QUIET)
+    assert calibration.recall_total(GPU, environ) is None  # that process told none
     told = replace(QUIET, total=7803 * MIB)
-    context_cost.measure(GPU, environ, lambda gpu, environ: told)
-    assert context_cost.recall_total(GPU, environ) == 7803 * MIB
-    assert context_cost.recall(GPU, environ) == 430 * MIB
-    assert context_cost.recall_total(replace(GPU, driver="582.00"), environ) is None
+    calibration.measure(GPU, environ, lambda gpu, environ: told)
+    assert calibration.recall_total(GPU, environ) == 7803 * MIB
+    assert calibration.recall(GPU, environ) == 430 * MIB
+    assert calibration.recall_total(replace(GPU, driver="582.00"), environ) is None
 
 
 def test_others_that_do_not_hold_still(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     moving = replace(QUIET, end=QUIET.before - 100 * MIB)
     runs = iter([moving, QUIET])
-    assert context_cost.measure(GPU, environ, lambda gpu, environ: next(runs)) == QUIET
+    assert calibration.measure(GPU, environ, lambda gpu, environ: next(runs)) == QUIET
     with pytest.raises(EngineError, match="100 MiB"):
-        context_cost.measure(GPU, environ, lambda gpu, environ: moving)
+        calibration.measure(GPU, environ, lambda gpu, environ: moving)
 
 
 def test_a_described_gpu_has_no_context() -> None:
     with pytest.raises(EngineError, match="not probed"):
-        context_cost.measure(replace(GPU, uuid=None), {})
+        calibration.measure(replace(GPU, uuid=None), {})
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_described_gpu_has_no_context() -> None:
 )
 def test_a_process_that_fails(code: str, said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        context_cost._run(GPU, {}, (sys.executable, "-c", code))
+        calibration._run(GPU, {}, (sys.executable, "-c", code))
 
 
 def test_the_process_gets_its_gpu_alone() -> None:
@@ -184,15 +184,13 @@ def test_the_process_gets_its_gpu_alone() -> None:
         "import json, os, sys; assert os.environ['CUDA_VISIBLE_DEVICES'] == sys.argv[1] == 'GPU-1'; "
         "print(json.dumps(dict(before=9, context=8, kernels=7, product=6, settled=6, total=5, end=9)))"
     )
-    assert context_cost._run(GPU, {}, (sys.executable, "-c", code)) == ContextStages(
-        9, 8, 7, 6, 6, 9, total=5
-    )
+    assert calibration._run(GPU, {}, (sys.executable, "-c", code)) == ContextStages(9, 8, 7, 6, 6, 9, total=5)
 
 
 def test_estimates_lie_in_the_published_range() -> None:
     low, high = 256 << 20, 719 << 20
     for capability in (None, (7, 5), (8, 9), (9, 0), (12, 0)):
-        assert low <= context_cost.estimate(replace(GPU, compute_capability=capability)) <= high
+        assert low <= calibration.estimate(replace(GPU, compute_capability=capability)) <= high
 
 
 def test_the_file_is_in_the_users_cache(tmp_path: Path) -> None:

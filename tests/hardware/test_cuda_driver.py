@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.hardware.cuda_driver import open_context
+from snugvl.hardware.software import open_context
 
 
 class Driver:

@@ -9,7 +9,7 @@ import pytest
 
 from snugvl.core.folders import hub_cache
 from snugvl.core.sizes import GIB
-from snugvl.hardware import container, host, wsl
+from snugvl.hardware import host
 from tests.hardware.conftest import LINUX, WSL2, Write
 
 KIB = 1024
@@ -22,7 +22,7 @@ def test_a_plain_machine(write: Write) -> None:
     assert (found.ram_total_bytes, found.ram_free_bytes) == (TOTAL, AVAILABLE)
     assert (found.host_ram_bytes, found.container) == (None, False)
     assert found.cores == len(os.sched_getaffinity(0))
-    assert wsl.detect(write({}), TOTAL) is None
+    assert host.detect(write({}), TOTAL) is None
 
 
 def test_version_2_limits_and_page_cache(write: Write) -> None:
@@ -68,7 +68,7 @@ def test_version_1_limits(write: Write) -> None:
             "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
         }
     )
-    assert container.limits(root) == container.Limits(4 * GIB, 2 * GIB, 1.5)
+    assert host.limits(root) == host.Limits(4 * GIB, 2 * GIB, 1.5)
 
 
 @pytest.mark.parametrize("limit", ["9223372036854771712", "max", "", "banana", "-1"])
@@ -80,7 +80,7 @@ def test_no_limit(write: Write, limit: str) -> None:
         "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
     }
-    assert container.limits(write(files)) == container.Limits()
+    assert host.limits(write(files)) == host.Limits()
 
 
 def test_a_limit_beyond_the_machine_limits_nothing(write: Write) -> None:
@@ -100,55 +100,55 @@ def test_a_limit_beyond_the_machine_limits_nothing(write: Write) -> None:
     ],
 )
 def test_containers(write: Write, files: dict[str, str], environ: dict[str, str]) -> None:
-    assert container.in_container(write(files), environ)
+    assert host.in_container(write(files), environ)
 
 
 def test_wsl2(write: Write) -> None:
     root = write({"dev/dxg": "", "usr/lib/wsl/lib/libcuda.so.1": ""}, version=WSL2)
-    assert wsl.detect(root, 8 * GIB) == wsl.Wsl((5, 15, 167), 4 * GIB, ())
-    assert not wsl.is_wsl1(root)
+    assert host.detect(root, 8 * GIB) == host.Wsl((5, 15, 167), 4 * GIB, ())
+    assert not host.is_wsl1(root)
 
 
 def test_wsl2_with_a_kernel_too_old_to_pin(write: Write) -> None:
     version = "Linux version 4.19.104-microsoft-standard (oe-user@oe-host)"
-    found = wsl.detect(write({"dev/dxg": "", "usr/lib/wsl/lib/x": ""}, version=version), 8 * GIB)
+    found = host.detect(write({"dev/dxg": "", "usr/lib/wsl/lib/x": ""}, version=version), 8 * GIB)
     assert found is not None
     assert found.pinned_bytes == 0
     assert "4.19.104" in found.notes[0]
 
 
 def test_wsl2_without_its_gpu(write: Write) -> None:
-    found = wsl.detect(write({}, version=WSL2), GIB)
+    found = host.detect(write({}, version=WSL2), GIB)
     assert found is not None
     assert "wsl --update" in found.notes[0]
-    inside = wsl.detect(write({}), GIB, container=True)
+    inside = host.detect(write({}), GIB, container=True)
     assert inside is None  # the same folder now says Linux
 
 
 def test_wsl2_without_driver_or_with_a_foreign_one(write: Write) -> None:
     foreign = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
-    found = wsl.detect(write({"dev/dxg": "", foreign: ""}, version=WSL2), GIB)
+    found = host.detect(write({"dev/dxg": "", foreign: ""}, version=WSL2), GIB)
     assert found is not None
     assert "/usr/lib/wsl/lib" in found.notes[0]
     assert "hides the Windows one" in found.notes[1]
-    inside = wsl.detect(write({}, version=WSL2), GIB, container=True)
+    inside = host.detect(write({}, version=WSL2), GIB, container=True)
     assert inside is not None
     assert inside.notes == ()  # there the runtime mounts the driver
 
 
 def test_wsl1_is_none_and_known(write: Write) -> None:
     root = write({}, version="Linux version 4.4.0-19041-Microsoft (Microsoft@Microsoft.com)")
-    assert wsl.detect(root, GIB) is None
-    assert wsl.is_wsl1(root)
-    assert not wsl.is_wsl1(write({}, version=LINUX))
+    assert host.detect(root, GIB) is None
+    assert host.is_wsl1(root)
+    assert not host.is_wsl1(write({}, version=LINUX))
 
 
 def test_nvml_beside_the_loaders_path(tmp_path: Path) -> None:
-    assert not wsl.load_nvml(tmp_path)
-    library = tmp_path / wsl.LIBRARIES / wsl.NVML_LIBRARY
+    assert not host.load_nvml(tmp_path)
+    library = tmp_path / host.LIBRARIES / host.NVML_LIBRARY
     library.parent.mkdir(parents=True)
     library.write_text("no library")
-    assert not wsl.load_nvml(tmp_path)
+    assert not host.load_nvml(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from snugvl.hardware import context_cost, nvml
+from snugvl.hardware import calibration, nvml
 from snugvl.hardware.machine import Machine, Tenant
 from tests.hardware.conftest import WSL2
 from tests.hardware.fake_nvml import MIB, Card, FakeNvml, Process
@@ -108,7 +108,7 @@ def test_nvml_that_does_not_start_is_a_note(
 
 
 def test_nvml_of_wsl2_is_found_beside_the_path(probed: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml.wsl, "load_nvml", lambda root: True)
+    monkeypatch.setattr(nvml.host, "load_nvml", lambda root: True)
     fake = FakeNvml(Card(), init=[pynvml.NVML_ERROR_LIBRARY_NOT_FOUND])
     assert len(probed(fake, {"dev/dxg": ""}, version=WSL2).gpus) == 1
 
@@ -137,9 +137,9 @@ def test_a_gpu_that_shares_system_memory(probed: Probe) -> None:
 def test_a_measured_context_is_filled_in(probed: Probe, tmp_path: Path) -> None:
     machine = probed(FakeNvml(Card()))
     assert machine.gpus[0].context_bytes is None
-    stages = context_cost.ContextStages(900 * MIB, 700 * MIB, 650 * MIB, 500 * MIB, 500 * MIB, 900 * MIB)
+    stages = calibration.ContextStages(900 * MIB, 700 * MIB, 650 * MIB, 500 * MIB, 500 * MIB, 900 * MIB)
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    context_cost.measure(machine.gpus[0], environ, lambda gpu, environ: stages)
+    calibration.measure(machine.gpus[0], environ, lambda gpu, environ: stages)
     assert probed(FakeNvml(Card())).gpus[0].context_bytes == 400 * MIB
 
 
@@ -148,8 +148,8 @@ def test_cudas_total_is_what_the_driver_leaves_unless_it_was_measured(probed: Pr
     card = Card(reserved=300 * MIB)
     (gpu,) = probed(FakeNvml(card)).gpus
     assert gpu.cuda_total_bytes == gpu.total_bytes - 300 * MIB
-    stages = context_cost.ContextStages(900, 700, 650, 500, 500, 900, total=gpu.total_bytes - 301 * MIB)
-    context_cost.measure(gpu, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, lambda gpu, environ: stages)
+    stages = calibration.ContextStages(900, 700, 650, 500, 500, 900, total=gpu.total_bytes - 301 * MIB)
+    calibration.measure(gpu, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, lambda gpu, environ: stages)
     assert probed(FakeNvml(card)).gpus[0].cuda_total_bytes == gpu.total_bytes - 301 * MIB
 
 

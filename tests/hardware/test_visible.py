@@ -2,7 +2,7 @@
 
 import pytest
 
-from snugvl.hardware.visible import visible
+from snugvl.hardware.nvml import visible
 
 GPUS = ("GPU-aa1", "GPU-aa2", "GPU-b")
 

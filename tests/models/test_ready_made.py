@@ -75,9 +75,7 @@ def test_weights_logits_and_bytes_are_those_of_the_float32_model(
     for name, module in packed.named_modules():
         if isinstance(module, Linear):
             assert module.format == ("int4" if "layers" in name else "bf16")
-            meant = twins[name].weight if module.order is None else twins[name].weight[:, module.order[0]]
-            assert torch.equal(module.weights.wide(torch.float32), meant)
-            assert (module.order is not None) == (ready_made.FORMS[form].ordered and "layers" in name)
+            assert torch.equal(module.weights.wide(torch.float32), twins[name].weight)
             seen += module.format == "int4"
     assert seen == 4 * TEXT.config["num_hidden_layers"]
     theirs = AutoModelForCausalLM.from_pretrained(pair.wide, dtype=torch.float32)
@@ -236,23 +234,11 @@ PROBLEMS: dict[str, tuple[str, Change, type[SnugvlError], str]] = {
         UnsupportedModel,
         r"q_proj\.g_idx' has columns in the order of activations.*--weights int4",
     ),
-    "columns of one part in another order": (
-        "gptq, desc_act",
-        lambda s: s.update({f"{Q}.g_idx": s[f"{Q}.g_idx"].flip(0)}),
+    "columns in another order (compressed)": (
+        "compressed",
+        lambda s: s.update({f"{Q}.weight_g_idx": torch.arange(128, dtype=torch.int32) % 4}),
         UnsupportedModel,
-        r"self_attn\.q_proj\.weight' has its columns in another order than what our engine.*--weights int4",
-    ),
-    "a group of other columns": (
-        "compressed, actorder",
-        lambda s: s.update({f"{Q}.weight_g_idx": torch.zeros(128, dtype=torch.int32)}),
-        UnsupportedModel,
-        r"weight_g_idx' has groups that aren't of 32 columns.*--weights int4",
-    ),
-    "no order where there is one": (
-        "gptq, desc_act",
-        lambda s: s.pop(f"{Q}.g_idx"),
-        CheckpointError,
-        r"q_proj\.qweight' has no g_idx beside it",
+        r"q_proj\.weight_g_idx' has columns in the order of activations.*--weights int4",
     ),
     "an order of another length": (
         "gptq",
@@ -325,12 +311,14 @@ def scheme(weights: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ("gptq", {"group_size": -1}, "group_size -1"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ("gptq", {"dynamic": {"-:.*down.*": {}}}, r"dynamic \{'-:\.\*down"),
+        ("gptq", {"desc_act": True}, "desc_act True.* without dynamic and desc_act: .*--weights int4"),
         ("compressed", {"format": "marlin-24"}, "'compressed-tensors' with format 'marlin-24'"),
         ("compressed", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
         ("compressed", {"config_groups": {}}, r"config_groups \[\]"),
         ("compressed", scheme({"num_bits": 8}), "num_bits 8"),
         ("compressed", scheme({"strategy": "channel"}), "strategy 'channel'"),
         ("compressed", scheme({"group_size": 256}), "group_size 256"),
+        ("compressed", scheme({"actorder": "group"}), "actorder 'group'.* columns of a group together"),
         ("compressed", scheme({}, input_activations={"num_bits": 8}), "input_activations {'num_bits': 8}"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import house
 from snugvl.cli.app import run
-from snugvl.cli.serve_options import ChildOptions
+from snugvl.cli.serve import ChildOptions
 from snugvl.cli.serve_plan import _missing, plan_for
 from snugvl.core.options import ROWS, SPECIAL, LoadOptions, special, word
 from snugvl.errors import RequestError

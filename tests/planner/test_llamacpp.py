@@ -15,7 +15,7 @@ from snugvl.checkpoint.locate import POCKET
 from snugvl.checkpoint.read import facts_of
 from snugvl.cli.serve_plan import on_device
 from snugvl.core.sizes import GIB
-from snugvl.hardware.context_cost import DATA_CENTRE_CONTEXT_BYTES
+from snugvl.hardware.calibration import DATA_CENTRE_CONTEXT_BYTES
 from snugvl.hardware.describe import describe
 from snugvl.hardware.devices import with_others
 from snugvl.hardware.machine import Gpu, Machine

@@ -12,7 +12,7 @@ from typer.main import get_command
 from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import app
-from snugvl.cli.machine_options import MACHINE
+from snugvl.cli.options import MACHINE
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import GIB
 from snugvl.hardware.describe import describe
@@ -289,7 +289,7 @@ def test_the_same_model_in_another_format_is_fetched_once() -> None:
     assert [command.split()[1] for command in found.commands] == ["pull", "serve", "serve"]
 
 
-OUTPUT = {"model", "json", "svg", "save", "verbose", "offline", "help"}
+OUTPUT = {"model", "json", "save", "verbose", "offline", "help"}
 NUMBERS = {"images": "2", "concurrency": "2", "max_pixels": "262144", "min_image_tokens": "512"}
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 GIVEN = [

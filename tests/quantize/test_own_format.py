@@ -92,7 +92,7 @@ def test_copies_with_upper_bits(kind: Any, quantize: Run, tiny_whole: Path, tmp_
     ran = quantize(tmp_path / "out", "--weights", kind, "--group", "32")
     assert ran.code == 0, ran.err
     bits = FORMATS[kind].bits
-    assert f"{bits + 1:.2f} bits a weight in memory, {bits + 1:.2f} in its files" in ran.out
+    assert f"{bits + 1:.2f} bits a weight in memory and in its files" in ran.out
     wanted, model = tensors(load(tiny_whole, Storage(kind, group=32))), load(tmp_path / "out")
     found = tensors(model)
     assert found.keys() == wanted.keys()
@@ -112,7 +112,6 @@ def test_mixed_widths_are_read_as_they_are_meant(
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
     assert 5.4 < made["bits"] <= 5.7
-    assert made["bits"] == made["stored_bits"]
     model = load(out)
     assert {name: int(kind[3:]) for name, kind in formats(model).items()} == made["widths"]
     assert len(set(made["widths"].values())) > 2
@@ -146,7 +145,7 @@ def test_a_plan_of_a_copy_names_our_engine_alone(
     assert run(["plan", str(pocket), "--verbose"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "with snugvl's own engine" in out
-    assert "it doesn't read snugvl's own format; use our own engine (--backend native), or write" in out
+    assert "it doesn't read snugvl's own format; use our own engine (--backend native), or the" in out
     scene(0).save(tmp_path / "0.png")
     assert run(["caption", str(tmp_path / "0.png"), "-m", str(pocket), "--device", "cpu", "--quiet"]) == 0
     assert capsys.readouterr().out.strip()

@@ -28,7 +28,7 @@ def cost() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(cost: Any) -> Path:
-    made: Path = cost.smollm2.shuffled()
+    made: Path = cost.SMOLLM2.shuffled()
     return made
 
 

@@ -10,7 +10,7 @@ from snugvl.core.options import DtypeName
 from snugvl.errors import EngineError, RequestError
 from snugvl.hardware import host, nvml
 from snugvl.hardware.advice import no_launcher, unusable
-from snugvl.hardware.context_cost import estimate_of
+from snugvl.hardware.calibration import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
 from snugvl.hardware.software import build_tools, torch_build
@@ -234,7 +234,7 @@ def with_driver(place: TargetDevice) -> TargetDevice:
 
 
 def _take_driver(device: torch.device) -> None:
-    """A stream, a context, kernels, a product by cuBLAS: `hardware/context_child.py` measures the same."""
+    """A stream, a context, kernels, a product by cuBLAS: `hardware/calibration.py` measures the same."""
     stream_on(device, CAPTURES)
     ones = torch.ones(1024, 1024, device=device, dtype=torch.float16)
     (ones @ ones).sum().item()

@@ -1,15 +1,204 @@
-"""The load: some clients, each with one request at a time, until there are none left."""
+"""The load: some clients, each with one request at a time, until there are none left.
+
+Bytes and times are kept as they came; what each request was like is read from them afterwards.
+"""
 
 import asyncio
+import json
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, Literal
 
 import httpx
 
-from snugvl.bench.record import Exchange
-from snugvl.bench.summary import percentile
+MOST_MESSAGE = 300
+DONE = b"[DONE]"
+
+CountedBy = Literal["usage", "pieces"]
+
+# Two pieces may arrive in one read of the socket: their time is then the network's, not that of decoding.
+LEAST_TOKENS: Final = 8  # of an answer that has a decode rate
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One request.
+
+    Attributes:
+        sent_s: when its first byte was about to leave.
+        ended_s: when the last byte of its answer was there, or when it failed.
+        pieces_s: when each piece of the answer came; a piece is a token, or several.
+        finished_s: when the server said that the answer is whole: later than the last piece where the last
+            tokens have no text.
+        output_tokens: by the server's count, or else the number of pieces (`counted_by`).
+        error: None, or a short code such as "429 queue_full"; `message` is what the server said.
+    """
+
+    sent_s: float
+    ended_s: float
+    pieces_s: tuple[float, ...] = ()
+    finished_s: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    counted_by: CountedBy = "pieces"
+    finish_reason: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from sending to the first piece."""
+        return self.pieces_s[0] - self.sent_s if self.pieces_s else None
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from sending to the end."""
+        return self.ended_s - self.sent_s
+
+    @property
+    def gaps_s(self) -> tuple[float, ...]:
+        """Seconds between one piece and the next."""
+        return tuple(after - before for before, after in pairwise(self.pieces_s))
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens after the first, per second from the first piece to the end of the answer; None of fewer
+        than `LEAST_TOKENS` tokens."""
+        if not self.pieces_s or self.output_tokens < LEAST_TOKENS:
+            return None
+        end = self.finished_s if self.finished_s is not None else self.pieces_s[-1]
+        seconds = end - self.pieces_s[0]
+        return (self.output_tokens - 1) / seconds if seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request as it went over the wire; seconds from the start of the level.
+
+    Attributes:
+        status: of the answer's head; None where none came.
+        chunks: when bytes came, and which.
+        failure: the network's error, as (code, message).
+    """
+
+    sent_s: float
+    ended_s: float
+    status: int | None = None
+    chunks: tuple[tuple[float, bytes], ...] = ()
+    failure: tuple[str, str] | None = None
+
+
+def read(exchange: Exchange) -> Record:
+    """What happened."""
+    sent, ended = exchange.sent_s, exchange.ended_s
+    if exchange.status is not None and exchange.status != 200:
+        code, message = _refusal(exchange)
+        return Record(sent, ended, error=code, message=message)
+    answer = _Answer()
+    for at, data in events(exchange.chunks):
+        answer.take(at, data)
+    trouble = exchange.failure or answer.trouble()
+    return Record(
+        sent,
+        ended,
+        tuple(answer.pieces),
+        answer.finished,
+        answer.usage.get("prompt_tokens"),
+        answer.usage.get("completion_tokens") or len(answer.pieces),
+        "usage" if answer.usage.get("completion_tokens") else "pieces",
+        answer.finish,
+        *(trouble or (None, None)),
+    )
+
+
+def events(chunks: tuple[tuple[float, bytes], ...]) -> Iterator[tuple[float, bytes]]:
+    """The data lines of a stream of server-sent events, each with the time when it was complete."""
+    rest = b""
+    for at, chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield at, line[5:].strip()
+
+
+class _Answer:
+    """A streamed chat completion, event by event."""
+
+    def __init__(self) -> None:
+        self.pieces: list[float] = []
+        self.usage: dict[str, Any] = {}
+        self.finish: str | None = None
+        self.finished: float | None = None
+        self._done = False
+        self._trouble: tuple[str, str] | None = None
+
+    def take(self, at: float, data: bytes) -> None:
+        """One event."""
+        if data == DONE:
+            self._done = True
+            return
+        try:
+            event = json.loads(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            self._trouble = self._trouble or ("not JSON", _short(data.decode(errors="replace")))
+            return
+        if event.get("error"):
+            code, message = _told(event)
+            self._trouble = self._trouble or (f"stream {code}".strip(), message)
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or ():
+            if choice.get("finish_reason"):
+                self.finish, self.finished = choice["finish_reason"], at
+            if _is_piece(choice):
+                self.pieces.append(at)
+
+    def trouble(self) -> tuple[str, str] | None:
+        """Why it is no good answer."""
+        if self._trouble is not None:
+            return self._trouble
+        if not self._done and self.finish is None:
+            return "broke off", "the stream ended before the answer did"
+        if not self.pieces:
+            return "no tokens", "the answer is empty"
+        return None
+
+
+def _is_piece(choice: dict[str, Any]) -> bool:
+    """Whether text came, or a token whose text is held back; not the role before or the finish behind it."""
+    delta = choice.get("delta") or {}
+    if any(delta.get(name) for name in ("content", "tool_calls", "reasoning_content", "reasoning")):
+        return True
+    return "content" in delta and not delta.get("role") and not choice.get("finish_reason")
+
+
+def _refusal(exchange: Exchange) -> tuple[str, str]:
+    body = b"".join(data for _, data in exchange.chunks)
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return str(exchange.status), _short(body.decode(errors="replace"))
+    code, message = _told(value if isinstance(value, dict) else {})
+    return f"{exchange.status} {code}".strip(), message
+
+
+def _told(value: dict[str, Any]) -> tuple[str, str]:
+    """Code and message of an error in OpenAI's form, or nearly."""
+    error = value.get("error", value)
+    if not isinstance(error, dict):
+        return "", _short(str(error))
+    code = error.get("code") or error.get("type") or ""
+    return str(code) if isinstance(code, str) else "", _short(str(error.get("message") or ""))
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:MOST_MESSAGE]
+
 
 LAG_EVERY_S = 0.01
 HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -103,3 +292,10 @@ def failure_of(error: Exception) -> tuple[str, str]:
     if isinstance(error, httpx.TimeoutException):
         return "timeout", message
     return "connection", message
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the sorted values lie."""
+    place = (len(ordered) - 1) * share
+    low, high = math.floor(place), math.ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,30 +1,264 @@
-"""A measurement from its start to its end: start or find the server, run every level, keep what was seen."""
+"""A measurement from its start to its end.
+
+`snugvl serve` is started as a child, or a server found; every level runs, with peaks of memory while requests
+do: a snugvl server's ledger, and the driver's count of the GPUs here. What was seen is kept.
+"""
 
 import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from types import TracebackType
+from typing import IO, Any, Final, Self
 
 import httpx
 
-from snugvl.bench.child import ServerProcess
-from snugvl.bench.load import Level
-from snugvl.bench.memory import GpuWatch, LedgerWatch, MemoryPeak
-from snugvl.bench.record import read
-from snugvl.bench.result import BenchmarkResult, Run, ServerFacts, StartTimes, describe_machine
-from snugvl.bench.target import Target, connect
-from snugvl.bench.workload import Workload, bodies
+from snugvl.bench.load import Level, read
+from snugvl.bench.result import (
+    BenchmarkResult,
+    GpuPeak,
+    MemoryPeak,
+    Run,
+    ServerFacts,
+    StartTimes,
+    describe_machine,
+    higher,
+)
+from snugvl.bench.workload import Target, Workload, bodies, connect
+from snugvl.client.answers import memory as read_memory
+from snugvl.client.answers import understood
 from snugvl.client.connection import address_of
+from snugvl.core.ledger import Ledger
+from snugvl.errors import CheckpointError, DoesNotFit, EngineUnavailable, InputError, SnugvlError
+from snugvl.hardware.nvml import started
 from snugvl.version import __version__
+
+POLL_S = 0.02
+DRAIN_S = 2
+PATIENCE_S = 20.0
+BY_EXIT_CODE: dict[int, type[SnugvlError]] = {
+    2: InputError,
+    3: InputError,
+    4: CheckpointError,
+    5: DoesNotFit,
+}
+
+Tell = Callable[[str], None]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class ServerProcess:
+    """A server of ours: `with Child("pocket", ["--device", "cpu"]) as child: child.wait(print, 60)`.
+
+    `quiet`: without a line for every request, which `said` would have.
+
+    Attributes:
+        url: where it listens.
+        command: what was started.
+        began: `time.perf_counter()` of the start.
+    """
+
+    def __init__(self, model: str | None, options: Sequence[str], *, quiet: bool = True) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        named = [model] if model is not None else []
+        words = [*named, *options, "--port", str(port), "--drain", str(DRAIN_S)]
+        words += ["--quiet"] if quiet else []
+        self.command = (sys.executable, "-m", "snugvl.cli", "serve", *words)
+        self.began = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._log = tempfile.TemporaryFile()
+        environment = {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES}
+        self.began = time.perf_counter()
+        self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # Ctrl+C is ours; we stop it
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        assert self._log is not None
+        try:
+            self._process.terminate()
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        finally:
+            self._log.close()
+
+    def wait(self, tell: Tell, patience_s: float) -> float:
+        """Seconds from the start until it takes requests; `tell` hears of each stage.
+
+        Raises:
+            SnugvlError: it ended before (its own words, the exception of its exit code), or took longer.
+        """
+        assert self._process is not None
+        said = ""
+        with httpx.Client(trust_env=False, timeout=5) as http:
+            while self._process.poll() is None:
+                ready, detail = _health(http, self.url)
+                seconds = time.perf_counter() - self.began
+                if ready:
+                    return seconds
+                stage = detail.partition(" (")[0]
+                if stage and stage != said:
+                    tell(stage)
+                    said = stage
+                if seconds > patience_s:
+                    raise EngineUnavailable(f"snugvl serve was not ready after {patience_s:g} s: {detail}")
+                time.sleep(POLL_S)
+        raise self._failure()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def said(self) -> list[str]:
+        """The lines that it printed on stderr so far."""
+        assert self._log is not None
+        number = self._log.fileno()  # the server writes where this file's position is: it is left alone
+        text = os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()]
+
+    def _failure(self) -> SnugvlError:
+        assert self._process is not None
+        lines = self.said()
+        code = self._process.returncode
+        message = lines[-1].removeprefix("snugvl: ") if lines else f"it said nothing (exit code {code})"
+        kind = BY_EXIT_CODE.get(code, EngineUnavailable)
+        return kind(f"snugvl serve did not start: {message}")
+
+
+# Keys and servers of this shell are for servers elsewhere; a key would lock us out of our own.
+OUR_VARIABLES = ("SNUGVL_API_KEY", "SNUGVL_SERVER")
+
+
+def _health(http: httpx.Client, url: str) -> tuple[bool, str]:
+    """Whether it is ready, and what it is doing."""
+    try:
+        answer = http.get(f"{url}/health")
+        return answer.status_code == 200, str(answer.json().get("detail") or "")
+    except (httpx.HTTPError, ValueError):
+        return False, ""
+
+
+LEDGER_EVERY_S = 0.25
+GPU_EVERY_S = 0.01
+
+
+class LedgerWatch:
+    """The ledger at `/memory`, its largest readings kept."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http, self._url = http, url
+        self._peak: Ledger | None = None
+
+    async def watch(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LEDGER_EVERY_S)
+
+    async def look(self) -> None:
+        """One reading; a server that gives none now may do so later."""
+        with suppress(httpx.HTTPError, SnugvlError, ValueError):
+            answer = await self._http.get(self._url)
+            found = understood(read_memory, answer.json()).ledger
+            if found is not None:
+                self._peak = higher(self._peak, found)
+
+    def take(self) -> Ledger | None:
+        """The peak since the last call."""
+        peak, self._peak = self._peak, None
+        return peak
+
+
+class GpuWatch:
+    """Every GPU of this machine, sampled in a thread of its own. Without one there is nothing to watch."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        self._nvml = nvml or started()
+        self._handles = _handles(self._nvml)
+        self._before = [self._used(handle) for handle in self._handles]
+        self._peaks = list(self._before)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gpu-memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._handles:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        if self._handles:
+            self._thread.join()
+            self._nvml.nvmlShutdown()
+
+    def take(self) -> tuple[GpuPeak, ...]:
+        """The peaks since the last call."""
+        found = []
+        for index, handle in enumerate(self._handles):
+            peak = max(self._peaks[index], self._used(handle))
+            self._peaks[index] = 0
+            name, total = self._nvml.nvmlDeviceGetName(handle), self._info(handle).total
+            found.append(GpuPeak(str(name), int(total), self._before[index], peak))
+        return tuple(found)
+
+    def _watch(self) -> None:
+        while not self._over.wait(GPU_EVERY_S):
+            for index, handle in enumerate(self._handles):
+                self._peaks[index] = max(self._peaks[index], self._used(handle))
+
+    def _used(self, handle: Any) -> int:
+        return int(self._info(handle).used)
+
+    def _info(self, handle: Any) -> Any:
+        return self._nvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _handles(nvml: Any) -> list[Any]:
+    """GPUs that tell their memory."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        with suppress(nvml.NVMLError):
+            nvml.nvmlDeviceGetMemoryInfo(handle)
+            found.append(handle)
+    return found
+
 
 CONNECT_TIMEOUT_S: Final = 5.0
 KEEP_ALIVE_S: Final = 60.0
 START_PATIENCE_S: Final = 900.0
 PROGRESS_S: Final = 15.0  # between two lines about a level that runs
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

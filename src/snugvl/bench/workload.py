@@ -1,19 +1,37 @@
 """What is asked: one picture and a text a request, no two requests alike, the same for the same seed.
 
-Pictures are of a size like that of photographs: smooth coloured noise with shapes on it.
+And of whom: whether the server is there, what it calls the model, how it wants to be asked. Pictures are of a
+size like that of photographs: smooth coloured noise with shapes on it.
 """
 
 import base64
 import json
 import random
+import time
+import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from os import cpu_count
 from typing import Any
 
+import openai
 from PIL import Image, ImageDraw
+
+from snugvl.client import Client
+from snugvl.client.connection import Address, address_of
+from snugvl.client.failures import told
+from snugvl.core.training import UNLEARNED
+from snugvl.errors import (
+    EngineError,
+    EngineUnavailable,
+    ModelNotServed,
+    RequestError,
+    SnugvlError,
+    SnugvlWarning,
+)
 
 # fmt: off
 WORDS = (
@@ -136,3 +154,156 @@ def picture(width: int, height: int, seed: int) -> bytes:
 def picture_url(width: int, height: int, seed: int) -> str:
     """A picture of that size and seed, as a data URL."""
     return "data:image/jpeg;base64," + base64.b64encode(picture(width, height, seed)).decode()
+
+
+FEWEST_WORDS, MANY_WORDS = 16, 216
+PROBE_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server, found and asked once.
+
+    Attributes:
+        software: what it says it is, where it says so.
+        first_token_at: `time.perf_counter()` of the very first token, or None where none came.
+        notes: what it doesn't do, in whole sentences.
+    """
+
+    address: Address
+    api_key: str | None
+    manner: Manner
+    software: str | None
+    has_ledger: bool
+    first_token_at: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What every request carries."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+def connect(
+    url: str, api_key: str | None, model: str | None, workload: Workload, *, timeout_s: float
+) -> Target:
+    """Find the server and learn how it wants to be asked.
+
+    Raises:
+        EngineUnavailable: nothing answers there, or it isn't ready.
+        Unauthorized, ModelNotServed: as the server says.
+        SnugvlError: it refuses a request like those of `workload`, with its own reason.
+    """
+    address = address_of(url)
+    with Client(url, api_key=api_key, timeout=timeout_s, max_retries=1) as client:
+        name = _model(client, model, address)
+        probe = _Probe(client, address, workload)
+        manner, notes = probe.negotiate(Manner(name))
+        if workload.prompt_tokens is not None:
+            manner, note = probe.calibrate(manner)
+            notes += note
+        software = _software(client)
+        has_ledger = _has_ledger(client)
+    return Target(address, api_key, manner, software, has_ledger, probe.first_token_at, notes)
+
+
+def _model(client: Client, model: str | None, address: Address) -> str:
+    names = client.models()
+    if model is None and not names:
+        raise EngineUnavailable(f"{address.root} serves no model; name one")
+    if model is not None and names and model not in names:
+        served = ", ".join(names[:10])
+        raise ModelNotServed(f"{address.root} doesn't serve {model!r}; it serves {served}")
+    return model or names[0]
+
+
+class _Probe:
+    """A few requests before anything is measured."""
+
+    def __init__(self, client: Client, address: Address, workload: Workload) -> None:
+        self._client, self._address, self._workload = client, address, workload
+        self.first_token_at: float | None = None
+
+    def negotiate(self, manner: Manner) -> tuple[Manner, tuple[str, ...]]:
+        """The fields that the server takes: all that help, or fewer."""
+        asked = message(self._workload, self._workload.seed)
+        refusal = None
+        for ignore_eos, usage in ((True, True), (False, True), (True, False), (False, False)):
+            tried = replace(manner, ignore_eos=ignore_eos, usage=usage)
+            try:
+                counted = self._ask(tried, asked)
+            except RequestError as error:
+                if type(error) is not RequestError:  # too large: no field of ours is to blame
+                    raise
+                refusal = refusal or error
+                continue
+            return tried, _notes(tried, counted)
+        assert refusal is not None
+        raise refusal
+
+    def calibrate(self, manner: Manner) -> tuple[Manner, tuple[str, ...]]:
+        """Tokens per word of our texts, by two texts of different length."""
+        counts = []
+        for count in (FEWEST_WORDS, MANY_WORDS):
+            content = words(random.Random(self._workload.seed + count), count)
+            usage = self._ask(manner, {"role": "user", "content": content})
+            counts.append(usage.get("prompt_tokens") or 0)
+        per_word = (counts[1] - counts[0]) / (MANY_WORDS - FEWEST_WORDS)
+        if per_word <= 0:
+            note = "the server doesn't count the prompt: one word stands for one token of --prompt-tokens"
+            return manner, (note,)
+        return replace(manner, tokens_per_word=per_word), ()
+
+    def _ask(self, manner: Manner, asked: dict[str, Any]) -> dict[str, Any]:
+        """One streamed request; its usage, empty where the server tells none."""
+        fields = {"model": manner.model, "messages": [asked], "max_tokens": PROBE_TOKENS, "stream": True}
+        usage: dict[str, Any] = {}
+        with told(self._address), warnings.catch_warnings():
+            # Nobody reads what is answered to random pictures and words.
+            warnings.filterwarnings("ignore", f".*{UNLEARNED}", SnugvlWarning)
+            stream = self._client.openai.post(
+                self._address.url("/v1/chat/completions"),
+                cast_to=object,
+                body=fields | {"temperature": 0} | extras(manner),
+                stream=True,
+                stream_cls=openai.Stream[object],
+            )
+            for event in stream:
+                if not isinstance(event, dict):
+                    raise EngineError(f"{self._address.root} doesn't stream chat completions as OpenAI does")
+                self._note_first_token(event)
+                usage = event.get("usage") or usage
+        return usage
+
+    def _note_first_token(self, event: dict[str, Any]) -> None:
+        choices = event.get("choices") or ()
+        if self.first_token_at is None and any(
+            (choice.get("delta") or {}).get("content") for choice in choices
+        ):
+            self.first_token_at = time.perf_counter()
+
+
+def _notes(manner: Manner, usage: dict[str, Any]) -> tuple[str, ...]:
+    notes = []
+    if not manner.ignore_eos:
+        notes.append("the server refuses ignore_eos: answers end where the model ends them")
+    if not manner.usage or not usage.get("completion_tokens"):
+        notes.append("the server doesn't count tokens in streams: pieces of the answer are counted instead")
+    return tuple(notes)
+
+
+def _software(client: Client) -> str | None:
+    """snugvl and vLLM tell their version; others only what they are."""
+    try:
+        found = client.get("/version")
+    except SnugvlError:
+        return None
+    version = found.get("version") if isinstance(found, dict) else None
+    return str(version) if version else None
+
+
+def _has_ledger(client: Client) -> bool:
+    try:
+        return client.memory().ledger is not None
+    except SnugvlError:
+        return False

@@ -228,17 +228,15 @@ class PackedInt4:
     """Ready-made weights of few bits: `group` columns of a row share a scale and a zero point.
 
     Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
-    zero points, code 8 means 0. `offset`: what is added to stored zero points. `ordered`: a group's columns
-    don't stand together; files say of each column which group it is of. `bits`: 4, or 8 of those of `others`,
-    which some matrices are stored in instead: which ones is what their shapes say. Of our own format
-    ("snugvl") those of the narrowest matrices; shapes say `bits` and `group` of each.
+    zero points, code 8 means 0. `offset`: what is added to stored zero points. `bits`: 4, or 8 of those of
+    `others`, which some matrices are stored in instead: which ones is what their shapes say. Of our own
+    format ("snugvl") those of the narrowest matrices; shapes say `bits` and `group` of each.
     """
 
     method: Literal["awq", "gptq", "compressed-tensors", "snugvl"]
     group: int
     symmetric: bool = False
     offset: int = 0
-    ordered: bool = False
     bits: int = 4
     others: tuple["PackedInt4", ...] = ()
 

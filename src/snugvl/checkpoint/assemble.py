@@ -61,7 +61,6 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         download_bytes=material.download_bytes,
         native=positions is not None,
         native_positions=positions if limited else None,
-        ordered=packing is not None and packing.ordered,
         own=packing is not None and packing.own,
         predictor=network.predictor if predicts else None,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snugvl.checkpoint.listing import is_inside, is_repo
-from snugvl.checkpoint.locate import REPO_PREFIX, repo_folder
+from snugvl.checkpoint.store import REPO_PREFIX, repo_folder, repo_of
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointNotFound, InputError
 
@@ -49,7 +49,7 @@ def cached() -> list[Cached]:
     """Every model of the cache, by name. A cache that isn't there has none."""
     found = []
     for folder in _folders():
-        name = folder.name.removeprefix(REPO_PREFIX).replace("--", "/", 1)
+        name = repo_of(folder)
         if is_repo(name):
             found.append(Cached(name, folder, sum(map(_size, _blobs(folder)))))
     return found

@@ -161,7 +161,6 @@ class ModelFacts:
             matrices are.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
-        ordered: of a ready-made 4-bit checkpoint, whose groups' columns don't stand together.
         own: it is in our own format, as our engine holds it, which no other reads.
         gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
@@ -183,7 +182,6 @@ class ModelFacts:
     download_bytes: int
     native: bool
     native_positions: int | None = None
-    ordered: bool = False
     own: bool = False
     gguf: GgufFacts | None = None
     predictor: KVLayer | None = None

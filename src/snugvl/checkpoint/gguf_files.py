@@ -19,6 +19,7 @@ from snugvl.checkpoint.gguf import MAGIC, GgufHeader, read_gguf
 from snugvl.checkpoint.gguf_facts import FILE, UNLIKE
 from snugvl.checkpoint.listing import SUFFIX, first_of, is_first, is_repo, parts_of, projectors_of, quant_of
 from snugvl.checkpoint.section import MAX_JSON_BYTES
+from snugvl.checkpoint.store import REPO_PREFIX, repo_folder, repo_of
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
@@ -125,7 +126,7 @@ def _width(path: Path, key: str) -> Any:
 
 def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
     """Files of the newest snapshot that has them; llama.cpp and others put theirs there, too."""
-    folder = hub_cache() / f"models--{repo.replace('/', '--')}" / "snapshots"
+    folder = repo_folder(repo) / "snapshots"
     for snapshot in sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
         names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(f"*{SUFFIX}")]
         try:
@@ -141,10 +142,9 @@ def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
 
 def hub_models() -> Iterator[str]:
     """What the Hub cache has of GGUF repositories, as `owner/name:QUANT`."""
-    for folder in sorted(hub_cache().glob("models--*--*")):
+    for folder in sorted(hub_cache().glob(f"{REPO_PREFIX}*--*")):
         names = {path.name for path in folder.glob(f"snapshots/**/*{SUFFIX}") if is_first(path.name)}
-        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
-        yield from (f"{repo}:{quant_of(name)}" for name in sorted(names))
+        yield from (f"{repo_of(folder)}:{quant_of(name)}" for name in sorted(names))
 
 
 def ollama_models() -> Iterator[str]:

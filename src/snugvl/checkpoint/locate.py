@@ -6,12 +6,11 @@ from typing import Final
 from snugvl.checkpoint.gguf_files import gguf_files, hub_id, repository
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.checkpoint.section import read_json
-from snugvl.core.folders import hub_cache
+from snugvl.checkpoint.store import repo_folder
 from snugvl.core.training import Training, read_training
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 POCKET = "pocket"
-REPO_PREFIX = "models--"  # of the cache's folders of models
 # Limits of a checkpoint's training, in its config.json; copies of it keep them:
 # "snugvl": {"drawings": true, "videos": false, "min_images": 1, "max_images": 5}
 TRAINING: Final = "snugvl"
@@ -91,11 +90,6 @@ def looks_like_hub_id(model: str) -> bool:
 def _like_a_path(model: str) -> bool:
     """Whether `model` is written as a folder is, and as no Hub id."""
     return model.startswith((".", "~", "/", "\\")) or model.endswith(("/", "\\")) or model.count("/") > 1
-
-
-def repo_folder(model: str) -> Path:
-    """Where the cache has a repository; layout: `store.py`."""
-    return hub_cache() / (REPO_PREFIX + model.replace("/", "--"))
 
 
 def _in_hub_cache(model: str, revision: str) -> Path | None:

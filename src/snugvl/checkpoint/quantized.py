@@ -28,10 +28,7 @@ OWN_VERSION = 1
 OWN_CODES: Final = "weight_codes"  # how names of its codes end
 OWN_UPPER: Final = "weight_upper"  # how names of their upper bits end, where they are in two planes
 _WORDS: Final = {1: "U8", 2: "I16", 4: "I32"}  # of eight codes' bits in a plane
-OWN_INSTEAD = (
-    "use our own engine (--backend native), or write another with `snugvl quantize --format "
-    "compressed-tensors`"
-)
+OWN_INSTEAD = "use our own engine (--backend native), or the checkpoint that it was made of"
 _METHODS = ("fp8", "compressed-tensors", "awq", "gptq", OWN)
 _GROUPS = "32, 64 or 128"
 INSTEAD = f"use the 16-bit checkpoint with --weights {READY_MADE[4]}, or --backend transformers or vllm"
@@ -47,14 +44,12 @@ _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight$")
 class Packing:
     """How the quantised matrices of a checkpoint are stored: each element in `bits`.
 
-    `ordered`: a group's columns don't stand together (GPTQ's desc_act, compressed-tensors' actorder).
     `mixed`: some elements in 8 bits, which ones is what shapes say. `own`: our own format, of whose codes
     the first plane is packed, and what is above it is beside.
     """
 
     kind: StoredPrecision
     bits: int
-    ordered: bool = False
     mixed: bool = False
     own: bool = False
 
@@ -86,8 +81,7 @@ def read_packing(root: Section) -> Packing | None:
             kind = _own_weights(section)
             return Packing(kind, FORMATS[kind].planes[0], mixed=True, own=True)
         case method:
-            packing = _integers(section.count("bits"), method, section.where)
-            return replace(packing, ordered=method == "gptq" and bool(section.values.get("desc_act")))
+            return _integers(section.count("bits"), method, section.where)
 
 
 def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
@@ -197,8 +191,7 @@ def _compressed_packing(section: Section) -> Packing:
         if (number, bits) == ("float", 8):
             found.add(Packing("fp8", 8))
         elif number == "int":
-            packing = _integers(bits, "compressed-tensors", weights.where)
-            found.add(replace(packing, ordered=weights.values.get("actorder") == "group"))
+            found.add(_integers(bits, "compressed-tensors", weights.where))
         else:
             raise UnsupportedModel(
                 f"{weights.where} has {bits}-bit {plain(number)} weights; int 4, int 8, float 8 can be read"
@@ -240,17 +233,19 @@ def _gptq(section: Section) -> PackedInt4:
         "group_size": values.get("group_size"),
         "checkpoint_format": values.get("checkpoint_format") or "gptq",
         "dynamic": values.get("dynamic") or None,  # other settings for some modules
+        "desc_act": bool(values.get("desc_act")),  # a group's columns stand anywhere
     }
     known = (
         found["bits"] == 4
         and found["group_size"] in GROUPS
         and found["checkpoint_format"] in ("gptq", "gptq_v2")
         and found["dynamic"] is None
+        and not found["desc_act"]
     )
     if not known:
-        _refuse(section, "gptq", found, f"4 bits in groups of {_GROUPS} without dynamic")
+        _refuse(section, "gptq", found, f"4 bits in groups of {_GROUPS} without dynamic and desc_act")
     offset = int(found["checkpoint_format"] == "gptq")
-    return PackedInt4("gptq", values["group_size"], offset=offset, ordered=bool(values.get("desc_act")))
+    return PackedInt4("gptq", values["group_size"], offset=offset)
 
 
 def _compressed_layout(section: Section) -> PackedInt4:
@@ -269,8 +264,8 @@ def _compressed_layout(section: Section) -> PackedInt4:
     schemes = _schemes(section)
     found = {_packed(section, scheme, weights.values) for scheme, weights in schemes.values()}
     order = sorted(found, key=lambda each: (each.bits, each.group, each.symmetric))
-    if not order or order[0].bits != 4 or (len(order) > 1 and any(each.ordered for each in order)):
-        known = "schemes of 4 bits, and beside them others of 8 bits; one alone where it is ordered"
+    if not order or order[0].bits != 4:
+        known = "schemes of 4 bits, and beside them others of 8 bits"
         _refuse(section, "compressed-tensors", {"config_groups": sorted(schemes)}, known)
     return replace(order[0], others=tuple(order[1:]))
 
@@ -291,19 +286,19 @@ def _packed(section: Section, scheme: Section, weights: Mapping[str, Any]) -> Pa
         and found["num_bits"] in (4, 8)
         and (found["type"], found["strategy"]) == ("int", "group")
         and found["group_size"] in GROUPS
-        and found["actorder"] in (None, "static", "weight", "group")
+        and found["actorder"] in (None, "static", "weight")  # of "group" a group's columns stand anywhere
         and not (found["input_activations"] or found["output_activations"])
     )
-    symmetric, ordered = bool(weights.get("symmetric", True)), found["actorder"] == "group"
+    symmetric = bool(weights.get("symmetric", True))
     bits = found["num_bits"]
-    if not known or (bits == 8 and (ordered or not symmetric)):
+    if not known or (bits == 8 and not symmetric):
         found["symmetric"] = symmetric
         wanted = (
             f"pack-quantized weights of 4-bit int in groups of {_GROUPS}, beside them symmetric ones of 8 "
-            "bits, activations left alone"
+            "bits, columns of a group together, activations left alone"
         )
         _refuse(scheme, "compressed-tensors", found, wanted)
-    return PackedInt4("compressed-tensors", weights["group_size"], symmetric, ordered=ordered, bits=bits)
+    return PackedInt4("compressed-tensors", weights["group_size"], symmetric, bits=bits)
 
 
 def _refuse(section: Section, method: str, found: dict[str, Any], known: str) -> NoReturn:

@@ -19,12 +19,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from snugvl.checkpoint.locate import repo_folder
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError
 
+REPO_PREFIX = "models--"  # of the cache's folders of models
 CHUNK_BYTES = 4 * 2**20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def repo_folder(repo: str) -> Path:
+    """Where the cache has a repository."""
+    return hub_cache() / (REPO_PREFIX + repo.replace("/", "--"))
+
+
+def repo_of(folder: Path) -> str:
+    """The repository, as owner/name, that a folder of the cache is of."""
+    return folder.name.removeprefix(REPO_PREFIX).replace("--", "/", 1)
 
 
 class Store:

@@ -17,27 +17,23 @@ import typer
 
 from snugvl.backends.process.launch import Launched
 from snugvl.cli import (
-    ask,
     bench,
-    caption,
     chat,
     compare,
     config,
-    detect,
     doctor,
     models,
     plan,
-    ps,
-    pull,
     quantize,
+    running,
     serve,
     sources,
+    tasks,
     top,
 )
-from snugvl.cli.help import Command, CommandGroup, meant
+from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
-from snugvl.cli.stderr import plainly, say, trace, warnings_said
-from snugvl.cli.stdout import ClosedPipe
+from snugvl.cli.terminal import ClosedPipe, plainly, say, trace, warnings_said
 from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
@@ -54,19 +50,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("caption", cls=Command)(caption.caption)
-app.command("ask", cls=Command)(ask.ask)
-app.command("scene", cls=Command)(caption.scene)
-app.command("detect", cls=Command)(detect.detect)
+app.command("caption", cls=Command)(tasks.caption)
+app.command("ask", cls=Command)(tasks.ask)
+app.command("scene", cls=Command)(tasks.scene)
+app.command("detect", cls=Command)(tasks.detect)
 app.command("chat", cls=Command)(chat.chat)
 app.command("top", cls=Command)(top.top)
 app.command("doctor", cls=Command)(doctor.doctor)
 app.command("plan", cls=Command)(plan.plan)
-app.command("pull", cls=Command)(pull.pull)
+app.command("pull", cls=Command)(models.pull)
 app.command("list", cls=Command)(models.list_models)
 app.command("rm", cls=Command)(models.rm)
 app.command("serve", cls=Command)(serve.serve)
-app.command("ps", cls=Command)(ps.ps)
+app.command("ps", cls=Command)(running.ps)
 app.command("bench", cls=Command)(bench.bench)
 app.command("compare", cls=Command)(compare.compare)
 app.command("quantize", cls=Command)(quantize.quantize)

@@ -18,11 +18,9 @@ import typer
 
 from snugvl.cli import records, session
 from snugvl.cli.options import ModelChoice, OutputChoice
-from snugvl.cli.sinks import JsonLines, Opener, Readable
+from snugvl.cli.records import Job, JsonLines, Opener, Outcome, Readable, Task
 from snugvl.cli.sources import STDIN
-from snugvl.cli.stderr import HANG, about, line, named, printable, say, several, trace
-from snugvl.cli.stdout import flow, write
-from snugvl.cli.task import Job, Outcome, Task
+from snugvl.cli.terminal import HANG, about, flow, line, named, printable, say, several, trace, write
 from snugvl.core.wrapping import wrapped
 from snugvl.errors import ImageError, InputError, SnugvlError
 

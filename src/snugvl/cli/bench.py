@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snugvl.cli import options
-from snugvl.cli.signals import ended_like_ctrl_c
-from snugvl.cli.stderr import printable, say
-from snugvl.cli.stdout import write
+from snugvl.cli.terminal import ended_like_ctrl_c, printable, say, write
 from snugvl.core.options import LoadOptions, typed
 from snugvl.errors import EngineError
 
@@ -97,10 +95,6 @@ Timeout = Annotated[
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Save every request's times and more.")
 ]
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FILE.svg", help="Draw the results over the number of clients, as SVG."),
-]
 
 
 @options.grouped(options.load_options("bench"))
@@ -122,7 +116,6 @@ def bench(
     timeout: Timeout = 300.0,
     load: LoadOptions,
     json: Json = None,
-    plot: Plot = None,
     compare: Compare = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -132,7 +125,7 @@ def bench(
     server of OpenAI's API. Ctrl+C prints what was measured until then.
     """
     if compare is not None:
-        _compare(*compare, saving=json is not None or plot is not None)
+        _compare(*compare, saving=json is not None)
         return
     from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings
     from snugvl.bench.workload import Workload
@@ -151,12 +144,12 @@ def bench(
     settings = BenchmarkSettings(
         server, api_key, model, tuple(start), _levels(levels), workload, repeat, warmup, timeout
     )
-    _check_folders(json, plot)
+    _check_folder(json)
     tell: Tell = (lambda text: None) if quiet else say
-    _measure(BenchmarkRun(settings, tell), json, plot, tell)
+    _measure(BenchmarkRun(settings, tell), json, tell)
 
 
-def _measure(measurement: BenchmarkRun, json: Path | None, plot: Path | None, tell: Tell) -> None:
+def _measure(measurement: BenchmarkRun, json: Path | None, tell: Tell) -> None:
     """Run, print, save; exit as it went."""
     interrupt = None
     with ended_like_ctrl_c():
@@ -166,7 +159,7 @@ def _measure(measurement: BenchmarkRun, json: Path | None, plot: Path | None, te
             interrupt = error
     result = measurement.result
     if result is not None and (result.runs or interrupt is None):
-        _put(result, json, plot, tell)
+        _put(result, json, tell)
     if interrupt is not None:
         say("interrupted")  # Typer makes an exit code of it, without a word
         raise interrupt
@@ -178,7 +171,7 @@ def _measure(measurement: BenchmarkRun, json: Path | None, plot: Path | None, te
         raise typer.Exit(SOME_FAILED)
 
 
-def _put(result: BenchmarkResult, json: Path | None, plot: Path | None, tell: Tell) -> None:
+def _put(result: BenchmarkResult, json: Path | None, tell: Tell) -> None:
     from snugvl.bench.report import report
 
     if json is not None:
@@ -186,11 +179,6 @@ def _put(result: BenchmarkResult, json: Path | None, plot: Path | None, tell: Te
 
         json.write_text(to_json(result), encoding="utf-8")
         tell(f"every request's times are in {json}")
-    if plot is not None:
-        from snugvl.bench.plot import svg
-
-        plot.write_text(svg(result), encoding="utf-8")
-        tell(f"the results are drawn in {plot}")
     _print(report(result))
 
 
@@ -205,18 +193,17 @@ def _print(found: BenchmarkReport) -> None:
 
 def _compare(first: Path, second: Path, *, saving: bool) -> None:
     if saving:
-        raise typer.BadParameter("--compare measures nothing that --json or --plot could keep")
-    from snugvl.bench.compare import compare
+        raise typer.BadParameter("--compare measures nothing that --json could keep")
+    from snugvl.bench.report import compare
     from snugvl.bench.result import load
 
     _print(compare(load(first), load(second), (str(first), str(second))))
 
 
-def _check_folders(*paths: Path | None) -> None:
+def _check_folder(path: Path | None) -> None:
     """Before anything is measured: afterwards it would be lost."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise typer.BadParameter(f"{path} can't be written: name a file in a folder that is there")
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{path} can't be written: name a file in a folder that is there")
 
 
 def _levels(text: str) -> tuple[tuple[int, int], ...]:

@@ -14,9 +14,8 @@ from urllib.parse import quote, unquote
 import typer
 
 from snugvl.cli import options, session, sources
-from snugvl.cli.stderr import printable, say, several
-from snugvl.cli.stdout import flow, show, write
-from snugvl.cli.task import Job
+from snugvl.cli.records import Job
+from snugvl.cli.terminal import flow, printable, say, several, show, write
 from snugvl.errors import InputError, RequestTooLarge, SnugvlError
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snugvl.cli.help import Command, CommandGroup, meant
-from snugvl.cli.stderr import plainly, printable, say
-from snugvl.cli.stdout import write
+from snugvl.cli.options import Command, CommandGroup, meant
+from snugvl.cli.terminal import plainly, printable, say, write
 from snugvl.errors import InputError, SnugvlError
 
 MAX_BYTES: Final = 2**20

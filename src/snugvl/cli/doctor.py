@@ -1,22 +1,34 @@
-"""`snugvl doctor`."""
+"""`snugvl doctor`: the same lines for a terminal, in colour, and for a pipe, plain."""
 
 from __future__ import annotations
 
 import json as json_module
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from snugvl.cli import options
-from snugvl.cli.machine_options import MachineChoice, machine_from
-from snugvl.cli.stderr import say
-from snugvl.cli.stdout import write
+from snugvl.cli.options import MachineChoice, machine_from
+from snugvl.cli.terminal import printable, say, write
+from snugvl.core.sizes import format_size
+from snugvl.core.wrapping import columns, styled, wrapped
+from snugvl.errors import EngineError
 
 if TYPE_CHECKING:
-    from snugvl.hardware.machine import Machine
+    from snugvl.hardware.advice import Advice
+    from snugvl.hardware.machine import Gpu, Machine
+    from snugvl.hardware.software import TorchBuild
+
+SCHEMA: Final = 1
+BAR_CELLS: Final = 40
+WIDEST: Final = 110
+_SIZE_WIDTH: Final = 11
+
+Line = list[tuple[str, str]]  # pieces of text, each with a style of rich or ""
 
 
 @options.grouped()
@@ -48,7 +60,6 @@ def doctor(
     if measure_context and not machine.here:
         raise typer.BadParameter("--measure-context measures this machine, not one that is described")
     from snugvl.checkpoint.cached import cached
-    from snugvl.cli import doctor_view
     from snugvl.hardware import software
     from snugvl.hardware.advice import LOW_DISK_BYTES, advise
 
@@ -64,23 +75,22 @@ def doctor(
     tools = software.build_tools() if machine.here else None
     advice = advise(found, build, downloads, tools)
     if json:
-        document = doctor_view.as_document(found, advice, build)
+        document = as_document(found, advice, build)
         write(json_module.dumps(document, ensure_ascii=False, indent=2) + "\n")
     else:
-        doctor_view.show(found, advice)
+        show(found, advice)
 
 
 def _measured(machine: Machine) -> Machine:
     """`machine` with the context's cost measured on every kind of GPU once."""
-    from snugvl.errors import EngineError
-    from snugvl.hardware import context_cost
+    from snugvl.hardware import calibration
 
     if not machine.gpus:
         raise EngineError("there is no GPU here to measure a CUDA context on: " + " ".join(machine.notes))
     costs: dict[str, int] = {}
     for gpu in machine.gpus:
         if gpu.name not in costs:
-            costs[gpu.name] = context_cost.measure(gpu).context_bytes
+            costs[gpu.name] = calibration.measure(gpu).context_bytes
     return replace(machine, gpus=tuple(replace(gpu, context_bytes=costs[gpu.name]) for gpu in machine.gpus))
 
 
@@ -98,3 +108,131 @@ def _record(machine: Machine, path: Path) -> None:
 
     path.write_text(record(machine), encoding="utf-8")
     say(f"wrote {path}; it names the processes that hold GPU memory")
+
+
+def as_document(machine: Machine, advice: Advice, build: TorchBuild | None) -> dict[str, Any]:
+    """The report as `--json` prints it; docs/machine.md describes it."""
+    from snugvl.hardware.recording import as_json
+
+    return {
+        "schema": SCHEMA,
+        "machine": as_json(machine),
+        "torch": None if build is None else asdict(build),
+        "odd": list(advice.odd),
+        "steps": [asdict(step) for step in advice.steps],
+    }
+
+
+def show(machine: Machine, advice: Advice) -> None:
+    """Print the report."""
+    terminal = sys.stdout.isatty()
+    width = min(WIDEST, columns(sys.stdout) or WIDEST) if terminal else None
+    lines = [[(printable(text), style) for text, style in line] for line in _report(machine, advice, width)]
+    if not terminal:
+        write("".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False)
+    for line in lines:
+        console.print(styled(Text.assemble(*line), width, 2), soft_wrap=True)
+
+
+def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Line]:
+    from snugvl.hardware.machine import SYSTEMS
+
+    where = {**SYSTEMS, "other": "Another system"}[machine.os] + (
+        " in a container" if machine.container else ""
+    )
+    told = {"probed": "", "described": " (described)", "recorded": " (recorded)"}[machine.source]
+    cores = "1 core" if machine.cpu_cores == 1 else f"{machine.cpu_cores} cores"
+    yield [(f"{where}{told}", "bold"), (f", {cores}", "")]
+    memory = (
+        f"System memory {format_size(machine.ram_free_bytes)} free of {format_size(machine.ram_total_bytes)}"
+    )
+    disk = f", disk {format_size(machine.disk_free_bytes)} free" if machine.source != "described" else ""
+    yield [(memory + disk, "")]
+    for gpu in machine.gpus:
+        yield []
+        yield from _gpu(gpu, width, here=machine.source == "probed")
+    for gpu in machine.others:
+        yield []
+        memory = f"{format_size(gpu.free_bytes)} free of {format_size(gpu.total_bytes)}"
+        yield [(gpu.name, "bold"), (f" ({gpu.listed}), {memory}: GGUF files run on it, by llama.cpp.", "")]
+    if not machine.gpus and not machine.others:
+        yield []
+        apple = " On Apple silicon llama.cpp runs GGUF files on the GPU." if machine.os == "macos" else ""
+        yield [("No GPU that snugvl can use", "bold"), (f": models run on the processor, slowly.{apple}", "")]
+    if advice.odd:
+        yield []
+        yield [("What is odd", "bold")]
+        for sentence in advice.odd:
+            yield from _hanging("  - ", "yellow", sentence, width)
+    yield []
+    if not advice.steps:
+        described = machine.source == "described"  # by a person, who may say with --held what programs hold
+        why = "nothing is known of other programs' memory" if described else "no step would free much memory"
+        yield [("Nothing to free", "bold"), (f": {why}.", "")]
+        return
+    yield [("What to do", "bold"), (": on the left what each step frees at most", "")]
+    for step in advice.steps:
+        place = f"cuda:{step.gpu}  " if step.gpu is not None and len(machine.gpus) > 1 else ""
+        kind = {"gpu": "", "ram": "RAM: ", "disk": "disk: "}[step.resource]
+        yield from _hanging(
+            f"{format_size(step.frees_bytes):>{_SIZE_WIDTH}}  ", "green", f"{place}{kind}{step.text}", width
+        )
+
+
+def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
+    from snugvl.hardware.calibration import estimate
+    from snugvl.planner.capabilities import NATIVE, older
+
+    facts = [format_size(gpu.total_bytes)]
+    if gpu.compute_capability is not None:
+        facts.append("compute {}.{}".format(*gpu.compute_capability))
+    facts.append(f"{gpu.bandwidth / 1e9:.0f} GB/s" if gpu.bandwidth else "bandwidth unknown")
+    if gpu.driver is not None:
+        facts.append(f"driver {gpu.driver}")
+    yield [(f"cuda:{gpu.index}  {gpu.name}", "bold"), (f"  {', '.join(facts)}", "")]
+    cells = min(BAR_CELLS, width - 4) if width else BAR_CELLS
+    held = round(cells * gpu.held_bytes / gpu.total_bytes)
+    full, empty = _blocks()
+    free = f"{format_size(gpu.free_bytes)} free"
+    yield [
+        ("  ", ""),
+        (full * held, "red"),
+        (empty * (cells - held), "green"),
+        (f"  {format_size(gpu.held_bytes)} held, ", ""),
+        (free, "bold green"),
+    ]
+    for tenant in gpu.tenants:
+        process = "" if tenant.pid is None else f" (process {tenant.pid})"
+        size = f"{format_size(tenant.held_bytes):>{_SIZE_WIDTH}}  "
+        yield from _hanging(size, "", tenant.name + process, width)
+    if gpu.context_bytes is None:
+        cost_bytes = estimate(gpu)
+        source = "estimated; --measure-context measures it" if here else "estimated"
+    else:
+        cost_bytes, source = gpu.context_bytes, f"measured with driver {gpu.driver}"
+    size = f"{format_size(cost_bytes):>{_SIZE_WIDTH}}  "
+    text = f"of what is free goes to the CUDA context of each program with torch, once it starts ({source})"
+    yield from _hanging(size, "cyan", text, width)
+    if (why := older(gpu.compute_capability, NATIVE)) is not None:
+        text = f"Too old for snugvl's engines but llama.cpp's, which runs GGUF files on it: {why}."
+        yield from _hanging("  ", "yellow", text, width)
+
+
+def _hanging(lead: str, style: str, text: str, width: int | None) -> Iterator[Line]:
+    """`text` after `lead`, wrapped under itself on a terminal."""
+    for number, row in enumerate(wrapped(text, width, len(lead), len(lead)).split("\n")):
+        yield [(lead, style), (row, "")] if number == 0 else [(row, "")]
+
+
+def _blocks() -> tuple[str, str]:
+    """A held and a free cell that this output can show."""
+    try:
+        "█░".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#", "."
+    return "█", "░"

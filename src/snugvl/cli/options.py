@@ -1,25 +1,282 @@
-"""The options that commands share, and the values that they become.
+"""The options that commands share, the values that they become, and how `--help` reads.
 
 A command takes a whole group of options as one parameter: `choice: ModelChoice`, `load: LoadOptions`,
 `generation: Generation`, `machine: MachineChoice`. `grouped` spells the group out for typer and puts the
 value together. So a new way to load a model is a row of `LoadOptions`, which says which commands have it.
+Values are checked when they are typed or set, and completed by the shell.
 """
+
+from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from snugvl.cli.machine_options import MACHINE, MachineChoice
-from snugvl.cli.values import address, device, downloaded_models, size
+from snugvl.cli.terminal import say
+from snugvl.core.addresses import http_address
 from snugvl.core.options import ROWS, LoadOptions, OptionRow, flag
 from snugvl.core.sampling import SamplingParams
+from snugvl.core.sizes import format_size, parse_size
 from snugvl.errors import InputError, RequestError
 from snugvl.planner.engines import rules_of
+
+if TYPE_CHECKING:
+    from snugvl.hardware.machine import Machine
+
+SOLD_AS: Final = ("--vram", "--ram")  # memory that people know by the number on its box, which is of GiB
+
+
+def address(value: str | None) -> str | None:
+    """A server's address as it was typed, with http:// where that was left out.
+
+    Raises:
+        typer.BadParameter: it is no address.
+    """
+    found = None if value is None else http_address(value)
+    if found is not None and not found.startswith(("http://", "https://")):
+        raise typer.BadParameter(
+            f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000"
+        )
+    return found
+
+
+def device(value: str | None) -> str | None:
+    """A device as it was typed.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    if value is not None:
+        try:
+            LoadOptions(device=value)
+        except RequestError as error:
+            raise typer.BadParameter(str(error)) from None
+    return value
+
+
+def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """A size as it was typed.
+
+    Raises:
+        typer.BadParameter: it is none, or nothing where there must be something.
+    """
+    if value is not None:
+        option = parameter.opts[0]
+        try:
+            nbytes = parse_size(value, option)
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from None
+        if not nbytes and option != "--held":
+            raise typer.BadParameter(f"{option} {value!r} is nothing; write it like 951MiB, 7.2GiB or 8GB")
+        if option in SOLD_AS and value.strip().lower().endswith("gb"):
+            number = value.strip()[:-2].strip()
+            say(f"{option} {value} is {format_size(nbytes)}; what is sold as {number} GB has {number}GiB")
+    return value
+
+
+def _here() -> list[str]:
+    from snugvl.checkpoint.cached import cached
+
+    return ["pocket", *(each.name for each in cached())]
+
+
+def downloaded_models(incomplete: str) -> list[str]:
+    """Names of models on this machine that begin so, for the shell."""
+    return [name for name in _here() if name.startswith(incomplete)]
+
+
+def known_models(incomplete: str) -> list[str]:
+    """Names of models on this machine and in the catalogue that begin so, for the shell."""
+    from snugvl.checkpoint.catalogue import entries
+
+    known = dict.fromkeys(form.repo for entry in entries() for form in entry.forms)
+    known |= dict.fromkeys(_here())
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def cards(incomplete: str) -> list[str]:
+    """Names of GPUs that can be described, for the shell."""
+    from snugvl.hardware.gpus import known
+
+    products = (model.product.removeprefix("NVIDIA ").replace(" ", "-") for model in known())
+    short = dict.fromkeys(name.lower().removeprefix("geforce-") for name in products)
+    return [name for name in ("none", *short) if name.startswith(incomplete)]
+
+
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        autocompletion=cards,
+        help="Describe a machine: its GPU, such as rtx-5060, or none.",
+    ),
+]
+Os = Annotated[
+    Literal["linux", "wsl2", "windows", "macos", "other"] | None,
+    typer.Option(
+        "--os", help="The described machine's system (linux by default, macos with a GPU of Apple's)."
+    ),
+]
+Held = Annotated[
+    str | None,
+    typer.Option(
+        "--held",
+        metavar="SIZE",
+        callback=size,
+        help="GPU memory that other programs hold there, such as 951MiB.",
+    ),
+]
+Vram = Annotated[
+    str | None,
+    typer.Option(
+        "--vram",
+        metavar="SIZE",
+        callback=size,
+        help="GPU memory in all, such as 8151MiB; known for most GPUs.",
+    ),
+]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", help="How many of these GPUs the machine has.")
+]
+Ram = Annotated[
+    str | None, typer.Option("--ram", metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
+]
+MachineFile = Annotated[
+    Path | None,
+    typer.Option("--machine", metavar="FILE", help="A recording that snugvl doctor --record made."),
+]
+
+MACHINE: dict[str, Any] = {
+    "gpu": Gpu,
+    "os": Os,
+    "held": Held,
+    "vram": Vram,
+    "gpus": Gpus,
+    "ram": Ram,
+    "machine": MachineFile,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineChoice:
+    """Which machine a command means; nothing given: this one."""
+
+    gpu: str | None = None
+    os: Literal["linux", "wsl2", "windows", "macos", "other"] | None = None
+    held: str | None = None
+    vram: str | None = None
+    gpus: int | None = None
+    ram: str | None = None
+    machine: Path | None = None
+
+    @property
+    def described(self) -> bool:
+        """A machine is described by its GPU."""
+        return self.gpu is not None or self.vram is not None
+
+    @property
+    def here(self) -> bool:
+        """This machine is meant."""
+        return not self.described and self.machine is None
+
+    def __post_init__(self) -> None:
+        details = {"--os": self.os, "--held": self.held, "--gpus": self.gpus, "--ram": self.ram}
+        extra = next((option for option, value in details.items() if value is not None), None)
+        if self.machine is not None and (self.described or extra):
+            named = extra or ("--gpu" if self.gpu is not None else "--vram")
+            raise typer.BadParameter(f"--machine replays a recording; {named} describes another machine")
+        if extra and not self.described:
+            raise typer.BadParameter(f"{extra} describes a machine: name its GPU too, with --gpu or --vram")
+
+
+def machine_from(options: MachineChoice) -> Machine:
+    """The machine that is meant.
+
+    Raises:
+        typer.BadParameter: a description that can't be.
+        InputError: a recording that can't be read.
+    """
+    if options.machine is not None:
+        from snugvl.hardware.recording import replay
+
+        return replay(options.machine)
+    if options.described:
+        from snugvl.hardware.describe import describe
+        from snugvl.hardware.gpus import is_mac
+
+        mac = options.gpu is not None and is_mac(options.gpu)
+        try:
+            return describe(
+                options.gpu,
+                os=options.os or ("macos" if mac else "linux"),
+                held=options.held,
+                vram=options.vram,
+                count=1 if options.gpus is None else options.gpus,
+                ram=options.ram,
+            )
+        except InputError as error:  # whatever is wrong was said on the command line
+            raise typer.BadParameter(str(error)) from None
+    from snugvl.hardware.probe import probe
+
+    return probe()
+
+
+NUMBERS = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "str": "TEXT"}
+
+
+def meant(word: str, known: Sequence[str]) -> str | None:
+    """The one of `known` that `word` misspells or begins; None where none is near."""
+    from difflib import get_close_matches
+
+    begun = [name for name in known if len(word) > 2 and name.startswith(word)]
+    near = begun[:1] or get_close_matches(word, known, n=1, cutoff=0.75)
+    return near[0] if near else None
+
+
+class _Read:
+    """Summary of a command or a group, and its numbers in words."""
+
+    help: str | None
+    params: list[Any]
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence, however long: it is wrapped where a cut one would end in dots."""
+        first, stop, _ = " ".join((self.help or "").split("\n\n")[0].split()).partition(". ")
+        return first + stop.strip()
+
+    def _plainly(self) -> None:
+        for parameter in self.params:
+            kind = parameter.type
+            if (
+                parameter.metavar is None
+                and kind.name in NUMBERS
+                and not getattr(parameter, "is_flag", False)
+            ):
+                parameter.metavar = NUMBERS[kind.name]
+            least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+            if least is not None:
+                words = f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
+                kind._describe_range = lambda words=words: words
+
+
+class Command(_Read, TyperCommand):
+    """A command."""
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **values)
+        self._plainly()
+
+
+class CommandGroup(_Read, TyperGroup):
+    """A group of commands."""
+
 
 DEFAULT_MODEL = "pocket"
 

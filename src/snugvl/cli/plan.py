@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from snugvl.cli import options, values
-from snugvl.cli.machine_options import MachineChoice, machine_from
-from snugvl.cli.stderr import printable, say
+from snugvl.cli import options
+from snugvl.cli.options import MachineChoice, machine_from
+from snugvl.cli.terminal import printable, say
 from snugvl.core.formats import Floor
 from snugvl.core.options import LoadOptions
 from snugvl.errors import DoesNotFit
@@ -28,7 +28,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="[MODEL]",
-        autocompletion=values.known_models,
+        autocompletion=options.known_models,
         help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
     ),
 ]
@@ -48,7 +48,6 @@ Quality = Annotated[
     typer.Option("--quality", help="The coarsest weights that you accept."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")]
-Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the plan as a picture, too.")]
 Save = Annotated[
     Path | None,
     typer.Option("--save", metavar="FILE", help="Save the plan; snugvl serve --plan FILE runs it."),
@@ -71,7 +70,6 @@ def plan(
     quality: Quality = "any",
     machine: MachineChoice,
     json: Json = False,
-    svg: Svg = None,
     save: Save = None,
     verbose: Verbose = False,
     offline: Offline = False,
@@ -83,7 +81,7 @@ def plan(
     candidates = _candidates(model, offline, wishes.images > 0)
     found = machine_from(machine)
     result = planned(candidates, found, wishes)
-    _put(result, found, json=json, svg=svg, verbose=verbose)
+    _put(result, found, json=json, verbose=verbose)
     if save is not None:
         _save(result, found, save)
     if result.choice is None:
@@ -144,19 +142,13 @@ def _here(plan: Plan, machine: Machine) -> bool:
     return True
 
 
-def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None, verbose: bool) -> None:
+def _put(plan: Plan, machine: Machine, *, json: bool, verbose: bool) -> None:
     from functools import partial
 
     from snugvl.planner.report.sections import report as full_report
 
     measured = _measured(machine)
     report = partial(full_report, pull=not _here(plan, machine))
-    if svg is not None:
-        from snugvl.planner.report.svg import svg as draw
-
-        svg.parent.mkdir(parents=True, exist_ok=True)
-        svg.write_text(draw(report(plan, machine, measured)), encoding="utf-8")
-        say(f"the plan is drawn in {svg}")
     if json:
         import json as encoder
 

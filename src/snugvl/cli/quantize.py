@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snugvl.cli import options, session, sources, values
+from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
-from snugvl.cli.signals import ended_like_ctrl_c
-from snugvl.cli.stderr import say, several
-from snugvl.cli.stdout import write
+from snugvl.cli.terminal import ended_like_ctrl_c, say, several, write
 from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
-from snugvl.quantize import FileFormat
 
 if TYPE_CHECKING:
     from snugvl.fidelity.progress import Tell
@@ -43,7 +40,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A folder or a Hub id, in 16 or 32 bits or FP8.",
-        autocompletion=values.downloaded_models,
+        autocompletion=options.downloaded_models,
     ),
 ]
 
@@ -73,13 +70,6 @@ def quantize(
             help="Instead of --bits: a copy of what this makes while loading.",
         ),
     ] = None,
-    form: Annotated[
-        FileFormat,
-        typer.Option(
-            "--format",
-            help="Format of the files: our engine's own, or compressed-tensors, which others read, too.",
-        ),
-    ] = "snugvl",
     group: Annotated[
         int | None,
         typer.Option("--group", metavar="32|64|128", help="Columns that share a scale in 4 bits (64)."),
@@ -101,10 +91,10 @@ def quantize(
         given = _given(ModelChoice(model, pocket=session.of_drawings(model)), with_ or [])
         mean = DEFAULT_BITS if bits is None else bits
         job: Callable[..., QuantizeJob | CopyJob] = partial(
-            _rounding, load, out, given, bits=mean, group=group, form=form
+            _rounding, load, out, given, bits=mean, group=group
         )
     else:
-        for name, said in (("--bits", bits), ("--with", with_), ("--format", form != "snugvl")):
+        for name, said in (("--bits", bits), ("--with", with_)):
             if said:
                 raise typer.BadParameter(
                     f"{name} has no place beside --weights, whose copy is what {weights} is while loading"
@@ -133,9 +123,9 @@ def _copying(load: LoadOptions, out: Path, weights: FewBits, *, tell: Tell, grou
 def _quantize(
     load: LoadOptions, out: Path, job_of: Callable[..., QuantizeJob | CopyJob], *, json: bool, quiet: bool
 ) -> None:
-    from snugvl.cli import compare_view
+    from snugvl.cli import compare
 
-    with compare_view.progress(shown=not quiet) as tell, closing(job_of(tell=tell)) as job:
+    with compare.progress(shown=not quiet) as tell, closing(job_of(tell=tell)) as job:
         if not quiet:
             for line in _plan_lines(job):
                 say(line)
@@ -159,8 +149,7 @@ def _lines(out: Path, made: WrittenCheckpoint) -> list[str]:
     counts = Counter(made.widths.values())
     found = ", ".join(f"{counts[bits]} in {bits} bits" for bits in sorted(counts))
     return [
-        f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory, "
-        f"{made.stored_bits:.2f} in its files",
+        f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory and in its files",
         f"{made.matrices} matrices: {found}{wide}",
         f"check it later with: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
         f"serve it with: snugvl serve {shlex.quote(str(out))}",

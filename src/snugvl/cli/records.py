@@ -1,4 +1,6 @@
-"""JSON Lines: one record per image, written as soon as it is done, and read again to resume.
+"""Jobs, tasks, and where their outcomes go: lines for people, JSON Lines, or one file at the end.
+
+JSON Lines are one record per image, written as soon as it is done, and read again to resume:
 
     {"image": "a.png", "task": "ask", "model": "pocket", "params": {"question": "…"},
      "result": {…}, "usage": {"prompt_tokens": 210, "completion_tokens": 9, "image_tokens": 196},
@@ -9,15 +11,130 @@
 `result` is the task's result as in `snugvl.tasks.results`, without its usage.
 """
 
+from __future__ import annotations
+
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from snugvl.cli.task import Job, Outcome, Task
+from snugvl.cli.sources import STDIN
+from snugvl.cli.terminal import printable, show, write
+from snugvl.core.wrapping import columns, styled
 from snugvl.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from snugvl.client import Client
+    from snugvl.core.messages import Delta
+    from snugvl.inputs.given import VisualSource
+    from snugvl.model import Model
+    from snugvl.tasks.results import Answer, Caption, Detections, Result, Scene
+
+    Deltas = AbstractContextManager[Iterable[Delta]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One result to make: of one image, or of several together."""
+
+    names: tuple[str, ...]
+    together: bool = False
+
+    @property
+    def image(self) -> str | list[str]:
+        """How records name it."""
+        return list(self.names) if self.together else self.names[0]
+
+    @property
+    def title(self) -> str:
+        """How people read it."""
+        return ", ".join(self.names)
+
+    @property
+    def called(self) -> list[str]:
+        """How messages call each of its images."""
+        return ["standard input" if name == STDIN else name for name in self.names]
+
+
+def each(names: Sequence[str]) -> list[Job]:
+    """A job per image."""
+    return [Job((name,)) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task with its parameters filled in.
+
+    Attributes:
+        name: of the task, in records.
+        params: what was asked, in records; a file is resumed only with the same.
+        run: the result of a job's images.
+        text: the result for people.
+        stream: the same as `run` while it is generated, where the result is plain text.
+        videos: whether a video may stand for a picture.
+    """
+
+    name: str
+    params: dict[str, Any]
+    run: Callable[[Model | Client, Job, Sequence[VisualSource]], Result]
+    text: Callable[[Any], str]
+    stream: Callable[[Model | Client, Sequence[VisualSource]], Deltas] | None = field(default=None)
+    videos: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job: a result or an error."""
+
+    job: Job
+    result: Result | None
+    error: Exception | None
+    seconds: float
+
+
+def words(result: Caption | Answer) -> str:
+    """The text itself."""
+    return result.text
+
+
+def scene(result: Scene) -> str:
+    """The summary, then a line for each part that has something."""
+    lines = [result.summary] if result.summary else []
+    if result.setting:
+        lines.append(f"Setting: {result.setting}")
+    for thing in result.objects:
+        where = f" ({'; '.join(thing.positions)})" if thing.positions else ""
+        lines.append(f"{thing.count} × {thing.name}{where}")
+    if result.text:
+        lines.append("Text: " + ", ".join(f"“{text}”" for text in result.text))
+    lines.extend(f"- {relation}" for relation in result.relations)
+    return "\n".join(lines) or "nothing described"
+
+
+def detections(result: Detections, asked: Sequence[str] = ()) -> str:
+    """A line per object: label, then x1 y1 x2 y2 in whole pixels; and one for each that was `asked` for and
+    isn't there."""
+    missing = [name for name in asked if not any(_same(name, thing.label) for thing in result.objects)]
+    if not result.objects and len(missing) < 2:
+        return f"nothing found: no {missing[0]}" if missing else "nothing found"
+    width = max(len(name) for name in (*missing, *(thing.label for thing in result.objects)))
+    rows = []
+    for thing in result.objects:
+        box = thing.box
+        numbers = " ".join(f"{round(value):5d}" for value in (box.x1, box.y1, box.x2, box.y2))
+        rows.append(f"{thing.label:<{width}} {numbers}")
+    return "\n".join([*rows, *(f"{name:<{width}} not found" for name in missing)])
+
+
+def _same(name: str, label: str) -> bool:
+    """Whether a model's label is of what was asked for: it may write one more or less of it."""
+    name, label = name.casefold(), label.casefold()
+    return name in label or label in name
+
 
 _SAME = ("task", "model", "params")
 
@@ -118,3 +235,107 @@ def _check_same(value: dict[str, Any], wanted: dict[str, Any], path: Path, numbe
                 f"{path}, line {number} has {key} {json.dumps(value[key], ensure_ascii=False)}, not "
                 f"{json.dumps(mine, ensure_ascii=False)}; --resume continues the same work only"
             )
+
+
+class Sink(Protocol):
+    """Takes outcomes in order. Leaving its `with` finishes it, also when the batch was interrupted."""
+
+    def put(self, outcome: Outcome) -> None: ...
+
+    def __enter__(self) -> Sink: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Readable:
+    """Text on standard output: alone for one image, under its name for several. Errors go elsewhere."""
+
+    def __init__(self, text: Callable[[Any], str], *, several: bool) -> None:
+        self._text = text
+        self._several = several
+
+    def put(self, outcome: Outcome) -> None:
+        if outcome.result is None:
+            return
+        text = printable(self._text(outcome.result))
+        if not self._several:
+            show(text)
+        elif sys.stdout.isatty():
+            self._in_colour(printable(outcome.job.title), text)
+        else:
+            write(_under(printable(outcome.job.title) + ":", text) + "\n")
+
+    def _in_colour(self, title: str, text: str) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        line = Text(_under(title + ":", text))
+        line.stylize("bold cyan", 0, len(title) + 1)
+        console = Console(file=sys.stdout, highlight=False)
+        console.print(styled(line, columns(sys.stdout), 2), soft_wrap=True)
+
+    def __enter__(self) -> Readable:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Nothing is held back."""
+
+
+class JsonLines:
+    """A record per outcome, on standard output or in a file, flushed one by one."""
+
+    def __init__(self, task: Task, model: str, path: Path | None = None) -> None:
+        self._task = task
+        self._model = model
+        self._file: IO[str] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+
+    def put(self, outcome: Outcome) -> None:
+        line = encode(record(outcome, self._task, self._model))
+        if self._file is None:
+            write(line)
+            return
+        self._file.write(line)
+        self._file.flush()
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._file:
+            self._file.close()
+
+
+class Gathered:
+    """Keeps the results and hands them to `finish` at the end: formats that are one document.
+
+    Without any result there is no document: the error is told, and the next try finds its place free.
+    """
+
+    def __init__(self, finish: Callable[[Sequence[Outcome]], None]) -> None:
+        self._finish = finish
+        self._outcomes: list[Outcome] = []
+
+    def put(self, outcome: Outcome) -> None:
+        if outcome.result is not None:
+            self._outcomes.append(outcome)
+
+    def __enter__(self) -> Gathered:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._outcomes:
+            self._finish(self._outcomes)
+
+
+Opener = Callable[[], AbstractContextManager[Sink]]
+
+
+def _under(title: str, text: str) -> str:
+    """`title text` on one line, or the lines of `text` indented under the title."""
+    lines = text.splitlines()
+    if len(lines) <= 1:
+        return f"{title} {text}"
+    return "\n".join([title, *(f"  {line}" for line in lines)])

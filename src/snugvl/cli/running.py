@@ -1,4 +1,4 @@
-"""Servers of ours that run on this machine, and what is wrong with one that isn't to be used.
+"""Servers of ours that run on this machine, what is wrong with one that isn't to be used, and `snugvl ps`.
 
 Each writes down where it is, for every command that looks for one:
 
@@ -11,16 +11,23 @@ A record counts while its process runs: the same number, begun at the same time,
 from __future__ import annotations
 
 import json
+import json as encoder
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
+import typer
+
+from snugvl.cli import options
+from snugvl.cli.terminal import printable, say, write
+from snugvl.core.sizes import format_size
 from snugvl.errors import EngineUnavailable, SnugvlError, Unauthorized
 
 AT_ONCE_S: Final = 1.0  # a server that takes longer for a small answer is not waited for
@@ -172,3 +179,63 @@ def _alive(server: LocalServer) -> bool:
         return abs(psutil.Process(server.pid).create_time() - server.created) < SAME_TIME_S
     except (psutil.Error, ValueError, OverflowError):
         return os.name == "nt" and psutil.pid_exists(server.pid)  # Windows hides others' times of start
+
+
+def ps(
+    api_key: options.ApiKey = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a list of objects, with sizes in bytes.")
+    ] = False,
+) -> None:
+    """Show which servers of yours run here: process, address, model, memory, and since when."""
+    rows = [_row(server, api_key) for server in running()]
+    if json:
+        write(encoder.dumps(rows, ensure_ascii=False, indent=2) + "\n")
+        return
+    if not rows:
+        say("no server of yours runs on this machine; start one with: snugvl serve")
+        return
+    for row in rows:
+        since = datetime.fromisoformat(row["since"]).astimezone()
+        held = f"{format_size(row['memory_bytes'])} ({row['device']})" if row["memory_bytes"] else "unknown"
+        lines = [
+            f"{row['url']}  {row['state']}",
+            f"  process {row['pid']}, since {since:%Y-%m-%d %H:%M:%S}",
+            f"  model   {', '.join(row['names'])}",
+            f"  memory  {held}",
+        ]
+        write(printable("\n".join(lines)) + "\n")
+
+
+def _row(server: LocalServer, api_key: str | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "pid": server.pid,
+        "url": server.url,
+        "model": server.model,
+        "names": list(server.names),
+        "since": datetime.fromtimestamp(server.since, UTC).isoformat(timespec="seconds"),
+        "state": "doesn't answer",
+        "device": "this machine",
+        "memory_bytes": _resident(server.pid),
+    }
+    answer = ask(server, "/memory", api_key)
+    if (why := trouble(answer, api_key)) is not None:
+        return row | {"state": why}
+    with suppress(TypeError, KeyError):
+        row["state"] = str(answer.body["health"]["state"])
+        row |= {
+            "device": str(answer.body["ledger"]["device"]),
+            "memory_bytes": int(answer.body["ledger"]["process_bytes"]),
+        }
+    return row
+
+
+def _resident(pid: int) -> int | None:
+    """Main memory of a process and what it started, where the server itself doesn't tell."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+    except psutil.Error:
+        return None

@@ -1,33 +1,280 @@
-"""`snugvl serve`."""
+"""`snugvl serve`: its options, and what of them doesn't go together, refused by name.
+
+Beside the options of loading there are those of the server, whatever runs behind it, and of a vLLM of ours or
+of others.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import shlex
 import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from snugvl.cli import options, serve_options
-from snugvl.cli.serve_options import ChildOptions
-from snugvl.cli.stderr import say
-from snugvl.core.options import LoadOptions
+from snugvl.cli import options
+from snugvl.cli.options import downloaded_models
+from snugvl.cli.terminal import say
+from snugvl.core.options import LoadOptions, flag
 from snugvl.core.sizes import MIB
+from snugvl.errors import RequestError
+from snugvl.planner.engines import refuse_lacking, rules_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from socket import socket
 
     from snugvl.backends.process.launch import Launched
+    from snugvl.core.options import Engine
     from snugvl.core.service import EngineService
     from snugvl.hardware.machine import Machine
     from snugvl.planner.report.document import SavedPlan
     from snugvl.server.settings import ServerSettings
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        envvar="SNUGVL_MODEL",
+        autocompletion=downloaded_models,
+        help="A folder, a Hub id or pocket; without one the best that is downloaded and fits.",
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--served-model-name", metavar="NAME", help="What requests call the model; repeatable."),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key", metavar="KEY", help="A key that requests may use; repeatable. Also SNUGVL_API_KEY."
+    ),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--api-key-file", metavar="FILE", help="More keys, one a line; # comments.")
+]
+AllowOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin", metavar="ORIGIN", help="A web page's address that may ask, or '*'; repeatable."
+    ),
+]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")
+]
+NoAuth = Annotated[
+    bool, typer.Option("--no-auth", help="Ask nobody for a key, also on addresses that other machines reach.")
+]
+MaxConcurrent = Annotated[
+    int,
+    typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
+]
+Deadline = Annotated[
+    float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
+]
+Drain = Annotated[
+    float, typer.Option("--drain", min=0, help="Seconds that running requests may still take after Ctrl+C.")
+]
+MaxBody = Annotated[int, typer.Option("--max-body", min=1, help="Most MiB that one request may have.")]
+AllowLocalMedia = Annotated[
+    Path | None,
+    typer.Option("--allow-local-media", metavar="DIR", help="Let file: URLs read below this folder."),
+]
+AllowPrivateMedia = Annotated[
+    bool, typer.Option("--allow-private-media", help="Let picture URLs point to private addresses.")
+]
+AllowedMediaDomains = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-media-domains",
+        metavar="HOST",
+        help="Fetch pictures from this host alone; repeatable; 'none': from nobody.",
+    ),
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option("--log-level", help="debug shows polls of /health, /memory and /metrics, too."),
+]
+LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")]
+KeyRequestsPerMinute = Annotated[
+    int | None, typer.Option("--key-requests-per-minute", min=1, help="Requests a minute of each API key.")
+]
+KeyConcurrent = Annotated[
+    int | None, typer.Option("--key-concurrent", min=1, help="Requests at once of each API key.")
+]
+VllmCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--vllm-command",
+        metavar="WORDS",
+        help="The command to run instead of vllm, such as '/opt/venv/bin/vllm'.",
+    ),
+]
+Attach = Annotated[
+    str | None,
+    typer.Option(
+        "--attach",
+        metavar="URL",
+        callback=options.address,
+        help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
+    ),
+]
+AttachKey = Annotated[
+    str | None, typer.Option("--attach-api-key", metavar="KEY", help="Key of the server to attach to.")
+]
+LlamacppCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--llamacpp-command",
+        metavar="WORDS",
+        help="The command to run instead of llama-server, such as '/opt/llama.cpp/llama-server'.",
+    ),
+]
+NoRetry = Annotated[
+    bool,
+    typer.Option("--no-retry", help="Don't plan again and retry once when a vLLM or llama.cpp fails."),
+]
+SleepAfter = Annotated[
+    float | None,
+    typer.Option(
+        "--sleep-after",
+        metavar="SECONDS",
+        help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
+    ),
+]
+NOT_SERVERS = ("dtype", "max_waiting")
+SERVERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # engines that are servers of other programs
+
+
+@dataclass(frozen=True, slots=True)
+class ChildOptions:
+    """What only engines have that are servers of other programs: vLLM and llama.cpp.
+
+    Attributes:
+        vllm_line, llamacpp_line: the words that stand for vllm and llama-server.
+        attach: URL of a server that runs.
+        sleep_after_s: seconds without a request after which vLLM's memory is given back.
+    """
+
+    vllm_line: str | None = None
+    llamacpp_line: str | None = None
+    attach: str | None = None
+    attach_api_key: str | None = None
+    retry: bool = True
+    sleep_after_s: float | None = None
+
+    @property
+    def vllm_command(self) -> tuple[str, ...]:
+        """The words that stand for vllm."""
+        return _words("--vllm-command", self.vllm_line)
+
+    @property
+    def llamacpp_command(self) -> tuple[str, ...]:
+        """The words that stand for llama-server."""
+        return _words("--llamacpp-command", self.llamacpp_line)
+
+    def said(self) -> dict[str, tuple[str, ...]]:
+        """The options that were given, `--attach` left out, and the engines that have them."""
+        given = {
+            "--vllm-command": (self.vllm_line is not None, ("vllm",)),
+            "--llamacpp-command": (self.llamacpp_line is not None, ("llamacpp",)),
+            "--no-retry": (not self.retry, ("vllm", "llamacpp")),
+            "--sleep-after": (self.sleep_after_s is not None, ("vllm",)),
+        }
+        return {name: engines for name, (there, engines) in given.items() if there}
+
+
+def _words(option: str, line: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(line or ""))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {line!r}: {error}") from None
+
+
+def check(load: LoadOptions, child: ChildOptions) -> None:
+    """Refuse what goes together under no plan.
+
+    Raises:
+        typer.BadParameter: names the options and the way out.
+    """
+    if child.attach_api_key is not None and child.attach is None:
+        raise typer.BadParameter("--attach-api-key is the key of a server: name it with --attach")
+    if child.llamacpp_line is not None and not child.llamacpp_command:
+        raise typer.BadParameter(
+            "--llamacpp-command is empty; name a program, such as /opt/llama.cpp/llama-server"
+        )
+    if child.vllm_line is not None and not child.vllm_command:
+        raise typer.BadParameter("--vllm-command is empty; name a program, such as /opt/venv/bin/vllm")
+    if load.language_only and load.images:
+        raise typer.BadParameter(
+            f"--language-only serves no pictures, --images {load.images} wants some; leave one out"
+        )
+    if load.language_only and load.tower == "streamed":
+        raise typer.BadParameter("--language-only leaves no vision tower to stream; leave --tower out")
+    if child.attach is None:
+        if load.backend != "auto":
+            check_engine(load, child, load.backend, f"--backend {load.backend}")
+        return
+    if load.backend not in ("auto", *SERVERS):
+        raise typer.BadParameter(f"--attach takes a vLLM or a llama.cpp server, not --backend {load.backend}")
+    backend = "vllm" if load.backend == "auto" else load.backend
+    name = SERVERS[backend]
+    asked = {name: value for name, value in load.said().items() if name != "backend"}
+    if said := [*child.said(), *(flag(name, value) for name, value in asked.items())]:
+        raise typer.BadParameter(
+            f"{' and '.join(said)} can't be chosen for a {name} that runs already (--attach); leave "
+            f"{_it(said)} out, or start {name} with snugvl: --backend {backend}"
+        )
+
+
+def check_engine(load: LoadOptions, child: ChildOptions, engine: Engine, why: str) -> None:
+    """Refuse what an engine doesn't have. `why`: how it came to be this engine.
+
+    Raises:
+        typer.BadParameter: names the options and the way out.
+    """
+    asked = load.said()
+    others = {name: having for name, having in child.said().items() if engine not in having}
+    if others:
+        said = list(others)
+        able = [each for each in SERVERS if all(each in having for having in others.values())]
+        if not able:  # no engine has them all
+            said, able = said[:1], list(others[said[0]])
+        whose = " and ".join(f"{SERVERS[each]}'s" for each in able)
+        raise typer.BadParameter(
+            f"{' and '.join(said)} {_is(said)} {whose} alone ({why}); say --backend {' or '.join(able)}, or "
+            f"leave {_it(said)} out"
+        )
+    try:
+        refuse_lacking(engine, asked, why=why)
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from None
+    name = SERVERS.get(engine, "")
+    if name and (said := [flag(each, asked[each]) for each in NOT_SERVERS if each in asked]):
+        raise typer.BadParameter(
+            f"{' and '.join(said)} {_is(said)} not for {name} ({why}); leave {_it(said)} out"
+        )
+    if load.trust_remote_code and not rules_of(engine).runs_remote_code:
+        raise typer.BadParameter(
+            f"--trust-remote-code is not for {rules_of(engine).title}, which runs no checkpoint's code "
+            f"({why}); say --backend transformers or vllm, or leave it out"
+        )
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _it(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "them"
+
 
 Plan = Annotated[
     Path | None,
@@ -40,34 +287,34 @@ Plan = Annotated[
 @options.grouped(options.SERVED)
 def serve(
     command: typer.Context,
-    model: serve_options.Model = None,
-    host: serve_options.Host = "127.0.0.1",
-    port: serve_options.Port = 8000,
-    api_key: serve_options.Keys = None,
-    api_key_file: serve_options.KeyFile = None,
-    no_auth: serve_options.NoAuth = False,
-    allow_origin: serve_options.AllowOrigin = None,
-    served_model_name: serve_options.Names = None,
+    model: Model = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: Keys = None,
+    api_key_file: KeyFile = None,
+    no_auth: NoAuth = False,
+    allow_origin: AllowOrigin = None,
+    served_model_name: Names = None,
     *,
     load: LoadOptions,
     plan: Plan = None,
-    vllm_command: serve_options.VllmCommand = None,
-    llamacpp_command: serve_options.LlamacppCommand = None,
-    no_retry: serve_options.NoRetry = False,
-    sleep_after: serve_options.SleepAfter = None,
-    attach: serve_options.Attach = None,
-    attach_api_key: serve_options.AttachKey = None,
-    max_concurrent: serve_options.MaxConcurrent = 256,
-    deadline: serve_options.Deadline = 600.0,
-    drain: serve_options.Drain = 30.0,
-    max_body: serve_options.MaxBody = 64,
-    allow_local_media: serve_options.AllowLocalMedia = None,
-    allow_private_media: serve_options.AllowPrivateMedia = False,
-    allowed_media_domains: serve_options.AllowedMediaDomains = None,
-    log_level: serve_options.LogLevel = "info",
-    log_prompts: serve_options.LogPrompts = False,
-    key_requests_per_minute: serve_options.KeyRequestsPerMinute = None,
-    key_concurrent: serve_options.KeyConcurrent = None,
+    vllm_command: VllmCommand = None,
+    llamacpp_command: LlamacppCommand = None,
+    no_retry: NoRetry = False,
+    sleep_after: SleepAfter = None,
+    attach: Attach = None,
+    attach_api_key: AttachKey = None,
+    max_concurrent: MaxConcurrent = 256,
+    deadline: Deadline = 600.0,
+    drain: Drain = 30.0,
+    max_body: MaxBody = 64,
+    allow_local_media: AllowLocalMedia = None,
+    allow_private_media: AllowPrivateMedia = False,
+    allowed_media_domains: AllowedMediaDomains = None,
+    log_level: LogLevel = "info",
+    log_prompts: LogPrompts = False,
+    key_requests_per_minute: KeyRequestsPerMinute = None,
+    key_concurrent: KeyConcurrent = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a model behind the APIs of OpenAI, Ollama and Anthropic, with a page at /.
@@ -91,7 +338,7 @@ def serve(
     child = ChildOptions(
         vllm_command, llamacpp_command, attach, attach_api_key, retry=not no_retry, sleep_after_s=sleep_after
     )
-    serve_options.check(asked, child)
+    check(asked, child)
     job = Serving(asked, child, settings, plan, quiet=quiet, log_level=log_level, started=started)
     code = job.run(command.obj)
     raise typer.Exit(code)
@@ -111,8 +358,7 @@ class Serving:
 
     def run(self, begun: Launched | None = None) -> int:
         """Plan, print, load, serve; the exit code. `begun`: an engine's process that was launched already."""
-        from snugvl.cli.serve_engine import launch
-        from snugvl.cli.serve_plan import look
+        from snugvl.cli.serve_plan import launch, look
 
         with launch(self.load, self.child, begun) as launched:  # it imports torch while we import and plan
             seen = None if self.child.attach is not None else look()
@@ -148,8 +394,7 @@ class Serving:
     ) -> tuple[EngineService, ServerSettings, str]:
         """The engine that was asked for or planned, announced; the settings with the model's names; and the
         model as it was named or chosen."""
-        from snugvl.cli.serve_engine import attached, engine_for
-        from snugvl.cli.serve_plan import check_installed, plan_for
+        from snugvl.cli.serve_plan import attached, check_installed, engine_for, plan_for
         from snugvl.cli.serve_show import show_attached, show_banner, show_plan
 
         load, child = self.load, self.child
@@ -161,7 +406,7 @@ class Serving:
             return service, settings, load.model
         load, kept = self.asked()
         planned = plan_for(load, child, seen, kept)
-        serve_options.check_engine(load, child, planned.engine, planned.why)
+        check_engine(load, child, planned.engine, planned.why)
         settings = replace(settings, names=settings.names or (_public_name(planned.name),))
         check_installed(load, child)
         service = engine_for(planned, load, child, launched)

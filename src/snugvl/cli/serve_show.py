@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from snugvl.cli.stderr import printable, say
-from snugvl.cli.stdout import write
+from snugvl.cli.terminal import printable, say, write
 from snugvl.core.wrapping import columns, wrapped, wrapped_command
 
 if TYPE_CHECKING:

@@ -1,20 +1,24 @@
-"""The model behind a command: loaded here, or behind a server."""
+"""The model behind a command: loaded here, or behind a server.
+
+And what pocket, the built-in model, is for: a note whenever it answers; photographs and videos are refused.
+Pocket learned drawn scenes alone. Of a photograph it would say what the patches resemble ("two large gray
+rectangles"), so a picture that looks like one is refused before it is asked about.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, cast
 
-from snugvl.cli import pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
+from snugvl.cli.records import Job
 from snugvl.cli.sources import STDIN, as_video
-from snugvl.cli.stderr import say
-from snugvl.cli.task import Job
+from snugvl.cli.terminal import say
 from snugvl.core.options import LoadOptions
 from snugvl.core.training import read_training
-from snugvl.errors import EngineUnavailable, ImageError
+from snugvl.errors import EngineUnavailable, ImageError, SnugvlError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,6 +27,57 @@ if TYPE_CHECKING:
     from snugvl.core.messages import Picture
     from snugvl.inputs.given import VisualSource
     from snugvl.model import Model
+
+KNOWS: Final = (
+    "the built-in model: it knows drawn shapes, pictograms and words, not photographs; "
+    "for those: --model FOLDER_OR_ID, such as Qwen/Qwen3-VL-2B-Instruct-FP8"
+)
+NOTE: Final = f"pocket answers, {KNOWS}"
+
+
+def refuse_photograph(image: Image, name: str) -> None:
+    """Raise where pocket would talk nonsense.
+
+    Raises:
+        ImageError: `name` looks like a photograph; says which model to download.
+    """
+    from snugvl.tasks.training import looks_like_a_photograph
+
+    if looks_like_a_photograph(image):
+        raise ImageError(
+            f"{name} looks like a photograph. Pocket, the built-in model, can't describe photographs; "
+            f"{_way_out()}"
+        )
+
+
+def refuse_video(name: str) -> NoReturn:
+    """Say that pocket never learned videos.
+
+    Raises:
+        ImageError: always; says which model to download.
+    """
+    raise ImageError(
+        f"{name} is a video. Pocket, the built-in model, learned single pictures and can't describe videos; "
+        f"{_way_out()}"
+    )
+
+
+def _way_out() -> str:
+    """The best model of the catalogue that fits this machine, and how to get it."""
+    from snugvl.checkpoint.locate import POCKET
+    from snugvl.cli.options import MachineChoice, machine_from
+    from snugvl.planner.recommend import catalogue_candidates
+    from snugvl.planner.solve import require, solve
+    from snugvl.planner.wishes import Wishes
+
+    try:
+        best = require(solve(catalogue_candidates(), machine_from(MachineChoice()), Wishes()))
+        name = best.option.model.name
+    except SnugvlError:
+        name = POCKET
+    if name == POCKET:
+        return "no model that can fits this machine: `snugvl plan` says what is missing"
+    return f"download one that can: snugvl pull {name}"
 
 
 def resolve(choice: ModelChoice, task: str | None) -> ModelChoice:
@@ -55,7 +110,7 @@ def tell(choice: ModelChoice) -> None:
     for note in choice.notes:
         say(note)
     if choice.pocket:
-        say(f"it is {pocket.KNOWS}" if choice.server and choice.notes else pocket.NOTE)
+        say(f"it is {KNOWS}" if choice.server and choice.notes else NOTE)
 
 
 def _first_of(choice: ModelChoice) -> ModelChoice:
@@ -138,9 +193,9 @@ def _drawn(job: Job, sources: list[VisualSource], videos: bool) -> list[VisualSo
         called = "standard input" if name == STDIN else name
         seen = look(source, called) if videos or isinstance(source, Video) else still(source, called)
         if isinstance(seen, Video):
-            pocket.refuse_video(called)
+            refuse_video(called)
         else:
-            pocket.refuse_photograph(seen.image, called)
+            refuse_photograph(seen.image, called)
     return sources
 
 

@@ -19,47 +19,45 @@ class Kind(StrEnum):
     Attributes:
         letter: in a bar without colours.
         colour: on a terminal, as rich calls it.
-        fill: in a picture; empty where the group's is taken.
         within: the group that a bar of few kinds counts it to; empty where it is a group itself.
         among: words for the whole group; empty where they are its own.
     """
 
     letter: str
     colour: str
-    fill: str
     within: str
     among: str
 
-    WEIGHTS = "weights", "W", "blue", "#3b6fd4"
-    TEXT = "text weights", "W", "blue", "", "weights"
-    VISION = "vision weights", "V", "cyan", "", "weights"
-    EMBEDDING = "embedding", "W", "blue", "", "weights"
-    HOST = "weights in main memory", "W", "blue", "", "weights"
-    CACHE = "KV cache", "K", "green", "#2f9e6e", "", "KV cache, states and encodings"
-    UNUSED = "KV cache that nobody uses", "k", "dark_sea_green4", "", "KV cache"
-    STATES = "recurrent state", "s", "dark_sea_green4", "", "KV cache"
-    ENCODINGS = "encoder outputs", "e", "dark_orange", "", "KV cache"
-    WORKSPACE = "workspace", "v", "yellow", "#e0a526"
-    CONTEXT = "CUDA context and libraries", "c", "bright_black", "#5b6470", "", "CUDA context"
-    OTHER = "other", "o", "magenta", "#9a5fc0", "", "everything else"
-    GRAPHS = "CUDA graphs", "g", "magenta", "", "other"
-    KERNELS = "late kernels", "l", "bright_black", "", "other"
-    PROCESS = "Python and libraries", "l", "bright_black", "", "other"
-    INPUTS = "image inputs", "i", "orange3", "", "other"
-    ROUNDING = "allocator rounding", "o", "magenta", "", "other"
-    BUFFERS = "buffers", "o", "magenta", "", "other"  # made with the weights, when a model is loaded
-    HELD = "other processes", "#", "grey50", "#8a8f98", "", "held by others"
-    SPARE = "free", ".", "grey23", "#e8ecf1", "", "spare"
-    LIMIT = "not used, by --memory", "x", "grey30", "#d5dae1"
-    MARGIN = "margin", "-", "red", "#e9b7b1"
+    WEIGHTS = "weights", "W", "blue"
+    TEXT = "text weights", "W", "blue", "weights"
+    VISION = "vision weights", "V", "cyan", "weights"
+    EMBEDDING = "embedding", "W", "blue", "weights"
+    HOST = "weights in main memory", "W", "blue", "weights"
+    CACHE = "KV cache", "K", "green", "", "KV cache, states and encodings"
+    UNUSED = "KV cache that nobody uses", "k", "dark_sea_green4", "KV cache"
+    STATES = "recurrent state", "s", "dark_sea_green4", "KV cache"
+    ENCODINGS = "encoder outputs", "e", "dark_orange", "KV cache"
+    WORKSPACE = "workspace", "v", "yellow"
+    CONTEXT = "CUDA context and libraries", "c", "bright_black", "", "CUDA context"
+    OTHER = "other", "o", "magenta", "", "everything else"
+    GRAPHS = "CUDA graphs", "g", "magenta", "other"
+    KERNELS = "late kernels", "l", "bright_black", "other"
+    PROCESS = "Python and libraries", "l", "bright_black", "other"
+    INPUTS = "image inputs", "i", "orange3", "other"
+    ROUNDING = "allocator rounding", "o", "magenta", "other"
+    BUFFERS = "buffers", "o", "magenta", "other"  # made with the weights, when a model is loaded
+    HELD = "other processes", "#", "grey50", "", "held by others"
+    SPARE = "free", ".", "grey23", "", "spare"
+    LIMIT = "not used, by --memory", "x", "grey30"
+    MARGIN = "margin", "-", "red"
 
     def __new__(
-        cls, words: str, letter: str = "", colour: str = "", fill: str = "", within: str = "", among: str = ""
+        cls, words: str, letter: str = "", colour: str = "", within: str = "", among: str = ""
     ) -> Kind:
         """A member, from its row of the table."""
         made = str.__new__(cls, words)
         made._value_ = words
-        made.letter, made.colour, made.fill, made.within, made.among = letter, colour, fill, within, among
+        made.letter, made.colour, made.within, made.among = letter, colour, within, among
         return made
 
     @classmethod

@@ -8,7 +8,7 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.diagnose.facts import RunFacts, size, sized
 from snugvl.diagnose.result import Cause, Confidence, Kind
 from snugvl.diagnose.scan import LoggedRun
-from snugvl.hardware.context_cost import estimate_of
+from snugvl.hardware.calibration import estimate_of
 
 SMALL_TOKENS: Final = 1024  # image tokens below which grounding suffers: no plan should go lower by itself
 NOTICEABLE: Final = 300 * MIB  # held by others

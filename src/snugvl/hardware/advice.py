@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from snugvl.core.sizes import GIB, MIB, format_size
-from snugvl.hardware.machine import Gpu, Machine, Tenant
-from snugvl.hardware.nvml import OUTSIDE, RESERVED, UNNAMED
+from snugvl.hardware.machine import RESERVED, Gpu, Machine, Tenant
+from snugvl.hardware.nvml import OUTSIDE, UNNAMED
 from snugvl.hardware.software import BuildTools, TorchBuild, driver_too_old, lacks_kernels
 
 Resource = Literal["gpu", "ram", "disk"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snugvl.hardware import context_cost, devices, host, nvml, wsl
+from snugvl.hardware import calibration, devices, host, nvml
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 
 
@@ -23,7 +23,7 @@ def probe(
     machine's files, environment, NVML and platform in tests.
     """
     around = host.look(root, environ)
-    subsystem = wsl.detect(root, around.ram_total_bytes, container=around.container)
+    subsystem = host.detect(root, around.ram_total_bytes, container=around.container)
     system = _system(platform, wsl2=subsystem is not None)
     found = nvml.read(
         environ,
@@ -37,7 +37,7 @@ def probe(
         nvml_module,
     )
     notes = [*(subsystem.notes if subsystem else ()), *found.notes]
-    if wsl.is_wsl1(root):
+    if host.is_wsl1(root):
         notes.append("This is WSL1, where no GPU can be used; move to WSL2 with `wsl --set-version`.")
     spills = system in ("wsl2", "windows")
     machine = Machine(
@@ -60,8 +60,8 @@ def probe(
 
 def _recalled(gpu: Gpu, environ: Mapping[str, str]) -> Gpu:
     """With what only a CUDA context tells, where one was made once."""
-    total = context_cost.recall_total(gpu, environ) or gpu.cuda_total_bytes
-    return replace(gpu, context_bytes=context_cost.recall(gpu, environ), cuda_total_bytes=total)
+    total = calibration.recall_total(gpu, environ) or gpu.cuda_total_bytes
+    return replace(gpu, context_bytes=calibration.recall(gpu, environ), cuda_total_bytes=total)
 
 
 def _system(platform: str, *, wsl2: bool) -> OperatingSystem:

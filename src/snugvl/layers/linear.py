@@ -38,9 +38,8 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None
         self.scale: torch.Tensor | None
         self.zero: torch.Tensor | None
-        self.order: torch.Tensor | None
         self.upper: torch.Tensor | None
-        for beside in ("scale", "zero", "order", "upper"):
+        for beside in ("scale", "zero", "upper"):
             self.register_buffer(beside, None)
 
     def store_as(self, kind: FormatName, group: int = GROUP) -> None:
@@ -128,7 +127,7 @@ class Linear(nn.Module):
             return self
         with torch.device("meta"):
             part = Linear(self.columns, rows, quantises=self.quantises)
-        part.format, part.group, part.order = self.format, self.group, self.order
+        part.format, part.group = self.format, self.group
         part.weight = nn.Parameter(self.weight[:rows], requires_grad=False)
         part.bias = None if self.bias is None else nn.Parameter(self.bias[:rows], requires_grad=False)
         beside = self.scale, self.zero, self.upper
@@ -172,11 +171,8 @@ class Linear(nn.Module):
     ) -> torch.Tensor:
         """`x` `[tokens, columns]` → `[tokens, rows]`, or half of the rows with `swiglu`.
 
-        `residual` `[tokens, rows]` is added, and may be written over. With an `order` `[parts, columns]` the
-        weights' columns are those of `x` in that order.
+        `residual` `[tokens, rows]` is added, and may be written over.
         """
-        if self.order is not None:
-            x, norm = (x if norm is None else norm(x)).index_select(1, self.order[0]), None
         if x.is_cuda and (self.format != "bf16" or self._few(x)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
 
@@ -209,7 +205,7 @@ class Linear(nn.Module):
         self, x: torch.Tensor, tail: "Linear", *, norm: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`self(x)` and `tail(x)`, which has few rows: of one row of input in one launch."""
-        if x.is_cuda and len(x) == 1 and self.order is None and self.bias is None and tail.format == "bf16":
+        if x.is_cuda and len(x) == 1 and self.bias is None and tail.format == "bf16":
             from snugvl.layers.kernels.products.linear import product_with_tail  # needs triton, as above
 
             weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)

@@ -1,18 +1,9 @@
-"""Eight codes of 4 bits in a word: taken out, put in, and moved from AWQ's order to ours."""
+"""Eight codes of 4 bits in a word: taken out, and moved from AWQ's order to ours."""
 
 import torch
 
 PLAIN = (0, 1, 2, 3, 4, 5, 6, 7)  # where in a word the code of each of eight neighbours is
 AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
-
-
-def packed(codes: torch.Tensor) -> torch.Tensor:
-    """`[n, columns]` codes as `[n, columns / 8]` int32."""
-    eights = codes.view(len(codes), -1, 8)
-    made = eights[..., 0].clone()
-    for place in range(1, 8):
-        made |= eights[..., place] << 4 * place
-    return made
 
 
 def codes_of(words: torch.Tensor, nibbles: tuple[int, ...]) -> torch.Tensor:

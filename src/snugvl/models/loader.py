@@ -197,7 +197,6 @@ def load_model(
     rounding.join()
     with closing(Readers(opened.stored, device, readers, piece_bytes)) as reading:
         reading.fill(dict(targets_of(model)), progress)
-    ready_made.check_orders(dict(targets_of(model)))
     if model.tower is not None and units:
         model.tower.weights = WeightStream(units, host, room, CopyStream(device))
     sensitivity.forget(model)

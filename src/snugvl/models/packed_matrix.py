@@ -31,7 +31,7 @@ class PackedMatrix:
     Attributes:
         form: how it is stored.
         shape: what compressed-tensors says of it.
-        order: the group of each column (GPTQ; compressed-tensors, where columns are ordered).
+        order: the group of each column, where the file has it.
         bias: one of zeros that GPTQ's files have where the network has none.
         upper: the bits above the fourth (our own format, of 5 and 6 bits).
     """

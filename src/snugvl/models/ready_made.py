@@ -11,9 +11,8 @@ weight_scale `[rows, groups]` |
 
 A word holds eight neighbours of the dimension that is divided, the first in its lowest bits; AWQ's in the
 order 0 2 4 6 1 3 5 7. A weight is (code − zero) · scale; without zero points, code 8 is 0; GPTQ's
-first format stores zero points less one. g_idx says which group a column is of: with desc_act (of
-compressed-tensors: actorder "group") in any order. Then columns are moved, so that those of a group stand
-together, and the input is taken in that order (`Linear.order`).
+first format stores zero points less one. g_idx says which group a column is of: those of a group stand
+together, else the checkpoint is refused, by its configuration (desc_act, actorder "group") or here.
 
 Ours (`layers/weights.py`) has eight neighbouring columns in a word, as compressed-tensors and, transposed,
 GPTQ. Scales keep their 16-bit type: most are float16, which bfloat16 would round.
@@ -35,7 +34,7 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
 from snugvl.models import own_format
-from snugvl.models.code_words import AWQ, PLAIN, codes_of, move_awq, packed
+from snugvl.models.code_words import AWQ, PLAIN, codes_of, move_awq
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import DTYPES, TensorFiles
 
@@ -80,7 +79,7 @@ def collect(
             _beside(words, others, base, scales),
             others.pop(base + zeros, None) if mine.symmetric else _beside(words, others, base, zeros),
             others.pop(f"{base}weight_shape", None) if form.method == "compressed-tensors" else None,
-            _beside(words, others, base, order) if form.ordered else others.pop(base + order, None),
+            others.pop(base + order, None),
             others.pop(f"{base}bias", None) if gptq and f"{base}bias" not in known else None,
         )
         found[f"{base}weight"] = matrix
@@ -195,11 +194,6 @@ def store(
                 torch.empty(shape, dtype=kind, device=linear.scale.device) for _ in range(2)
             )
             linear.zero = None if linear.zero is None else zero
-            if form.ordered:
-                count = len(parts[id(linear)])
-                linear.order = torch.empty(
-                    count, linear.columns, dtype=torch.int32, device=linear.scale.device
-                )
 
 
 def _held(matrix: PackedMatrix | None) -> str:
@@ -240,7 +234,7 @@ def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles) -> None:
     Raises:
         CheckpointError: the file says another shape than its tensors have, or has a bias that the network
             hasn't.
-        UnsupportedModel: the columns' groups aren't in order, or of another size.
+        UnsupportedModel: the columns' groups aren't in order.
     """
     linear, form = target.linear, matrix.form
     assert linear is not None
@@ -264,9 +258,6 @@ def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles) -> None:
         codes = codes_of(zeros.T if by_row else zeros, AWQ if form.method == "awq" else PLAIN)
         linear.zero[rows].copy_(codes.T + form.offset)
     words = linear.weight[rows]
-    if form.ordered:
-        _fill_ordered(matrix, target, files, form)
-        return
     for piece in files.pieces(matrix.words, multiple=8 if form.method == "awq" else 1):
         start, count = piece.start, len(piece.values)
         if form.method == "awq":
@@ -294,7 +285,7 @@ def _check_values(
             f"{matrix.shape.file}: {matrix.shape.name!r} says {files.whole(matrix.shape).tolist()}, "
             f"but its matrix is of {[rows, columns]}"
         )
-    if matrix.order is not None and not form.ordered:
+    if matrix.order is not None:
         groups = files.whole(matrix.order)
         if not torch.equal(
             groups, torch.arange(columns, device=groups.device, dtype=groups.dtype) // form.group
@@ -307,62 +298,3 @@ def _check_values(
         raise CheckpointError(
             f"{matrix.bias.file}: {matrix.bias.name!r} isn't zero, but this network has no such bias"
         )
-
-
-def _fill_ordered(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: PackedInt4) -> None:
-    """Fill a matrix with codes whose columns are moved, so that those of a group stand together.
-
-    Parts of one matrix take the same input, so they must have the same order: `check_orders`.
-    """
-    linear, columns = target.linear, target.linear.columns if target.linear is not None else 0
-    assert linear is not None
-    assert linear.order is not None
-    words = linear.weight[target.start : target.start + target.rows]
-    device = words.device
-    groups = torch.arange(columns, device=device) // form.group
-    assert matrix.order is not None
-    stored = files.whole(matrix.order).long()
-    order = torch.argsort(stored, stable=True)
-    if not torch.equal(stored[order], groups):
-        raise UnsupportedModel(
-            f"{matrix.order.file}: {matrix.order.name!r} has groups that aren't of {form.group} columns: "
-            f"{INSTEAD}"
-        )
-    linear.order[_place(target)].copy_(order)
-    if form.method == "compressed-tensors":
-        for piece in files.pieces(matrix.words):
-            moved = codes_of(piece.values, PLAIN)[:, order]
-            words[piece.start : piece.start + len(moved)].copy_(packed(moved))
-        return
-    places = torch.empty_like(order)
-    places[order] = torch.arange(columns, device=device)
-    words.zero_()
-    for piece in files.pieces(matrix.words):
-        codes = codes_of(piece.values.T.contiguous(), PLAIN)  # [rows, columns of the piece]
-        mine = places[8 * piece.start : 8 * piece.start + codes.shape[1]]
-        # Every code has a place of its own, so a sum is their union.
-        words.index_add_(1, mine // 8, codes << (4 * (mine % 8)).to(torch.int32))
-
-
-def _place(target: LoadTarget) -> int:
-    """Which part of its matrix a target is: those of attention and MLP have equal or fewer rows each."""
-    linear = target.linear
-    assert linear is not None
-    assert linear.order is not None
-    last = len(linear.order) - 1
-    return 0 if target.start == 0 else last if target.start + target.rows == linear.rows else 1
-
-
-def check_orders(targets: Mapping[str, LoadTarget]) -> None:
-    """Refuse matrices of which two parts have their columns in another order.
-
-    Raises:
-        UnsupportedModel: names the part.
-    """
-    for name, target in targets.items():
-        order = None if target.linear is None else target.linear.order
-        if order is not None and not bool((order == order[0]).all()):
-            raise UnsupportedModel(
-                f"{name!r} has its columns in another order than what our engine has in one matrix with it: "
-                f"{INSTEAD}"
-            )

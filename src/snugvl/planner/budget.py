@@ -13,7 +13,7 @@ A budget never shrinks when more memory is free.
 from dataclasses import dataclass, replace
 
 from snugvl.core.sizes import GIB, MIB
-from snugvl.hardware.context_cost import estimate
+from snugvl.hardware.calibration import estimate
 from snugvl.hardware.devices import NAMES
 from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem
 from snugvl.planner.engines.transformers.footprint import HOST_PROCESS_BYTES

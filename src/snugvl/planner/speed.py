@@ -27,8 +27,7 @@ computes: the longer of both is its bound.
 from dataclasses import dataclass
 
 from snugvl.core.sizes import format_size
-from snugvl.hardware.link import LANE_BYTES_PER_S
-from snugvl.hardware.machine import Gpu
+from snugvl.hardware.machine import LANE_BYTES_PER_S, Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes, vision_bytes

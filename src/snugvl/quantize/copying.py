@@ -124,9 +124,7 @@ class CopyJob:
             nbytes = sum(path.stat().st_size for path in work.iterdir())
         bits = 8 * held / sum(each.weights for each in self.matrices.values())
         widths = {label(place): FORMATS[self.weights].bits for place in sorted(self.matrices)}
-        return WrittenCheckpoint(
-            bits, bits, len(self.matrices), self.wide, widths, nbytes, self._clock.seconds
-        )
+        return WrittenCheckpoint(bits, len(self.matrices), self.wide, widths, nbytes, self._clock.seconds)
 
     def close(self) -> None:
         """Nothing runs beside."""

@@ -30,11 +30,12 @@ from snugvl.fidelity.sweep import Sequences, Sweep, SweepSizes
 from snugvl.layers.linear import Linear
 from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork
-from snugvl.quantize.packed import Scheme
 from snugvl.quantize.rounding import Moments, Rounded, rounded
 
 Place = tuple[int, str]
 """A matrix: its layer, and its name in there."""
+Scheme = tuple[int, int]
+"""Bits, and columns of a group."""
 Parts = tuple[tuple[str, int], ...]
 """Names of the checkpoint's tensors that are a matrix' rows, and how many."""
 
@@ -57,8 +58,6 @@ def costs(
     probe: Sequences,
     sizes: SweepSizes,
     schemes: Mapping[Place, Sequence[Scheme]],
-    *,
-    whole: bool,
 ) -> dict[Place, dict[Scheme, float]]:
     """Nats a token that each matrix costs, alone, in each of its schemes, the first of which is measured."""
     shares: dict[Place, list[float]] = {}
@@ -75,7 +74,7 @@ def costs(
             seen, exact = moments[place[1]], matrix.weight.clone()
             errors = []
             for bits, group in reversed(schemes[place]):  # so that the first one is left there
-                values = rounded(exact, bits, group, seen, compensate=False, whole=whole).values()
+                values = rounded(exact, bits, group, seen, compensate=False).values()
                 matrix.weight.copy_(values)
                 errors.append(float(((values - exact.float()).square() * seen.squares).sum()))
             shares[place] = [error / max(errors[-1], 1e-30) for error in reversed(errors)]
@@ -107,11 +106,10 @@ def quantise(
     done: Callable[[int, dict[str, Rounded]], None],
     *,
     compensate: bool,
-    whole: bool,
 ) -> None:
     """Round all matrices that have a scheme; `done` is given each layer's, by their names in it.
 
-    `compensate`, `whole`: see `rounded`.
+    `compensate`: see `rounded`.
     """
     behind = range(len(sequences))  # rounded layers; behind exact ones the same follow
     sweep = Sweep(network, [*sequences, *sequences] if compensate else sequences, sizes)
@@ -131,7 +129,7 @@ def quantise(
             if compensate:
                 moments[name] = _compared(sweep, sequences, index, layer, name, exact)
                 exact[name] = weight.clone()
-            made[name] = rounded(weight, bits, group, moments.pop(name), compensate=compensate, whole=whole)
+            made[name] = rounded(weight, bits, group, moments.pop(name), compensate=compensate)
             weight.copy_(made[name].values())
         if compensate:
             with _instead(layer, exact):

@@ -3,10 +3,9 @@
     a weight = (code − zero) · scale        of 8 bits: zero is 128
 
 Scale and zero point of a group of columns are found first, so that the squares of errors, each times the mean
-square of its input, are the least: as weights are rounded while loading (`layers/weights.py`), or on a grid
-of narrower ranges where zero points must be codes themselves (compressed-tensors, 4 bits). Then columns are
-rounded one after the other, those with the largest inputs first, and what one loses is given to those that
-follow, by how their inputs go together: GPTQ, Frantar et al. 2022 (https://arxiv.org/abs/2210.17323).
+square of its input, are the least, as weights are rounded while loading (`layers/weights.py`). Then columns
+are rounded one after the other, those with the largest inputs first, and what one loses is given to those
+that follow, by how their inputs go together: GPTQ, Frantar et al. 2022 (https://arxiv.org/abs/2210.17323).
 
 How inputs go together is known of the tokens that were seen alone. The fewer tokens for each column, the
 less of it is true of others. So each column's own mean square counts for more (`TRUST`) beside GPTQ's
@@ -35,11 +34,7 @@ TRUST: Final = 0.3  # of its own mean square, added to each
 SHARE: Final = 0.5  # of what was lost before, that a matrix makes up for
 AT_ONCE: Final = 96  # columns whose errors reach the others together
 SLICE_ROWS: Final = 4096  # rows that are rounded together, so that memory is bounded
-RANGES: Final = 12  # tried for a group: whole, then ever narrower
-NARROWEST: Final = 0.45
-REFITS: Final = 2
 ROUNDS: Final = 2  # of descent
-LEAST_SHARE: Final = 0.01  # of the mean, that each column counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,11 +46,6 @@ class Rounded:
     codes: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor
-
-    def rows(self, first: int, last: int) -> "Rounded":
-        """Rows `first … last - 1`."""
-        parts = (each[first:last] for each in (self.codes, self.scale, self.zero))
-        return Rounded(self.bits, self.group, *parts)
 
     def values(self) -> torch.Tensor:
         """What it means, in float32."""
@@ -100,27 +90,23 @@ class Moments:
         return self.sums.diagonal() / max(self.count, 1)
 
 
-def rounded(
-    values: torch.Tensor, bits: int, group: int, moments: Moments, *, compensate: bool, whole: bool = False
-) -> Rounded:
+def rounded(values: torch.Tensor, bits: int, group: int, moments: Moments, *, compensate: bool) -> Rounded:
     """`values` `[rows, columns]`, of any float type, rounded for inputs like these.
 
     Args:
         compensate: give what a column loses to the others, and make up for what was lost before; else round
             each for itself.
-        whole: zero points are codes.
     """
     damped = _damped(moments) if compensate else None
     factor = None if damped is None else _factor(damped)
-    fitted = _fitted_whole if whole else _fitted
     slices = []
     for start in range(0, len(values), SLICE_ROWS):
         rows = values[start : start + SLICE_ROWS].float()
         if factor is not None and moments.lost is not None:
             lost = moments.lost[start : start + SLICE_ROWS] * (SHARE / max(moments.count, 1))
             rows = rows + _made_up_for(lost, *factor)
-        made = _rounded(rows, bits, fitted(rows, bits, group, moments.squares), factor)
-        slices.append(made if damped is None else _descended(rows, bits, made, damped, whole=whole))
+        made = _rounded(rows, bits, _fitted(rows, bits, group, moments.squares), factor)
+        slices.append(made if damped is None else _descended(rows, bits, made, damped))
     return Rounded(bits, group, *(torch.cat(parts) for parts in zip(*slices, strict=True)))
 
 
@@ -153,38 +139,6 @@ def _fitted(
     assert made.scale is not None
     assert made.zero is not None
     return made.scale, made.zero
-
-
-def _fitted_whole(
-    values: torch.Tensor, bits: int, group: int, squares: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points that fit best, with zero points that are codes."""
-    if bits == 8:
-        return _fitted(values, bits, group, squares)
-    most = (1 << bits) - 1
-    wide = values.view(len(values), -1, group)
-    share = (squares + LEAST_SHARE * squares.mean().clamp(min=1e-20)).view(1, -1, group)
-    low, high = wide.amin(-1, keepdim=True).clamp(max=0), wide.amax(-1, keepdim=True).clamp(min=0)
-    least, kept_step, kept_zero = torch.full_like(low, torch.inf), torch.ones_like(low), torch.zeros_like(low)
-    for number in range(RANGES):
-        narrow = 1 - (1 - NARROWEST) * number / RANGES
-        first = ((high - low) * narrow / most).clamp(min=1e-8).to(torch.bfloat16).float()
-        for beside in (-1, 0, 1):
-            step, zero = first, ((-low * narrow / first).round() + beside).clamp(0, most)
-            for last in range(REFITS, -1, -1):
-                codes = (wide / step).add_(zero).round_().clamp_(0, most).sub_(zero)
-                error = (codes * step).sub_(wide).square_().mul_(share).sum(-1, keepdim=True)
-                better = error < least
-                least = torch.where(better, error, least)
-                kept_step, kept_zero = (
-                    torch.where(better, step, kept_step),
-                    torch.where(better, zero, kept_zero),
-                )
-                if last:
-                    spread = (codes.square() * share).sum(-1, keepdim=True).clamp(min=1e-20)
-                    slope = codes.mul_(wide).mul_(share).sum(-1, keepdim=True) / spread
-                    step = torch.where(slope > 1e-8, slope, step).to(torch.bfloat16).float()
-    return kept_step[..., 0].to(torch.bfloat16), kept_zero[..., 0].to(torch.bfloat16)
 
 
 def _damped(moments: Moments) -> torch.Tensor:
@@ -239,8 +193,6 @@ def _descended(
     bits: int,
     made: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     damped: torch.Tensor,
-    *,
-    whole: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, scales and zero points that lose less, by going through the groups of columns again.
 
@@ -250,7 +202,6 @@ def _descended(
     Args:
         made: codes uint8 `[rows, columns]`, scales and zero points bf16 `[rows, groups]`.
         damped: `[columns, columns]`, see `_damped`.
-        whole: zero points are codes, and stay.
     """
     most, groups = (1 << bits) - 1, made[1].shape[1]
     exact, codes = (each.float().T.contiguous() for each in (values, made[0]))
@@ -269,7 +220,7 @@ def _descended(
             mine.addr_(own[:, i], (best - column) * scale[number])
             column.copy_(best)
         scale[number], zero[number] = _best_line(
-            codes[here], scale[number], zero[number], own, mine, moves=not whole and bits != 8
+            codes[here], scale[number], zero[number], own, mine, moves=bits != 8
         )
         slope.addmm_(damped[:, here], meant(number) - before)
     return codes.T.to(torch.uint8), scale.T.to(torch.bfloat16), zero.T.to(torch.bfloat16)

@@ -34,13 +34,12 @@ from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
 from snugvl.planner.engines.native.footprint import LATE_BYTES
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.settings import Settings
-from snugvl.quantize import FileFormat, packed, passes, writing
+from snugvl.quantize import passes, writing
 from snugvl.quantize.inputs import CalibrationData, Given, material_of
-from snugvl.quantize.packed import Scheme
-from snugvl.quantize.passes import Matrix, Parts
+from snugvl.quantize.passes import Matrix, Parts, Scheme
 from snugvl.quantize.passes import Place as At
 from snugvl.quantize.rounding import SLICE_ROWS, Rounded
-from snugvl.quantize.widths import WidthOptions, choice_of, group_of, stored_bits
+from snugvl.quantize.widths import WidthOptions, choice_of, group_of
 
 EIGHT: Final = 8  # rows whose zero points share a word
 INVERSES: Final = 4  # matrices of products that are held at once while a factor is made
@@ -76,15 +75,13 @@ class WrittenCheckpoint:
     """What was written.
 
     Attributes:
-        bits: of a weight that was rounded, as our engine holds it, scales included.
-        stored_bits: the same in the files.
+        bits: of a weight that was rounded, in the files and in memory, scales included.
         widths: bits of each matrix' codes.
         wide: matrices of the decoder that stay as they are.
         costs: nats a token of each in 4 bits.
     """
 
     bits: float
-    stored_bits: float
     matrices: int
     wide: int
     widths: dict[str, int]
@@ -105,27 +102,25 @@ class QuantizeJob:
         bits: float,
         group: int | None,
         tell: Tell,
-        form: FileFormat = "snugvl",
     ) -> None:
         """
         Args:
             bits: mean of a weight, scales included.
             group: columns that share a scale in 4 bits.
-            form: of the files.
 
         Raises:
             CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
             InputError: OUT is there, the pictures or texts can't be used, so few bits can't be had.
             DoesNotFit: memory or disk is too little, with the numbers.
         """
-        self.out, self.bits, self.form = out, bits, form
+        self.out, self.bits = out, bits
         folder = source_of(options.model, out)
         self._place = place_on(device_of(options.device), options.memory_bytes)
         wide = options.dtype == "float32" or (options.dtype == "auto" and self._place.device.type == "cpu")
         self.side = Participant(options, Settings("native", float32=wide), self._place, options.max_pixels)
         opened = self._opened()
         self.matrices, self.wide = matrices_of(opened)
-        self.choice: WidthOptions = choice_of(self.matrices, bits, form, group)
+        self.choice: WidthOptions = choice_of(self.matrices, group)
         if not self.matrices:
             raise UnsupportedModel(f"{options.model} has no matrix whose columns divide into groups of 32")
         self.choice.check(bits)
@@ -185,23 +180,14 @@ class QuantizeJob:
 
     def _settings(self, schemes: Mapping[At, Scheme]) -> dict[str, Any]:
         """`quantization_config`."""
-        if self.form == "snugvl":
-            least = min(bits for bits, _ in schemes.values())
-            return own_settings(PackedInt4(OWN, 0, bits=least).weights)
-        parts = ((name, place) for place, matrix in self.matrices.items() for name, _ in matrix.parts)
-        return packed.configuration({name: schemes[place] for name, place in parts})
+        least = min(bits for bits, _ in schemes.values())
+        return own_settings(PackedInt4(OWN, 0, bits=least).weights)
 
     def _costs(self) -> dict[At, dict[Scheme, float]]:
         self._clock.begin(MEASURE, MEASURE)
         with closing(self._network()) as network:
             network.readers = self.plan.passes[0].readers
-            found = passes.costs(
-                network,
-                self.material.probe,
-                self.plan.passes[0].sizes,
-                self.choice.schemes,
-                whole=self.form != "snugvl",
-            )
+            found = passes.costs(network, self.material.probe, self.plan.passes[0].sizes, self.choice.schemes)
         self._clock.end(MEASURE)
         return found
 
@@ -210,10 +196,7 @@ class QuantizeJob:
             tensors: dict[str, torch.Tensor] = {}
             for name, whole in made.items():
                 parts = self.matrices[index, name].parts
-                if self.form == "snugvl":
-                    tensors |= own_format.tensors_of(parts, whole.weights())
-                else:
-                    tensors |= packed.tensors_of(parts, whole)
+                tensors |= own_format.tensors_of(parts, whole.weights())
             if tensors:
                 shards.add(tensors)
 
@@ -222,8 +205,7 @@ class QuantizeJob:
             network.readers = self.plan.passes[-1].readers
             sequences = [Sequences(prompt, ()) for prompt in self.material.prompts]
             sizes = self.plan.passes[-1].sizes
-            compensate, whole = self.material.own, self.form != "snugvl"
-            passes.quantise(network, sequences, sizes, schemes, done, compensate=compensate, whole=whole)
+            passes.quantise(network, sequences, sizes, schemes, done, compensate=self.material.own)
         self._clock.end(ROUND)
 
     def _plan(self, opened: OpenCheckpoint, rest: int) -> QuantizePlan:
@@ -299,13 +281,8 @@ class QuantizeJob:
     def _made(
         self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int
     ) -> WrittenCheckpoint:
-        weights = sum(matrix.weights for matrix in self.matrices.values())
-        stored = sum(
-            stored_bits(schemes[place], self.form) * each.weights for place, each in self.matrices.items()
-        )
         return WrittenCheckpoint(
             bits=self.choice.mean(schemes),
-            stored_bits=stored / weights,
             matrices=len(schemes),
             wide=self.wide,
             widths={label(place): bits for place, (bits, _) in sorted(schemes.items())},

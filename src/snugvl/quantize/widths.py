@@ -1,7 +1,7 @@
 """How many bits each matrix gets: more where they save most of what few cost, within a mean of all.
 
 Bits are those that our engine holds: of codes with 4 to 6 bits a scale and a zero point of 16 bits for a
-group of columns (compressed-tensors' files have 4 bits of the zero point), of 8-bit codes a scale.
+group of columns, of 8-bit codes a scale.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,15 @@ from typing import Final
 
 from snugvl.core.formats import FEW_BITS, FORMATS, GROUPS, integer_of
 from snugvl.errors import InputError
-from snugvl.quantize import FileFormat
-from snugvl.quantize.packed import Scheme
-from snugvl.quantize.passes import Matrix, Place
+from snugvl.quantize.passes import Matrix, Place, Scheme
 
 USUAL_GROUP: Final = 64
-LEAST_USUAL: Final = 4.5  # bits that all matrices take in it
 
 
 def held_bits(scheme: Scheme) -> float:
     """Bits of a weight in memory, scales included."""
     bits, group = scheme
     return FORMATS[integer_of(bits)].held_bits(group)
-
-
-def stored_bits(scheme: Scheme, form: FileFormat) -> float:
-    """Bits of a weight in files, scales included."""
-    bits, group = scheme
-    return bits + 20 / group if bits == 4 and form == "compressed-tensors" else held_bits(scheme)
 
 
 def group_of(columns: int, bits: int, asked: int | None = None) -> int | None:
@@ -102,28 +93,18 @@ class WidthOptions:
         return (held_bits(then) - held_bits(now)) * self.matrices[place].weights
 
 
-def choice_of(
-    matrices: Mapping[Place, Matrix], bits: float, form: FileFormat, group: int | None = None
-) -> WidthOptions:
-    """What matrices whose columns divide may have.
-
-    `bits`: a mean that is wanted; `group`: columns that share a scale in 4 bits.
-    """
-    return WidthOptions(
-        {place: _schemes(each.columns, bits, form, group) for place, each in matrices.items()}, matrices
-    )
+def choice_of(matrices: Mapping[Place, Matrix], group: int | None = None) -> WidthOptions:
+    """What matrices whose columns divide may have; `group`: columns that share a scale in 4 bits."""
+    return WidthOptions({place: _schemes(each.columns, group) for place, each in matrices.items()}, matrices)
 
 
-def _schemes(columns: int, bits: float, form: FileFormat, group: int | None) -> list[Scheme]:
+def _schemes(columns: int, group: int | None) -> list[Scheme]:
     """Schemes that one matrix may have; the first one is measured first."""
-    asked = group
-    if form == "compressed-tensors":
-        asked = group or (USUAL_GROUP if bits >= LEAST_USUAL else max(GROUPS))
-        kinds: list[tuple[int, int | None]] = [(4, asked), (8, None)]
-    else:
-        narrowest, *finer = (FORMATS[kind].bits for kind in reversed(FEW_BITS) if FORMATS[kind].offered)
-        kinds = [(narrowest, group)] if group else [(narrowest, None), (narrowest, max(GROUPS))]
-        kinds += [(each, most) for each in finer for most in (None, max(GROUPS))]
-        kinds.append((8, None))
+    narrowest, *finer = (FORMATS[kind].bits for kind in reversed(FEW_BITS) if FORMATS[kind].offered)
+    kinds: list[tuple[int, int | None]] = [(narrowest, group)]
+    if group is None:
+        kinds.append((narrowest, max(GROUPS)))
+    kinds += [(each, most) for each in finer for most in (None, max(GROUPS))]
+    kinds.append((8, None))
     found = ((each, group_of(columns, each, width)) for each, width in kinds)
     return list(dict.fromkeys((each, width) for each, width in found if width is not None))

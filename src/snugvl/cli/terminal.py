@@ -1,16 +1,21 @@
-"""What goes to standard error: single lines, free of control characters."""
+"""What a command writes: results to standard output, single lines to standard error, all printable.
+
+And how one that leaves something behind ends on SIGTERM.
+"""
 
 import os
 import re
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Final, TextIO
 
-from snugvl.core.wrapping import columns, wrapped
+from snugvl.core.wrapping import Wrap, columns, wrapped
 from snugvl.errors import SnugvlWarning
 
 HANG: Final = 2  # of what a narrow terminal needs further lines for
@@ -119,3 +124,54 @@ def several(count: int, what: str) -> str:
             f"{what[:-2]}ices" if what.endswith("trix") else f"{what}es" if what.endswith("x") else f"{what}s"
         )
     return f"{count:,} {what}"
+
+
+class ClosedPipe(Exception):
+    """Nobody reads standard output any more, as after `| head -1`. Not an OSError: Typer takes those."""
+
+
+def write(text: str) -> None:
+    """Write `text` at once, so that whoever reads has it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ClosedPipe from None
+
+
+def show(text: str, hang: int = 0) -> None:
+    """Write lines for people: on a terminal no wider than it is, further lines of each indented by `hang`."""
+    width = columns(sys.stdout)
+    write("".join(f"{wrapped(line, width, hang)}\n" for line in text.split("\n")))
+
+
+def flow() -> Wrap:
+    """A `Wrap` for a text that goes to standard output in pieces."""
+    return Wrap(columns(sys.stdout))
+
+
+@contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM does what Ctrl+C does: servers that were started are stopped, and drafts of files removed.
+
+    In the background of a script SIGINT is ignored, and an event loop would turn none into its end. There it
+    is blocked instead, which looks the same from outside, until SIGTERM comes.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN and hasattr(signal, "pthread_sigmask")
+    if ignored:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if ignored:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # which forgets one that waits
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

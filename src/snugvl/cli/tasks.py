@@ -1,4 +1,7 @@
-"""`snugvl detect`. Where `--draw` and `--output` put things is decided, and checked, before any work."""
+"""`snugvl caption`, `scene`, `ask` and `detect`.
+
+Where `--draw` and `--output` put what was detected is decided, and checked, before any work.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from snugvl.cli import batch, options, render, sources
-from snugvl.cli.sinks import Gathered, Opener
-from snugvl.cli.stderr import say, several
-from snugvl.cli.stdout import write
-from snugvl.cli.task import Job, Outcome, Task, each
+from snugvl.cli import batch, options, records, sources
+from snugvl.cli.records import Gathered, Job, Opener, Outcome, Task, each
+from snugvl.cli.terminal import say, several, write
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,119 @@ if TYPE_CHECKING:
     from snugvl.inputs.given import ImageSource
     from snugvl.model import Model
     from snugvl.tasks.results import Detections
+
+
+@options.grouped()
+def caption(
+    images: options.Images,
+    detail: Annotated[
+        Literal["short", "detailed"], typer.Option("--detail", help="One sentence, or all there is to say.")
+    ] = "short",
+    recursive: options.Recursive = False,
+    *,
+    choice: options.ModelChoice,
+    generation: options.GenerationOptions,
+    result: options.OutputChoice,
+) -> None:
+    """Describe images."""
+    named, sampling = sources.pictures_alone(images, "caption"), generation.sampling()
+    task = Task(
+        "caption",
+        {"detail": detail, **generation.chosen()},
+        run=lambda model, _, images: model.caption(
+            images[0], detail=detail, sampling=sampling, max_pixels=choice.load.max_pixels
+        ),
+        text=records.words,
+        stream=lambda model, images: model.stream_caption(
+            images[0], detail=detail, sampling=sampling, max_pixels=choice.load.max_pixels
+        ),
+    )
+    batch.do(task, each(sources.expand(named, recursive=recursive)), choice, result)
+
+
+@options.grouped()
+def scene(
+    images: options.Images,
+    recursive: options.Recursive = False,
+    *,
+    choice: options.ModelChoice,
+    generation: options.GenerationOptions,
+    result: options.OutputChoice,
+) -> None:
+    """Analyse images: summary, setting, objects with counts and positions, text, relations."""
+    named, sampling, pixels = (
+        sources.pictures_alone(images, "scene"),
+        generation.sampling(),
+        choice.load.max_pixels,
+    )
+    task = Task(
+        "scene",
+        generation.chosen(),
+        run=lambda model, _, images: model.scene(images[0], sampling=sampling, max_pixels=pixels),
+        text=records.scene,
+    )
+    batch.do(task, each(sources.expand(named, recursive=recursive)), choice, result)
+
+
+@options.grouped()
+def ask(
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE... QUESTION...",
+            help="Files (videos and PDFs too), folders, quoted globs or -; then the question.",
+        ),
+    ],
+    question: Annotated[
+        str | None, typer.Option("--question", "-q", help="The question; then every argument is an image.")
+    ] = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="Show all images in one question instead of asking of each.")
+    ] = False,
+    recursive: options.Recursive = False,
+    *,
+    choice: options.ModelChoice,
+    generation: options.GenerationOptions,
+    result: options.OutputChoice,
+) -> None:
+    """Ask a question about images: of each, or of all of them together."""
+    arguments, asked = split(images, question)
+    names = sources.expand(arguments, recursive=recursive)
+    sampling, pixels = generation.sampling(), choice.load.max_pixels
+    task = Task(
+        "ask",
+        {"question": asked, **generation.chosen()},
+        run=lambda model, _, images: model.ask(images, asked, sampling=sampling, max_pixels=pixels),
+        text=records.words,
+        stream=lambda model, images: model.stream_ask(images, asked, sampling=sampling, max_pixels=pixels),
+    )
+    batch.do(task, [Job(tuple(names), together=True)] if together else each(names), choice, result)
+
+
+def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], str]:
+    """The images and the question, unless --question gave it: all words from the first on that is no picture;
+    or before the first that is one, where the question came first.
+
+    Raises:
+        typer.BadParameter: one of the two is missing.
+    """
+    images = list(arguments)
+    if question is None:
+        images = sources.words_last(images)
+        last = images[-1]
+        shown = [sources.pictured(word) for word in images]
+        count = shown.index(False) if False in shown else len(images)
+        if count == len(images) and (len(images) < 2 or Path(last).exists() or last == sources.STDIN):
+            raise typer.BadParameter(f"the question is missing: {last} is an image; put the question last")
+        if len(images) < 2:
+            raise typer.BadParameter(f"which image? Give it before the question {last!r}")
+        count = min(max(count, 1), len(images) - 1)  # the first is meant as a picture, even where it is none
+        question = " ".join(images[count:])
+        del images[count:]
+    if not question.strip():
+        raise typer.BadParameter("the question is empty")
+    return images, question.strip()
+
 
 Format = Literal["json", "coco", "yolo", "csv"]
 FORMATS = {"coco": "COCO", "yolo": "YOLO", "csv": "CSV"}
@@ -71,7 +185,7 @@ def detect(
         "detect",
         {"objects": list(names), **generation.chosen()},
         run=_runner(names, generation.sampling(), choice.load.max_pixels, pictures, drawn),
-        text=lambda found: render.detections(found, names),
+        text=lambda found: records.detections(found, names),
         videos=False,
     )
     if choice.server is None:
