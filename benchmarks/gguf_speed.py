@@ -103,7 +103,7 @@ def tiles_of(cell: Cell, others: bool) -> list[Fragments]:
     kind = next((each for each in LAYOUTS if each == str(cell.format)), None)
     if kind is None:  # not of these kernels
         return [TILES[0]]
-    own = ggml.lone_tile(kind, rows // 2 if swiglu else rows, columns, swiglu=swiglu)
+    own = ggml.lone_tile(rows // 2 if swiglu else rows, columns)
     if not others or cell.tokens > 1:
         return [own]
     return [own, *(tile for tile in TILES if tile != own and fits(tile, kind, rows, columns))]

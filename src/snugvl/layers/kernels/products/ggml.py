@@ -29,7 +29,7 @@ from snugvl.layers.kernels.products.ggml_blocks import (
     stored,
 )
 from snugvl.layers.kernels.products.lone_ggml import lone_ggml
-from snugvl.layers.kernels.products.tiles import Fragments
+from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS, Fragments
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import Weights
 
@@ -156,7 +156,7 @@ def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, o
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "SWIGLU": beside.swiglu}
     w, into, kind = weights.data[part.offset :], out[:, mine], TYPES[part.type]
     if tokens == 1 and part.rows >= LEAST:
-        tile = lone_tile(part.type, outputs, columns, swiglu=beside.swiglu)
+        tile = lone_tile(outputs, columns)
         tiles = -(-outputs // beside.outputs(tile.rows))
         programs = min(tiles, tile.rounds * hardware_of(x.device).units or tiles)
         lone_ggml[(programs,)](
@@ -177,9 +177,10 @@ def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, o
     )  # fmt: skip
 
 
-def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> Fragments:
-    """For one row of input: see `Fragments`."""
-    return Fragments(16, 8 if columns > 2048 else 4, soon=not swiglu)
+def lone_tile(outputs: int, columns: int) -> Fragments:
+    """For one row of input, as `benchmarks/gguf_speed.py` measured it of every type on an H200."""
+    warps = 8 if columns > 4096 else 2 if outputs >= HEAD_OUTPUTS else 4
+    return Fragments(16, warps, soon=outputs * columns > 1 << 22)  # a small one ends before the next starts
 
 
 def widen(weights: Weights, first: int, out: torch.Tensor) -> None:
