@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import linear, silu
 
 from snugvl.layers.ggml import LAYOUTS, GgmlType
-from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.tiles import Fragments
@@ -46,12 +45,12 @@ def test_weights_keep_float16s_digits(dtype: torch.dtype, device: torch.device) 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(
-    ("columns", "tile"), [(768, Fragments(16, 2, 1)), (1280, Fragments(16, 1)), (512, Fragments(32, 2))]
+    ("columns", "tile"), [(768, Fragments(16, 2)), (1280, Fragments(16, 1)), (512, Fragments(32, 2))]
 )
 def test_one_row_by_assembly(
     kind: GgmlType, columns: int, tile: Fragments, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a slice and programs that go on to other rows, more slices than are loaded at once, many rows.
+    """Half a slice, more slices than are loaded at once, many rows.
 
     On a GPU that is the matrix unit's way, which bf16 goes here, too: `ptx.py` runs the instructions.
     """
@@ -61,7 +60,6 @@ def test_one_row_by_assembly(
     monkeypatch.setattr(ggml, "lone_tile", lambda *_, **__: tile)
     if device.type == "cpu":
         monkeypatch.setattr(ggml, "capability", lambda _: (9, 0))
-        monkeypatch.setattr(ggml, "hardware_of", lambda _: Hardware((9, 0), 1))
     with assembled() if device.type == "cpu" else nullcontext():
         alone = product(x, weights, dtype=torch.float32)
         added = product(x, weights, bias=bias, residual=residual, dtype=torch.float32)

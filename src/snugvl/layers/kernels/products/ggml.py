@@ -1,6 +1,6 @@
 """Products with a GGUF's blocks as `layers/ggml.py` sorts them: values are made in registers alone.
 
-    one row of input      `products/lone_ggml.py`:  Σ (a Σ code · x + b Σ x)  by groups
+    one row of bf16       `products/lone_ggml.py`:  Σ (a Σ code · x + b Σ x)  by groups, from Ampere on
     up to 64              tiles of `a · code + b` in float16, multiplied by matrix instructions
     more                  slices are widened and multiplied by the library (`products/linear.py`)
 
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from snugvl.layers.ggml import GgmlType, TypedRows
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
-from snugvl.layers.kernels.device import TENSOR_CORES, capability, hardware_of
+from snugvl.layers.kernels.device import TENSOR_CORES, capability
 from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, swiglu
 from snugvl.layers.kernels.products.ggml_blocks import (
     Q4_0,
@@ -62,7 +62,7 @@ def _tile(
         seen = (tokens < M)[None, :] & (column < K)[:, None]
         v = tl.load(x + tokens.to(tl.int64)[None, :] * K + column[:, None], mask=seen, other=0)
         if v.dtype == tl.float32:
-            acc = tl.dot(value, v, acc)
+            acc = tl.dot(value, v, acc, input_precision="ieee")
         elif v.dtype == tl.bfloat16:
             narrow = tl.clamp(v.to(tl.float32) * 0.0625, -65504.0, 65504.0).to(tl.float16)
             acc = tl.dot(value.to(tl.float16), narrow, acc)
@@ -140,14 +140,17 @@ def fits(x: torch.Tensor, weights: Weights, *, swiglu: bool) -> bool:
 
 def few(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     """Write `x` `[M, columns]` times `weights`, with what is `beside`, to `out` `[M, outputs]`."""
-    least = LEAST // 2 if beside.swiglu else LEAST
-    if beside.norm is not None and (len(x) > 1 or any(part.rows < least for part in weights.parts)):
+    lone = len(x) == 1 and x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES
+    lone = lone and all(part.rows >= LEAST for part in weights.parts)
+    if beside.norm is not None and not lone:
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     for part in weights.parts:
-        _few(x, weights, part, beside, out)
+        _few(x, weights, part, beside, out, lone=lone)
 
 
-def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, out: torch.Tensor) -> None:
+def _few(
+    x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, out: torch.Tensor, *, lone: bool
+) -> None:
     outputs, columns, tokens = beside.outputs(part.rows), weights.columns, len(x)
     mine = slice(part.start, part.start + outputs)
     bias = None if beside.bias is None else beside.bias[part.start : part.start + part.rows]
@@ -155,16 +158,13 @@ def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, o
     norm, bias_, residual_ = beside._replace(bias=bias, residual=residual).tensors(x)
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "SWIGLU": beside.swiglu}
     w, into, kind = weights.data[part.offset :], out[:, mine], TYPES[part.type]
-    if tokens == 1 and part.rows >= LEAST:
+    if lone:
         tile = lone_tile(outputs, columns)
-        tiles = -(-outputs // beside.outputs(tile.rows))
-        programs = min(tiles, tile.rounds * hardware_of(x.device).units or tiles)
-        lone_ggml[(programs,)](
+        lone_ggml[(-(-outputs // beside.outputs(tile.rows)),)](
             x, norm, w, bias_, residual_, into, part.rows, outputs, beside.eps, K=columns,
             WIDE=triton.next_power_of_2(columns), TYPE=kind, R=tile.rows, W=tile.warps,
-            ROUNDS=programs < tiles, HAS_NORM=beside.norm is not None, OFFSET=beside.offset, **has,
-            ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES, SOON=tile.soon,
-            num_warps=tile.warps, **pdl(x.device),
+            HAS_NORM=beside.norm is not None, OFFSET=beside.offset, **has,
+            SOON=tile.soon, num_warps=tile.warps, **pdl(x.device),
         )  # fmt: skip
         return
     assert residual is None or residual.stride(0) == into.stride(0)

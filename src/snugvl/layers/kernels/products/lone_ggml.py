@@ -13,7 +13,7 @@ has a scale for 16 columns: columns 2 b and 2 b + 1 of the product are the halve
 Codes are put under an exponent and read as 128 more; what that is too much, and the addends, are multiplied
 by the group's sum, which the matrix unit computes, too. int8 is read as its seven bits, then as its sign.
 
-Without such assembly (interpreted, float32, float16) a lane multiplies its columns itself.
+Input of another type, and GPUs before Ampere, have `few_rows` of `ggml.py` for one row, too.
 """
 
 from collections.abc import Iterator
@@ -125,18 +125,13 @@ def _group(block, b, P: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _codes(
-    w, count, row, group, K: tl.constexpr, TYPE: tl.constexpr, MASKED: tl.constexpr, ASSEMBLY: tl.constexpr
-):
+def _codes(w, count, row, group, K: tl.constexpr, TYPE: tl.constexpr, MASKED: tl.constexpr):
     """A row's codes of one group for each thread, as they are stored: low bits, then high ones."""
     here = group < K // 32
     words = w.to(tl.pointer_type(tl.int32))
     if TYPE == Q8_0:
         at = row * (K // 4) + group * 8
-        if ASSEMBLY:
-            found = (_some(words, at, here, 4, MASKED), _some(words, at + 4, here, 4, MASKED))
-        else:
-            found = (_some(words, at, here, 8, MASKED),)
+        found = (_some(words, at, here, 4, MASKED), _some(words, at + 4, here, 4, MASKED))
     else:
         found = (_some(words, row * (K // 8) + group * 4, here, 4, MASKED),)
         upper = (w + count * (K // 2)).to(tl.pointer_type(tl.int32))
@@ -206,7 +201,7 @@ def _factors(stored, P: tl.constexpr, TYPE: tl.constexpr):
 @triton.jit
 def _slice(
     w, count, first, N, slice_, thread, K: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
-    SWIGLU: tl.constexpr, MASKED: tl.constexpr, ASSEMBLY: tl.constexpr,
+    SWIGLU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Of each of a thread's `R / 8` rows: codes of its two groups in a slice of a warp, and their scales."""
     outputs: tl.constexpr = R // 2 if SWIGLU else R
@@ -214,8 +209,8 @@ def _slice(
     found = ()
     for k in tl.static_range(R // 8):
         row = a + (first + (8 * k % outputs) + (8 * k // outputs) * N)
-        one = _codes(w, count, row, _group(block, b, 0, TYPE), K, TYPE, MASKED, ASSEMBLY)
-        two = _codes(w, count, row, _group(block, b, 1, TYPE), K, TYPE, MASKED, ASSEMBLY)
+        one = _codes(w, count, row, _group(block, b, 0, TYPE), K, TYPE, MASKED)
+        two = _codes(w, count, row, _group(block, b, 1, TYPE), K, TYPE, MASKED)
         found = found + ((one, two, _scales(w, count, row, block, b, K, TYPE, MASKED)),)
     return found
 
@@ -223,81 +218,66 @@ def _slice(
 @triton.jit
 def _rows(
     w, count, first, N, thread, SLICES: tl.constexpr, K: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr,
-    W: tl.constexpr, SWIGLU: tl.constexpr, ASSEMBLY: tl.constexpr,
+    W: tl.constexpr, SWIGLU: tl.constexpr,
 ):  # fmt: skip
     """The first `SLICES` slices: see `_slice`."""
     found = ()
     for s in tl.static_range(SLICES):
-        found = found + (
-            _slice(w, count, first, N, s, thread, K, TYPE, R, W, SWIGLU, (s + 1) * 256 * W > K, ASSEMBLY),
-        )
+        found = found + (_slice(w, count, first, N, s, thread, K, TYPE, R, W, SWIGLU, (s + 1) * 256 * W > K),)
     return found
 
 
 @triton.jit
 def _values(
-    start, slice_, thread, K: tl.constexpr, TYPE: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-):  # fmt: skip
-    """The input, or the norm's weight, of a slice: four `[T, 8]`; without assembly two groups `[T, 4, 8]`."""
+    start, slice_, thread, K: tl.constexpr, TYPE: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr
+):
+    """The input, or the norm's weight, of a slice: four `[T, 8]`."""
     block, n, b = slice_ * W + thread // 32, thread // 4 % 8, thread % 4
     found = ()
-    for c in tl.static_range(4 if ASSEMBLY else 2):
-        if not ASSEMBLY:
-            group = _group(block, b, c, TYPE)[:, None, None]
-            at = group * 32 + tl.arange(0, 4)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-            found = found + (tl.load(start + at, mask=group < K // 32, other=0),)
+    for c in tl.static_range(4):
+        if TYPE == Q6_K:
+            column = _group(block, b, c // 2, TYPE) * 32 + n % 2 * 16 + c % 2 * 8
         else:
-            if TYPE == Q6_K:
-                column = _group(block, b, c // 2, TYPE) * 32 + n % 2 * 16 + c % 2 * 8
-            else:
-                column = (_group(block, b, 0, TYPE) + n % 2 * (1 if TYPE == Q8_0 else 4)) * 32 + c * 8
-            mine = n // 2 == b
-            if MASKED:
-                mine = mine & (column < K)
-            at = column[:, None] + tl.arange(0, 8)[None, :]
-            found = found + (tl.load(start + at, mask=mine[:, None], other=0),)
+            column = (_group(block, b, 0, TYPE) + n % 2 * (1 if TYPE == Q8_0 else 4)) * 32 + c * 8
+        mine = n // 2 == b
+        if MASKED:
+            mine = mine & (column < K)
+        at = column[:, None] + tl.arange(0, 8)[None, :]
+        found = found + (tl.load(start + at, mask=mine[:, None], other=0),)
     return found
 
 
 @triton.jit
 def _input(
     x, gains, rstd, slice_, thread, K: tl.constexpr, TYPE: tl.constexpr, W: tl.constexpr,
-    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, MASKED: tl.constexpr, ASSEMBLY: tl.constexpr,
+    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The input of a slice, normalised, and the sums of a thread's groups.
+    """The input of a slice, normalised, in 16 registers, and the sums of a thread's groups.
 
-    With assembly its 16 registers, codes' places j and j + 4 in each (of int8 j and j + 2).
+    A register has codes' places j and j + 4, of int8 j and j + 2.
     """
     threads: tl.constexpr = 32 * W
-    values = _values(x, slice_, thread, K, TYPE, W, MASKED, ASSEMBLY)
-    if HAS_NORM:
-        every = ()
-        for c in tl.static_range(4 if ASSEMBLY else 2):
-            every = every + (normalised(values[c], gains[c], rstd, OFFSET),)
-        values = every
-    if ASSEMBLY:
-        found = ()
-        for c in tl.static_range(4):
-            if TYPE == Q8_0:
-                low, high = tl.split(tl.permute(tl.reshape(values[c], [threads, 2, 2, 2]), [0, 1, 3, 2]))
-            else:
-                low, high = tl.split(tl.permute(tl.reshape(values[c], [threads, 2, 4]), [0, 2, 1]))
-            both = tl.inline_asm_elementwise(
-                PAIRS, "=&r,=r,r,r", [low, high], dtype=tl.int32, is_pure=True, pack=2
-            )
-            found = found + _quarters(tl.reshape(both, [threads, 4]), threads)
-        values = found
+    values = _values(x, slice_, thread, K, TYPE, W, MASKED)
+    found = ()
+    for c in tl.static_range(4):
+        v = values[c]
+        if HAS_NORM:
+            v = normalised(v, gains[c], rstd, OFFSET)
         if TYPE == Q8_0:
-            totals = ()  # it needs none
-        elif TYPE == Q6_K:
-            totals = _asm(_SUM_2, _TAKES_8, values[:8])[:2] + _asm(_SUM_2, _TAKES_8, values[8:])[:2]
+            low, high = tl.split(tl.permute(tl.reshape(v, [threads, 2, 2, 2]), [0, 1, 3, 2]))
         else:
-            totals = _asm(_SUM_4, _TAKES_16, values)[:2]
+            low, high = tl.split(tl.permute(tl.reshape(v, [threads, 2, 4]), [0, 2, 1]))
+        both = tl.inline_asm_elementwise(
+            PAIRS, "=&r,=r,r,r", [low, high], dtype=tl.int32, is_pure=True, pack=2
+        )
+        found = found + _quarters(tl.reshape(both, [threads, 4]), threads)
+    if TYPE == Q8_0:
+        totals = ()  # it needs none
+    elif TYPE == Q6_K:
+        totals = _asm(_SUM_2, _TAKES_8, found[:8])[:2] + _asm(_SUM_2, _TAKES_8, found[8:])[:2]
     else:
-        totals = _halves(values[0].to(tl.float32), threads, TYPE)
-        totals = totals + _halves(values[1].to(tl.float32), threads, TYPE)
-    return values, totals
+        totals = _asm(_SUM_4, _TAKES_16, found)[:2]
+    return found, totals
 
 
 @triton.jit
@@ -306,38 +286,9 @@ def _asm(TEXT: tl.constexpr, TAKES: tl.constexpr, given):
 
 
 @triton.jit
-def _halves(v, T: tl.constexpr, TYPE: tl.constexpr):
-    """Sums of a thread's 32, `[T, …]`: one `[T]`, or of Q6_K one for each 16 of them."""
+def _times(one, two, x, P: tl.constexpr, T: tl.constexpr, TYPE: tl.constexpr):
+    """Codes plus 128 of two rows' first or second groups times the input; of Q6_K halves of a group apart."""
     if TYPE == Q6_K:
-        found = tl.split(tl.sum(tl.reshape(v, [T, 2, 16]), 2))
-    else:
-        found = (tl.sum(tl.reshape(v, [T, 32]), 1),)
-    return found
-
-
-@triton.jit
-def _plain(codes, x, T: tl.constexpr, TYPE: tl.constexpr):
-    """Codes times the input, by plain operations: see `_halves`."""
-    words = codes[0][:, :, None]
-    if TYPE == Q8_0:
-        value = tl.reshape((words << (24 - 8 * tl.arange(0, 4)[None, None, :])) >> 24, [T, 4, 8])
-    else:
-        place = tl.arange(0, 8)[None, None, :]
-        value = (words >> (4 * place)) & 15
-        if TYPE == Q5_K:
-            value |= ((codes[1][:, None, None] >> (8 * tl.arange(0, 4)[None, :, None] + place)) & 1) << 4
-        elif TYPE == Q6_K:
-            shift = 16 * tl.arange(0, 2)[None, None, :, None] + 2 * tl.arange(0, 8)[None, None, None, :]
-            value |= tl.reshape(((codes[1][:, :, None, None] >> shift) & 3) << 4, [T, 4, 8])
-    return _halves(value.to(tl.float32) * x.to(tl.float32), T, TYPE)
-
-
-@triton.jit
-def _times(one, two, x, P: tl.constexpr, T: tl.constexpr, TYPE: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Codes of two rows' first or second groups times the input: see `_halves`; with assembly plus 128."""
-    if not ASSEMBLY:
-        first, second = _plain(one, x[P], T, TYPE), _plain(two, x[P], T, TYPE)
-    elif TYPE == Q6_K:
         a, b = _quarters(one[0], T), _quarters(two[0], T)
         i, j = tl.split(one[1])
         k, m = tl.split(two[1])
@@ -359,11 +310,9 @@ def _times(one, two, x, P: tl.constexpr, T: tl.constexpr, TYPE: tl.constexpr, AS
 
 
 @triton.jit
-def _scaled(acc, parts, scales, totals, P: tl.constexpr, TYPE: tl.constexpr, ASSEMBLY: tl.constexpr):
+def _scaled(acc, parts, scales, totals, P: tl.constexpr, TYPE: tl.constexpr):
     """`acc` and the products of one row's first or second groups, scaled."""
-    over: tl.constexpr = (32.0 if TYPE == Q6_K else 8.0 if TYPE == Q4_0 else 0.0) + (
-        128.0 if ASSEMBLY else 0.0
-    )
+    over: tl.constexpr = 160.0 if TYPE == Q6_K else 136.0 if TYPE == Q4_0 else 128.0
     a, b = _factors(scales, P, TYPE)
     if TYPE == Q6_K:
         acc += a * (parts[0] - over * totals[2 * P]) + b * (parts[1] - over * totals[2 * P + 1])
@@ -377,16 +326,16 @@ def _scaled(acc, parts, scales, totals, P: tl.constexpr, TYPE: tl.constexpr, ASS
 
 
 @triton.jit
-def _add(sums, stored, inputs, T: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr, ASSEMBLY: tl.constexpr):
+def _add(sums, stored, inputs, T: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr):
     """`sums`, `[T]` of each of a thread's rows, and what a slice adds."""
     x, totals = inputs
     found = ()
     for k in tl.static_range(0, R // 8, 2):
         one, two = sums[k], sums[k + 1]
         for p in tl.static_range(2):
-            first, second = _times(stored[k][p], stored[k + 1][p], x, p, T, TYPE, ASSEMBLY)
-            one = _scaled(one, first, stored[k][2], totals, p, TYPE, ASSEMBLY)
-            two = _scaled(two, second, stored[k + 1][2], totals, p, TYPE, ASSEMBLY)
+            first, second = _times(stored[k][p], stored[k + 1][p], x, p, T, TYPE)
+            one = _scaled(one, first, stored[k][2], totals, p, TYPE)
+            two = _scaled(two, second, stored[k + 1][2], totals, p, TYPE)
         found = found + (one, two)
     return found
 
@@ -419,8 +368,8 @@ def _store(
 @triton.jit
 def lone_ggml(
     x, norm, w, bias, residual, out, count, N, eps, K: tl.constexpr, WIDE: tl.constexpr, TYPE: tl.constexpr,
-    R: tl.constexpr, W: tl.constexpr, ROUNDS: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, ASSEMBLY: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
     SOON: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[n] = x · W[n]` of `count` rows; with SWIGLU the first half are gates, and `N` counts one half.
@@ -428,9 +377,9 @@ def lone_ggml(
     Args:
         w: the planes of the rows, bytes.
         WIDE: a power of two that holds K.
-        R: rows of the weights a program reads at a time, 16 or 32; of a SWIGLU, half are gate's.
+        R: rows of the weights of a program, 16 or 32; of a SWIGLU, half are gate's.
         W: warps, which have 256 columns each in turns.
-        ROUNDS, SOON, PDL: as `lone_int4` has them.
+        SOON, PDL: as `lone_int4` has them.
     """
     slices: tl.constexpr = (K + 256 * W - 1) // (256 * W)
     outputs: tl.constexpr = R // 2 if SWIGLU else R
@@ -438,14 +387,13 @@ def lone_ggml(
     kind: tl.constexpr = x.dtype.element_ty
     thread = tl.arange(0, threads)
     count = count.to(tl.int64)
-    begin = tl.program_id(0) * outputs
     # The last rows are a whole tile: it computes some outputs again, the same.
-    first = tl.minimum(begin, N - outputs).to(tl.int64)
+    first = tl.minimum(tl.program_id(0) * outputs, N - outputs).to(tl.int64)
     at_once: tl.constexpr = 1 if slices > SLICES else slices
-    stored = _rows(w, count, first, N, thread, at_once, K, TYPE, R, W, SWIGLU, ASSEMBLY)
+    stored = _rows(w, count, first, N, thread, at_once, K, TYPE, R, W, SWIGLU)
     gains = ()
     for s in tl.static_range(at_once):
-        gains = gains + (_values(norm, s, thread, K, TYPE, W, s == slices - 1, ASSEMBLY) if HAS_NORM else (),)
+        gains = gains + (_values(norm, s, thread, K, TYPE, W, s == slices - 1) if HAS_NORM else (),)
     if PDL:
         if SOON:
             gdc_launch_dependents()
@@ -454,31 +402,19 @@ def lone_ggml(
     sums = _zeros(threads, R)
     if slices > SLICES:
         for s in tl.range(slices, num_stages=1):
-            following = _slice(w, count, first, N, s + 1, thread, K, TYPE, R, W, SWIGLU, True, ASSEMBLY)
-            gain = _values(norm, s, thread, K, TYPE, W, True, ASSEMBLY) if HAS_NORM else ()
-            v = _input(x, gain, rstd, s, thread, K, TYPE, W, HAS_NORM, OFFSET, True, ASSEMBLY)
-            sums = _add(sums, stored[0], v, threads, TYPE, R, ASSEMBLY)
+            following = _slice(w, count, first, N, s + 1, thread, K, TYPE, R, W, SWIGLU, True)
+            gain = _values(norm, s, thread, K, TYPE, W, True) if HAS_NORM else ()
+            v = _input(x, gain, rstd, s, thread, K, TYPE, W, HAS_NORM, OFFSET, True)
+            sums = _add(sums, stored[0], v, threads, TYPE, R)
             stored = (following,)
     else:
         inputs = ()
         for s in tl.static_range(slices):
-            v = _input(x, gains[s], rstd, s, thread, K, TYPE, W, HAS_NORM, OFFSET, s == slices - 1, ASSEMBLY)
+            v = _input(x, gains[s], rstd, s, thread, K, TYPE, W, HAS_NORM, OFFSET, s == slices - 1)
             inputs = inputs + (v,)
     if PDL and not SOON:
         gdc_launch_dependents()
-    if ROUNDS:
-        for at in tl.range(begin, N, tl.num_programs(0) * outputs, num_stages=1):
-            following = at + tl.num_programs(0) * outputs
-            following = tl.minimum(tl.where(following < N, following, at), N - outputs).to(tl.int64)
-            later = _rows(w, count, following, N, thread, slices, K, TYPE, R, W, SWIGLU, ASSEMBLY)
-            sums = _zeros(threads, R)
-            for s in tl.static_range(slices):
-                sums = _add(sums, stored[s], inputs[s], threads, TYPE, R, ASSEMBLY)
-            here = tl.minimum(at, N - outputs)
-            _store(sums, bias, residual, out, here, N, kind, R, W, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
-            stored = later
-    else:
-        if slices <= SLICES:
-            for s in tl.static_range(slices):
-                sums = _add(sums, stored[s], inputs[s], threads, TYPE, R, ASSEMBLY)
-        _store(sums, bias, residual, out, first, N, kind, R, W, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
+    if slices <= SLICES:
+        for s in tl.static_range(slices):
+            sums = _add(sums, stored[s], inputs[s], threads, TYPE, R)
+    _store(sums, bias, residual, out, first, N, kind, R, W, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
