@@ -1,7 +1,8 @@
 """Products with a GGUF's blocks as `layers/ggml.py` sorts them: values are made in registers alone.
 
     one row of bf16       `products/lone_ggml.py`:  Σ (a Σ code · x + b Σ x)  by groups, from Ampere on
-    up to 64              tiles of `a · code + b` in float16, multiplied by matrix instructions
+    else one              tiles of `a · code + b`, times the input
+    up to 64              such tiles in float16, multiplied by matrix instructions; of float32 as they are
     more                  slices are widened and multiplied by the library (`products/linear.py`)
 
 What is loaded, and how it becomes numbers, is `products/ggml_blocks.py`'s.
@@ -50,7 +51,7 @@ def _tile(
     """`W[rows] · X[tokens]ᵀ`, `[BN, BM]` float32; of bf16 input a sixteenth, in float16, which is finite."""
     size: tl.constexpr = 16 if TYPE == Q6_K else 32
     each: tl.constexpr = BK // size
-    acc = tl.zeros([BN, BM], tl.float32)
+    acc = tl.zeros([BN, BK if BM == 1 else BM], tl.float32)
     for start in tl.range(0, K // size, each):
         group = start + tl.arange(0, each)
         mask = live[:, None] & (group < K // size)[None, :]
@@ -61,14 +62,18 @@ def _tile(
         column = start * size + tl.arange(0, BK)
         seen = (tokens < M)[None, :] & (column < K)[:, None]
         v = tl.load(x + tokens.to(tl.int64)[None, :] * K + column[:, None], mask=seen, other=0)
-        if v.dtype == tl.float32:
+        if BM == 1:
+            acc += value * tl.trans(v.to(tl.float32))
+        elif v.dtype == tl.float32:
             acc = tl.dot(value, v, acc, input_precision="ieee")
         elif v.dtype == tl.bfloat16:
             narrow = tl.clamp(v.to(tl.float32) * 0.0625, -65504.0, 65504.0).to(tl.float16)
             acc = tl.dot(value.to(tl.float16), narrow, acc)
         else:
             acc = tl.dot(value.to(tl.float16), v, acc)
-    if x.dtype.element_ty == tl.bfloat16:
+    if BM == 1:
+        acc = tl.sum(acc, 1)[:, None]
+    elif x.dtype.element_ty == tl.bfloat16:
         acc *= 16.0
     return acc
 
@@ -171,8 +176,8 @@ def _few(
     rows = 16 if outputs < 4096 else 32
     few_rows[(-(-outputs // rows),)](
         x, w, bias_, residual_, into, tokens, part.rows, outputs, into.stride(0), K=columns, TYPE=kind,
-        BM=max(16, triton.next_power_of_2(tokens)), BN=rows, BK=DEEP, **has, KIND=KINDS[x.dtype],
-        EVEN=columns % DEEP == 0 and outputs % rows == 0, num_warps=4,
+        BM=1 if tokens == 1 else max(16, triton.next_power_of_2(tokens)), BN=rows, BK=DEEP, **has,
+        KIND=KINDS[x.dtype], EVEN=columns % DEEP == 0 and outputs % rows == 0, num_warps=4,
         num_stages=3 if x.element_size() == 2 else 1, **pdl(x.device),
     )  # fmt: skip
 
