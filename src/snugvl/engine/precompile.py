@@ -186,7 +186,7 @@ def rehearse(
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
-    question = (min(SHORT, prompts[-1]),)  # in one go
+    question: tuple[int, ...] = (min(SHORT, prompts[-1]),)
     for lengths in (question, (1,)):
         network.forward(_batch(lengths, cache), cache)
     first()

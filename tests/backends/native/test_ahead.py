@@ -347,16 +347,15 @@ def test_the_engines_process_has_them_compiled_unless_it_is_told_not_to(
     begun: list[object] = []
     monkeypatch.setenv("SNUGVL_AHEAD", said)
 
-    def begin(kernels: KernelsAhead, *told: object) -> None:
-        begun.append(told)
-        kernels.first.set()
-
-    monkeypatch.setattr(KernelsAhead, "begin", begin)
+    waited: list[object] = []
+    monkeypatch.setattr(KernelsAhead, "begin", lambda *told: begun.append(told))
+    monkeypatch.setattr(KernelsAhead, "wait_for_first", lambda *told: waited.append(told))
     monkeypatch.setattr(engine_process, "_collect_garbage", lambda: None)  # it would be for all tests
     choice = EngineChoice("pocket", device="cpu", context=512)
     hosted: Any = engine_process.native(choice, lambda *_: None)
     with closing(hosted.backend):
         assert len(begun) == times
+        assert len(waited) == times
 
 
 def test_the_variable() -> None:

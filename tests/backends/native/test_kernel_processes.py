@@ -7,8 +7,8 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -28,9 +28,8 @@ def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(
     monkeypatch.setattr(sys, "argv", ["", str(os.getppid())])
     monkeypatch.setattr(os, "nice", told.append, raising=False)
 
-    def compiled(*order: Any) -> CompileReport:
-        *rest, first = order
-        told.append(tuple(rest))
+    def compiled(job: str, number: int, count: int, first: Callable[[], None]) -> CompileReport:
+        told.append((job, number, count))
         first()
         return CompileReport(3, ("gemm: no",))
 

@@ -151,13 +151,13 @@ def main() -> None:
     from snugvl.engine.precompile import compile_kernels, read_compiler
 
     read_compiler()  # what is to be compiled may not be known yet
-    order = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
+    job, number, count = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
 
     def first() -> None:
         sys.stdout.write(FIRST + "\n")
         sys.stdout.flush()
 
-    sys.stdout.write(json.dumps(asdict(compile_kernels(*order, first))) + "\n")
+    sys.stdout.write(json.dumps(asdict(compile_kernels(job, number, count, first))) + "\n")
 
 
 if __name__ == "__main__":

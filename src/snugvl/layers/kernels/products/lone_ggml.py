@@ -203,7 +203,7 @@ def _slice(
     w, count, first, N, slice_, thread, K: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
     SWIGLU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Of each of a thread's `R / 8` rows: codes of its two groups in a slice of a warp, and their scales."""
+    """Codes of a thread's two groups in a slice of a warp, and their scales, of each of its `R / 8` rows."""
     outputs: tl.constexpr = R // 2 if SWIGLU else R
     block, a, b = slice_ * W + thread // 32, thread // 4 % 8, thread % 4
     found = ()
