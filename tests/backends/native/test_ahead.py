@@ -85,17 +85,18 @@ def test_a_first_start_waits_for_what_a_first_question_needs(
     """Not for the rest; and not for long where every process but one has it."""
     monkeypatch.setattr(host, "memory", lambda: host.HostMemory(64 << 30, 32 << 30))
     with_cores(4, monkeypatch)
-    late = tmp_path / "late"
+    early, late = tmp_path / "early", tmp_path / "late"
     code = (
         f"import os, pickle, time; number = pickle.loads(order)[1]; first = {FIRST!r}\n"
         f"while number and not os.path.exists({str(late)!r}): time.sleep(0.01)\n"
-        "print(first, flush=True); time.sleep(1000)"
+        f"print(first, flush=True); open({str(early)!r}, 'w'); time.sleep(1000)"
     )
     kernels = attempt(code)
     thread = threading.Thread(target=kernels.compile, args=(wanted, tmp_path, "3.6.0"))
     thread.start()
+    until(early.exists)
     said: list[str] = []
-    monkeypatch.setattr(ahead, "FIRST_S", 0.0)
+    monkeypatch.setattr(ahead, "FIRST_S", 0.3)
     kernels.wait_for_first(lambda stage, _: said.append(stage))
     assert said == ["compiling kernels, for the first start of this model on this GPU"]
     assert not kernels.first.is_set()
