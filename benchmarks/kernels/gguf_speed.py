@@ -1,51 +1,62 @@
 """A GGUF on our own engine and a GPU: each type's products, whole models, planned beside taken.
 
     PYTHONPATH=.:src:benchmarks python benchmarks/kernels/gguf_speed.py [--only products] [--out FILE]
-    PYTHONPATH=.:src:benchmarks python benchmarks/kernels/gguf_speed.py --tiles --types Q4_K Q6_K --tokens 1
+    PYTHONPATH=.:src:benchmarks python benchmarks/kernels/gguf_speed.py --tiles --only products --tokens 1
 
-Products: of the shapes of Qwen3-VL-2B and -4B, one row of input (decoding alone), 8 and 64; microseconds and
-the share of the GPU's read bandwidth, from CUDA graphs over more weights than the L2 cache holds; beside our
-int4 in groups of 128. Each is compared with torch's product of the widened weights first. `--tiles` tries
-other tiles for one row, too: rows of weights of a program, columns at a time, warps; several processes
-compile them before, as that takes longer than the measurement. What is measured is saved after each product.
+Products: of the shapes of Qwen3-VL-2B and -4B, one row of input (decoding alone), 8 and 64; microseconds
+and the share of the GPU's read bandwidth, from CUDA graphs over more weights than the L2 cache holds;
+beside our int4 in groups of 128. Each is compared with torch's product of the widened weights first.
+`--tiles` tries other tiles for one row, too: rows of weights of a program, warps, early start. Several
+processes compile all of it before, without a GPU's memory, and say how long each took. What is measured is
+saved after each product.
 
 Models: GGUF files with random weights (`random_gguf.py`), written to a temporary folder: tokens a second of
 one answer, bytes planned beside taken in 7,200 MiB (`plan_vs_native.py` fills the engine).
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import astuple
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest import mock
 
 import torch
+from triton.runtime import driver
 
 import machine
 from kernels import kernel_tiles
 from kernels.kernel_tiles import READ_BANDWIDTH, SHAPES, TOLERANCE, Cell, Products, replay_us
 from snugvl.layers.ggml import LAYOUTS, GgmlType, parts_of
-from snugvl.layers.kernels.products import ggml
+from snugvl.layers.kernels.compiler import ahead_of_time
+from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
+from snugvl.layers.kernels.device import hardware_of
+from snugvl.layers.kernels.products import ggml, linear
+from snugvl.layers.kernels.products.tiles import Fragments
 from snugvl.layers.weights import Weights
 
 SIZES = ("2b", "4b")
 TOKENS = (1, 8, 64)
-TILES = (
-    (16, 512, 4), (8, 512, 4), (8, 512, 2), (4, 512, 2), (4, 512, 4), (8, 256, 2), (8, 1024, 4), (4, 1024, 4),
-    (16, 1024, 8), (16, 256, 4), (32, 512, 8), (4, 256, 1), (2, 1024, 2), (2, 512, 1),
+TILES = tuple(
+    Fragments(*tile)
+    for tile in (
+        (16, 2, 0, True), (16, 4, 0, True), (16, 8, 0, True), (16, 16, 0, True), (16, 8, 0, False),
+        (32, 4, 0, True), (32, 8, 0, True), (16, 4, 0, False),
+    )
 )  # fmt: skip
+WORDS = {"Q8_0": 34, "Q6_K": 30, "Q5_K": 28}  # registers of a slice's two rows, else 24
 MODELS = (
     ("Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M"),
     ("Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M"),
     ("Qwen/Qwen3-VL-4B-Instruct", "Q8_0"),
 )
-Tile = tuple[int, int, int]
 CELL = "4096:1024:4:7200MiB"
 ANSWER = 256
 
@@ -85,34 +96,85 @@ def held_of(cell: Cell) -> Products:
         return Products(cell)
 
 
-def tiles_of(cell: Cell, others: bool) -> list[Tile]:
+def tiles_of(cell: Cell, others: bool) -> list[Fragments]:
     """What the package takes first, then the others that fit."""
     rows, columns, swiglu = SHAPES[cell.size][cell.shape]
     kind = next((each for each in LAYOUTS if each == str(cell.format)), None)
     if kind is None:  # not of these kernels
         return [TILES[0]]
-    own = ggml.lone_tile(kind, rows // 2 if swiglu else rows, columns, swiglu=swiglu)
+    own = ggml.lone_tile(rows // 2 if swiglu else rows, columns)
     if not others or cell.tokens > 1:
         return [own]
-    return [own, *(tile for tile in TILES if tile != own and columns % tile[1] == 0)]
+    return [own, *(tile for tile in TILES if tile != own and fits(tile, kind, columns))]
 
 
-def taken(tile: Tile) -> Any:
+def fits(tile: Fragments, kind: GgmlType, columns: int) -> bool:
+    """Whether every warp has something to do, in its registers."""
+    slices = -(-columns // (256 * tile.warps))
+    held = (slices if slices <= 4 else 2) * (WORDS.get(kind, 24) * tile.rows // 16 + 16)
+    return 256 * tile.warps <= columns and held <= min(200, 2048 // tile.warps)
+
+
+def taken(tile: Fragments) -> Any:
     """The package takes it."""
     return mock.patch.object(ggml, "lone_tile", return_value=tile)
 
 
 def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
-    """Every `shards`th tile, launched once."""
-    number = 0
-    for cell in cells(args):
-        held: Products | None = None
-        for tile in tiles_of(cell, args.tiles):
-            number += 1
-            if number % shards == shard:
-                held = held or held_of(cell)
-                with taken(tile), suppress(Exception):  # told when it is measured
-                    held.one(held.stored[0])
+    """Every `shards`th tile; says how long each took."""
+    hardware, launches = hardware_of(torch.device("cuda")), []
+    todo = [(cell, tile) for cell in cells(args) for tile in tiles_of(cell, args.tiles)]
+    for cell, tile in todo[shard::shards]:
+        with torch.inference_mode(), dry_run(hardware) as found, taken(tile):
+            without_memory(cell)
+        launches += [(f"{cell.size} {cell.shape} {cell.format} {astuple(tile)}", launch) for launch in found]
+    driver.set_active(ahead_of_time._DescribedDriver(hardware))
+    for name, launch in launches:
+        start = time.perf_counter()
+        error = ahead_of_time._compile(launch)
+        print(json.dumps([name, launch.name, time.perf_counter() - start, error and str(error)[:200]]))
+
+
+def without_memory(cell: Cell) -> None:
+    """The cell's product, of tensors that have none."""
+    rows, columns, swiglu = SHAPES[cell.size][cell.shape]
+    kind = next((each for each in LAYOUTS if each == str(cell.format)), None)
+    if kind is None:
+        return
+    parts = parts_of([(kind, rows)], columns)
+    data = torch.empty(parts[0].nbytes(columns), dtype=torch.uint8, device="meta")
+    x = torch.empty(cell.tokens, columns, dtype=torch.bfloat16, device="meta")
+    norm = x[0] if cell.tokens == 1 and cell.shape in ("qkv", "gate_up") else None
+    residual = None
+    if cell.shape in ("o", "down"):
+        residual = torch.empty(cell.tokens, rows, dtype=x.dtype, device="meta")
+    stored = Weights("ggml", rows, columns, data, parts=parts)
+    linear.product(x, stored, norm=norm, eps=1e-6, residual=residual, swiglu=swiglu)
+
+
+def compile_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All tiles, by processes; the slowest kernels and those that failed are printed."""
+    again, start = [sys.executable, *sys.argv, "--compile"], time.perf_counter()
+    workers = [
+        subprocess.Popen([*again, f"{i}/{args.processes}"], stdout=subprocess.PIPE, text=True)
+        for i in range(args.processes)
+    ]
+    found = []
+    for worker in workers:
+        for line in worker.communicate()[0].splitlines():
+            product_, kernel, seconds, error = json.loads(line)
+            found.append({"product": product_, "kernel": kernel, "seconds": seconds, "error": error})
+            if error:
+                print(f"DOES NOT COMPILE {product_} {kernel}: {error}", flush=True)
+    found.sort(key=lambda each: -each["seconds"])
+    taken_s = [each["seconds"] for each in found]
+    print(
+        f"{len(found)} kernels compiled in {time.perf_counter() - start:.0f} s, of which one takes", end=" "
+    )
+    print(f"{median(taken_s or [0]):.1f} s (median), {max(taken_s, default=0):.1f} s (most)", flush=True)
+    for each in found[:5]:
+        print(f"    {each['seconds']:.1f} s {each['kernel']} {each['product']}")
+    return found
 
 
 def measured(cell: Cell, others: bool) -> list[dict[str, Any]]:
@@ -134,15 +196,16 @@ def measured(cell: Cell, others: bool) -> list[dict[str, Any]]:
             continue
         share = nbytes / us / 1e-6 / READ_BANDWIDTH
         rows.append({
-            "size": cell.size, "shape": cell.shape, "type": cell.format, "tokens": cell.tokens, "tile": tile,
-            "own": tile == own, "us": us, "bandwidth": share, "error": error,
+            "size": cell.size, "shape": cell.shape, "type": cell.format, "tokens": cell.tokens,
+            "tile": astuple(tile), "own": tile == own, "us": us, "bandwidth": share, "error": error,
         })  # fmt: skip
-    best = min(rows, key=lambda row: row["us"], default=None)
+    order = sorted(rows, key=lambda row: row["us"])
     for row in rows:
-        if row["own"] or row is best:
+        best = row is order[0]
+        if row["own"] or row in order[:3]:
             told = f"{row['us']:8.2f} us {row['bandwidth']:5.0%} {row['error']:.1e}"
-            name = f"{cell.size} {cell.shape:8} {cell.format:5} M={cell.tokens:<3} {row['tile']!s:14}"
-            print(f"{name} {told}{'' if row['own'] else ' best'}", flush=True)
+            name = f"{cell.size} {cell.shape:8} {cell.format:5} M={cell.tokens:<3} {row['tile']!s:19}"
+            print(f"{name} {told}{' own' if row['own'] else ''}{' best' if best else ''}", flush=True)
     return rows
 
 
@@ -216,10 +279,7 @@ def main() -> None:
     found: dict[str, Any] = {"products": []}
     if args.only != "models":
         if args.tiles:
-            again = [sys.executable, *sys.argv, "--compile"]
-            workers = [subprocess.Popen([*again, f"{i}/{args.processes}"]) for i in range(args.processes)]
-            for worker in workers:
-                worker.wait()
+            found["compiled"] = compile_all(args)
         for cell in cells(args):
             found["products"] += measured(cell, args.tiles)
             machine.save("h200/gguf_speed", found, args.out)

@@ -254,9 +254,8 @@ class Products:
     def __init__(self, cell: Cell, *, only: int = 0) -> None:
         rows, columns, self.swiglu = SHAPES[cell.size][cell.shape]
         torch.manual_seed(0)
-        bits = FORMATS[cell.format].bits
-        copies = only or max(2, int(120e6 / (rows * columns * bits / 8)))
         first = random_weights(cell.format, rows, columns)
+        copies = only or max(2, int(120e6 / first.nbytes))
         self.stored = [first, *(copy(first) for _ in range(copies - 1))]
         self.x = torch.randn(cell.tokens, columns, device="cuda", dtype=torch.bfloat16)
         fused = cell.tokens == 1 and cell.shape in ("qkv", "gate_up")

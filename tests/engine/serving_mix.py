@@ -113,8 +113,9 @@ CASES: dict[str, tuple[dict[str, Any], Storage, KVFormat]] = {
     "2B-FP8": (QWEN3_VL_2B | {"quantization_config": FP8}, Storage("fp8"), "bf16"),
     "2B in 4 bits": (QWEN3_VL_2B, Storage("int4", "int8", tower="int8"), "fp8"),
     "Qwen3.5": (QWEN3_5, Storage("int6"), "bf16"),
-    "2B as Q4_K_M": (QWEN3_VL_2B | {"blocks": True}, Storage("int4"), "bf16"),
+    "2B as GGUF": (QWEN3_VL_2B | {"blocks": True}, Storage("int4"), "bf16"),
 }
+KINDS: tuple[tuple[GgmlType, GgmlType], ...] = (("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"))
 
 
 class Stage:
@@ -254,10 +255,10 @@ def store_blocks(network: LoadableNetwork) -> None:
     """As a GGUF has them: values and second products of some layers are finer, and so is the embedding."""
     network.decoder.embed_tokens.store_blocks([("Q6_K", 4096)])
     for index, layer in enumerate(network.decoder.layers):
-        finer: GgmlType = "Q4_K" if index else "Q6_K"
-        layer.self_attn.qkv_proj.store_blocks([("Q4_K", 3072), (finer, 1024)])
-        layer.self_attn.o_proj.store_blocks([("Q4_K", 2048)])
-        layer.mlp.gate_up_proj.store_blocks([("Q4_K", 12288)])
+        most, finer = KINDS[index]
+        layer.self_attn.qkv_proj.store_blocks([(most, 3072), (finer, 1024)])
+        layer.self_attn.o_proj.store_blocks([(most, 2048)])
+        layer.mlp.gate_up_proj.store_blocks([(most, 12288)])
         layer.mlp.down_proj.store_blocks([(finer, 2048)])
 
 

@@ -16,14 +16,16 @@ from torch import nn
 import snugvl
 from snugvl.core.config import EngineConfig
 from snugvl.engine import precompile
-from snugvl.engine.precompile import edges, rehearse
+from snugvl.engine.precompile import _kinds, edges, rehearse
+from snugvl.layers.ggml import GgmlType
+from snugvl.layers.linear import Linear
 
 KERNELS = Path(snugvl.__file__).parent / "layers" / "kernels"
 MOST = {
     "2B-FP8": 48,
     "2B in 4 bits": 53,
     "Qwen3.5": 61,
-    "2B as Q4_K_M": 71,
+    "2B as GGUF": 71,
 }  # each takes a processor half a second or more
 
 
@@ -77,9 +79,21 @@ def test_what_one_person_waits_for_comes_first(monkeypatch: pytest.MonkeyPatch) 
         config=SimpleNamespace(text=SimpleNamespace(vocab_size=9, predictors=0)),
         forward=lambda batch, _: steps.append(batch.attention.query_lens),
     )
-    rehearse(network, EngineConfig(1, max_num_seqs=8, max_batched_tokens=300))
-    assert steps[:2] == [(300,), (1,)]
-    assert steps.index((65,)) < steps.index((1, 1)) < steps.index((1,) * 8) < steps.index((64,))
+    first: list[int] = []
+    rehearse(
+        network, EngineConfig(1, max_num_seqs=8, max_batched_tokens=300), lambda: first.append(len(steps))
+    )
+    assert steps[:3] == [(300,), (64,), (1,)]
+    assert first == [3], "a server waits for no more"
+    assert steps.index((65,)) < steps.index((1, 1)) < steps.index((1,) * 8) < steps.index((48,))
+
+
+def test_layers_of_as_many_bytes_may_be_of_different_types() -> None:
+    layers = [nn.Sequential(Linear(256, 16, bias=False)) for _ in range(3)]
+    kinds: tuple[GgmlType, ...] = ("Q4_0", "Q4_K", "Q4_0")
+    for layer, kind in zip(layers, kinds, strict=True):
+        layer[0].store_blocks([(kind, 16)])
+    assert _kinds(layers) == layers[:2]
 
 
 def test_edges_stand_on_both_sides_of_powers_of_two_and_of_their_triples() -> None:

@@ -59,6 +59,7 @@ def one(size: str, fp8: bool = True, wishes: Wishes | None = None, on: object = 
     wishes=wishes_strategy,
 )
 @example(10778, 2505, "linux", 2, Wishes(context=2048, concurrency=2))  # a copy each instead of both for one
+@example(10778, 2284, "wsl2", 2, Wishes(context=2048, images=2, concurrency=2))  # and each with smaller steps
 @draws(25)
 def test_more_memory_never_yields_less(total: int, more: int, os: str, gpus: int, wishes: Wishes) -> None:
     small = solve(CATALOGUE[-4:], machine(total * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]

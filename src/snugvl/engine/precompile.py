@@ -10,7 +10,7 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,8 +93,10 @@ def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
     for layer in layers:
         tensors = itertools.chain(layer.named_parameters(), layer.named_buffers())
         form = tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors)
-        windows = tuple(getattr(module, "window", None) for module in layer.modules())
-        found.setdefault((form, windows), layer)
+        traits = tuple(
+            (getattr(each, "window", None), getattr(each, "parts", ())) for each in layer.modules()
+        )
+        found.setdefault((form, traits), layer)  # Q4_0 takes as many bytes as Q4_K
     return list(found.values())
 
 
@@ -137,11 +139,14 @@ def read_compiler() -> None:
     read_triton(None)
 
 
-def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> CompileReport:
+def compile_kernels(
+    job: CompileJob, number: int = 0, count: int = 1, first: Callable[[], object] = lambda: None
+) -> CompileReport:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder.
 
     Those of share `number` of `count`: each has some of those that are needed first. The first of its own is
-    compiled before it finds out what else there is, and would have it wait for Python's lock.
+    compiled before it finds out what else there is, and would have it wait for Python's lock. `first` is
+    called when its own of those that one person's first question needs are compiled.
     """
     from snugvl.layers.kernels.compiler.ahead_of_time import (
         Compiler,
@@ -159,16 +164,19 @@ def compile_kernels(job: CompileJob, number: int = 0, count: int = 1) -> Compile
                 compiling.result()
 
     with torch.inference_mode(), dry_run(job.hardware, noted):
-        rehearse(network_from(job.outline), job.engine)
+        rehearse(network_from(job.outline), job.engine, lambda: compiler.then(first))
     done = list(compiler.results())
     failed = (f"{launch.name}: {error}" for launch, error in done if error is not None)
     return CompileReport(len(done), tuple(failed))
 
 
-def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
+def rehearse(
+    network: LoadableNetwork, config: EngineConfig, first: Callable[[], object] = lambda: None
+) -> None:
     """Run every kind of step, image and filter on a network without memory; within `dry_run`.
 
-    What a person who asks about a picture waits for comes first, then texts, then what many at once need.
+    What a person who asks about a picture or, in a few words, without one waits for comes first; when that is
+    done `first` is called. Then come other texts, then what many at once need.
     Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to sizes that are among these.
     """
     cache, hidden = allocate(network, config), hidden_states(network, config)
@@ -179,8 +187,17 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
+<<<<<<< HEAD
     for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
         network.forward(_batch(lengths, cache, hidden), cache)
+=======
+    question: tuple[int, ...] = (min(SHORT, prompts[-1]),)
+    for lengths in (question, (1,)):
+        network.forward(_batch(lengths, cache), cache)
+    first()
+    for lengths in (*((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
+        network.forward(_batch(lengths, cache), cache)
+>>>>>>> ggufk
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
     _batch((2,), cache).attention.token_by_token(2)  # guessed tokens

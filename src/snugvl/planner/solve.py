@@ -390,8 +390,8 @@ def _score(fitter: Fitter, fitted: Fitted, speed: Speed, *, led: bool) -> Score:
         pace=SpeedTier(
             graphs=not settings.eager,
             kept_states=min(settings.state_checkpoints, CHECKPOINTS),
-            chunk=settings.chunk,
-            sequences=settings.sequences,
+            chunk=settings.chunk * settings.data_parallel,
+            sequences=settings.sequences * settings.data_parallel,
             states=settings.state_checkpoints,
             pool=settings.kv_tokens,
             rate=int((speed.decode_tokens_per_s or 0) * settings.data_parallel),

@@ -15,7 +15,7 @@ import torch
 
 from snugvl.backends.native import ahead
 from snugvl.backends.native.ahead import KernelsAhead
-from snugvl.backends.native.kernel_processes import KernelProcesses, ahead_of, nothing_compiled, room
+from snugvl.backends.native.kernel_processes import FIRST, KernelProcesses, ahead_of, nothing_compiled, room
 from snugvl.backends.native.loading import load_engine
 from snugvl.backends.process import engine_process
 from snugvl.backends.process.wire import EngineChoice
@@ -77,6 +77,36 @@ def test_what_is_compiled_once_is_not_asked_for_again(
     assert [path.suffix for path in folder.iterdir()] == [".done"] * 2
     assert "a kernel can't be compiled ahead: gemm: too large" in caplog.messages
     assert any(message.startswith("3 kernels are compiled, in ") for message in caplog.messages)
+
+
+def test_a_first_start_waits_for_what_a_first_question_needs(
+    wanted: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the rest; and not for long where every process but one has it."""
+    monkeypatch.setattr(host, "memory", lambda: host.HostMemory(64 << 30, 32 << 30))
+    with_cores(4, monkeypatch)
+    early, late = tmp_path / "early", tmp_path / "late"
+    code = (
+        f"import os, pickle, time; number = pickle.loads(order)[1]; first = {FIRST!r}\n"
+        f"while number and not os.path.exists({str(late)!r}): time.sleep(0.01)\n"
+        f"print(first, flush=True); open({str(early)!r}, 'w'); time.sleep(1000)"
+    )
+    kernels = attempt(code)
+    thread = threading.Thread(target=kernels.compile, args=(wanted, tmp_path, "3.6.0"))
+    thread.start()
+    until(early.exists)
+    said: list[str] = []
+    monkeypatch.setattr(ahead, "FIRST_S", 0.3)
+    kernels.wait_for_first(lambda stage, _: said.append(stage))
+    assert said == ["compiling kernels, for the first start of this model on this GPU"]
+    assert not kernels.first.is_set()
+    late.touch()
+    assert kernels.first.wait(PATIENCE_S)
+    assert not kernels.finished.is_set()
+    kernels.wait_for_first(lambda stage, _: said.append(stage))
+    assert len(said) == 1, "nobody waits for what is there"
+    kernels.stop()
+    thread.join(PATIENCE_S)
 
 
 def test_another_model_or_gpu_is_compiled_anew(wanted: CompileJob) -> None:
@@ -262,6 +292,7 @@ def test_a_cpu_needs_none() -> None:
     made: Any = engine()
     kernels.begin(made.model, made.config, made.model.device)
     assert kernels.finished.is_set()
+    assert kernels.first.is_set()
 
 
 def test_what_cant_be_told_is_compiled_when_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
@@ -316,12 +347,16 @@ def test_the_engines_process_has_them_compiled_unless_it_is_told_not_to(
 ) -> None:
     begun: list[object] = []
     monkeypatch.setenv("SNUGVL_AHEAD", said)
+
+    waited: list[object] = []
     monkeypatch.setattr(KernelsAhead, "begin", lambda *told: begun.append(told))
+    monkeypatch.setattr(KernelsAhead, "wait_for_first", lambda *told: waited.append(told))
     monkeypatch.setattr(engine_process, "_collect_garbage", lambda: None)  # it would be for all tests
     choice = EngineChoice("pocket", device="cpu", context=512)
     hosted: Any = engine_process.native(choice, lambda *_: None)
     with closing(hosted.backend):
         assert len(begun) == times
+        assert len(waited) == times
 
 
 def test_the_variable() -> None:

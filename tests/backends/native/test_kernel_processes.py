@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import psutil
@@ -26,12 +27,19 @@ def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(order)))
     monkeypatch.setattr(sys, "argv", ["", str(os.getppid())])
     monkeypatch.setattr(os, "nice", told.append, raising=False)
-    report = CompileReport(3, ("gemm: no",))
+
+    def compiled(job: str, number: int, count: int, first: Callable[[], None]) -> CompileReport:
+        told.append((job, number, count))
+        first()
+        return CompileReport(3, ("gemm: no",))
+
     monkeypatch.setattr(precompile, "read_compiler", lambda: told.append("read"))
-    monkeypatch.setattr(precompile, "compile_kernels", lambda *order: told.append(order) or report)
+    monkeypatch.setattr(precompile, "compile_kernels", compiled)
     kernel_processes.main()
     assert told == [19, "read", ("the order", 1, 3)]
-    assert json.loads(capsys.readouterr().out) == {"kernels": 3, "failed": ["gemm: no"]}
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == kernel_processes.FIRST
+    assert json.loads(last) == {"kernels": 3, "failed": ["gemm: no"]}
 
 
 def test_it_ends_with_whoever_started_it() -> None:

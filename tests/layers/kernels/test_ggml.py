@@ -1,13 +1,17 @@
 """Products with a GGUF's blocks against torch on the values that ggml itself reads."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from snugvl.layers.ggml import LAYOUTS, GgmlType
 from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products.linear import product
+from snugvl.layers.kernels.products.tiles import Fragments
 from tests.ggml_blocks import stored
+from tests.layers.kernels.ptx import assembled
 from tests.layers.kernels.test_linear import as_torchs, close
 
 COLUMNS = {"Q4_0": 288, "Q4_1": 96, "Q8_0": 1056}  # some in several steps, some in less than one
@@ -38,6 +42,38 @@ def test_weights_keep_float16s_digits(dtype: torch.dtype, device: torch.device) 
         y = product(x, weights, dtype=torch.float32)
         expected = linear(x.float(), wide)
         assert (y - expected).norm() < 5e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize(
+    ("columns", "tile"), [(768, Fragments(16, 2)), (1280, Fragments(16, 1)), (512, Fragments(32, 2))]
+)
+def test_one_row_by_assembly(
+    kind: GgmlType, columns: int, tile: Fragments, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a slice, more slices than are loaded at once, many rows.
+
+    On a GPU that is the matrix unit's way, which bf16 goes here, too: `ptx.py` runs the instructions.
+    """
+    weights, wide = stored([(kind, 40)], columns, device)
+    x = torch.randn(1, columns, device=device).bfloat16()
+    bias, residual = (torch.randn(*shape, 40, device=device).bfloat16() for shape in ((), (1,)))
+    monkeypatch.setattr(ggml, "lone_tile", lambda *_, **__: tile)
+    if device.type == "cpu":
+        monkeypatch.setattr(ggml, "capability", lambda _: (9, 0))
+    with assembled() if device.type == "cpu" else nullcontext():
+        alone = product(x, weights, dtype=torch.float32)
+        added = product(x, weights, bias=bias, residual=residual, dtype=torch.float32)
+        gated = None
+        if tile.rows == 16:
+            gated = product(x, weights, swiglu=True, dtype=torch.float32)
+    expected = linear(x.float(), wide)
+    close(alone, expected)
+    # Rounded to bf16 on the way.
+    assert (added - (expected + bias + residual)).norm() < 0.02 * added.norm()
+    if gated is not None:
+        gate, up = expected.chunk(2, -1)
+        assert (gated - silu(gate) * up).norm() < 0.02 * gated.norm()
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])

@@ -21,12 +21,15 @@ import torch
 from snugvl.backends.native.kernel_processes import KernelProcesses
 from snugvl.core.config import EngineConfig
 from snugvl.core.folders import sources_digest
+from snugvl.core.options import Progress
 from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.models.networks import LoadableNetwork
 
 logger = logging.getLogger(__name__)
 
 _CANT = "kernels can't be compiled ahead; each is compiled when it is needed"
+CHECKED_S = 0.2  # in which it is known whether all was compiled before, as loading takes longer
+FIRST_S = 10.0  # that a first start waits for kernels
 _SOURCES = ("layers", "models", "engine")  # of what is compiled, and of what decides what
 
 
@@ -36,6 +39,7 @@ class KernelsAhead:
     def __init__(self, processes: KernelProcesses | None = None) -> None:
         """`processes`: that may have been started before it is known what to compile."""
         self.finished = threading.Event()  # or given up
+        self.first = threading.Event()  # what a first question needs is compiled, or that is given up
         self._processes = processes or KernelProcesses()
 
     def begin(self, network: LoadableNetwork, config: EngineConfig, device: torch.device) -> None:
@@ -54,6 +58,15 @@ class KernelsAhead:
             return
         threading.Thread(target=self._run, args=(wanted,), name="snugvl-kernels", daemon=True).start()
 
+    def wait_for_first(self, report: Progress) -> None:
+        """Wait for what a first question needs, at a first start: it would be compiled twice at once.
+
+        Not for long: a machine of few processors answers sooner by compiling what it needs alone.
+        """
+        if not self.first.wait(CHECKED_S):
+            report("compiling kernels, for the first start of this model on this GPU", 0.95)
+            self.first.wait(FIRST_S)
+
     def stop(self) -> None:
         """End it. Safe to call twice, and before it has begun."""
         self._processes.stop()
@@ -70,6 +83,7 @@ class KernelsAhead:
 
     def _end(self) -> None:
         self._processes.stop()
+        self.first.set()
         self.finished.set()
 
     def compile(self, wanted: CompileJob, folder: Path, version: str) -> None:
@@ -78,7 +92,7 @@ class KernelsAhead:
         if done.exists() or not self._processes.start():
             return
         begun, kernels = time.monotonic(), 0
-        for code, lines in self._processes.ask(wanted):
+        for code, lines in self._processes.ask(wanted, self.first.set):
             if self._processes.stopped:
                 return
             if code != 0 or not lines:

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -29,6 +31,7 @@ LEAST_MEMORY_BYTES = 2 << 30  # of main memory that must be free for the first, 
 MORE_MEMORY_BYTES = 1 << 30  # and for each of the others
 COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_processes")
 LOOK_S = 0.5  # between two looks at the parent
+FIRST = "what a first question needs is compiled"  # a line that a process says
 
 
 def ahead_of(value: str | None) -> Ahead:
@@ -80,12 +83,21 @@ class KernelProcesses:
             for process in self._started:
                 process.kill()
 
-    def ask(self, wanted: object) -> list[tuple[int, list[str]]]:
-        """Let each do its share of what is wanted; their exit codes, and what they said."""
+    def ask(self, wanted: object, first: Callable[[], object] = lambda: None) -> list[tuple[int, list[str]]]:
+        """Let each do its share of what is wanted; their exit codes, and what they said.
+
+        `first` is called when all have compiled what a first question needs.
+        """
         count = len(self._started)
+        left = iter(range(count - 1, -1, -1))
+
+        def said_first() -> None:
+            if next(left, 1) == 0:
+                first()
+
         orders = (pickle.dumps((wanted, number, count)) for number in range(count))
         with ThreadPoolExecutor(count, "snugvl-kernels") as pool:
-            return list(pool.map(_told, self._started, orders))
+            return list(pool.map(_told, self._started, orders, [said_first] * count))
 
     def _one(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(  # noqa: S603 (ourselves)
@@ -103,9 +115,22 @@ def room() -> int:
     return 0 if left < 0 else max(1, min(MOST, host.cores() // 2, 1 + left // MORE_MEMORY_BYTES))
 
 
-def _told(process: "subprocess.Popen[bytes]", order: bytes) -> tuple[int, list[str]]:
-    said = process.communicate(order)[0].decode("utf-8", "replace")
-    return process.returncode, said.strip().splitlines()
+def _told(
+    process: "subprocess.Popen[bytes]", order: bytes, first: Callable[[], object]
+) -> tuple[int, list[str]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError), process.stdin as pipe:  # it may have ended
+        pipe.write(order)
+    said = []
+    with process.stdout as lines:
+        for line in lines:
+            text = line.decode("utf-8", "replace").strip()
+            if text == FIRST:
+                first()
+            elif text:
+                said.append(text)
+    return process.wait(), said
 
 
 def leave_with(parent: int) -> None:
@@ -126,8 +151,13 @@ def main() -> None:
     from snugvl.engine.precompile import compile_kernels, read_compiler
 
     read_compiler()  # what is to be compiled may not be known yet
-    order = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
-    sys.stdout.write(json.dumps(asdict(compile_kernels(*order))) + "\n")
+    job, number, count = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
+
+    def first() -> None:
+        sys.stdout.write(FIRST + "\n")
+        sys.stdout.flush()
+
+    sys.stdout.write(json.dumps(asdict(compile_kernels(job, number, count, first))) + "\n")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,9 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
         _beside("kernels are read", read_kernels)
     kernels = None if ahead == "none" else KernelsAhead(processes)
     loaded = load_engine(choice, planned=choice.planned, machine=machine, progress=report, kernels=kernels)
+    if kernels is not None:
+        kernels.wait_for_first(report)
+        mark("what a first question needs is compiled")
     memory, plan = loaded.backend.memory(), loaded.allocation
     meter = Meter(
         loaded.place.device,

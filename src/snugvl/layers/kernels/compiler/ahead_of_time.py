@@ -252,6 +252,10 @@ class Compiler:
         self._begun.append((launch, compiling))
         return compiling
 
+    def then(self, call: Callable[[], object]) -> None:
+        """Call it when all that was added before is compiled; by one thread."""
+        self._pool.submit(call)
+
     def results(self) -> Iterator[tuple[KernelLaunch, Exception | None]]:
         """Each of them, in their order, with what went wrong, if something did; waiting for it."""
         for launch, compiling in self._begun:

@@ -1,7 +1,8 @@
 """Products with a GGUF's blocks as `layers/ggml.py` sorts them: values are made in registers alone.
 
-    one row of input      a program sums a few outputs over all columns:  Σ (a Σ code · x + b Σ x)  by groups
-    up to 64              tiles of `a · code + b` in float16, multiplied by matrix instructions
+    one row of bf16       `products/lone_ggml.py`:  Σ (a Σ code · x + b Σ x)  by groups, from Ampere on
+    else one              tiles of `a · code + b`, times the input
+    up to 64              such tiles in float16, multiplied by matrix instructions; of float32 as they are
     more                  slices are widened and multiplied by the library (`products/linear.py`)
 
 What is loaded, and how it becomes numbers, is `products/ggml_blocks.py`'s.
@@ -15,7 +16,8 @@ import triton.language as tl
 
 from snugvl.layers.ggml import GgmlType, TypedRows
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
-from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, normalised, rms_factor, swiglu
+from snugvl.layers.kernels.device import TENSOR_CORES, capability
+from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, swiglu
 from snugvl.layers.kernels.products.ggml_blocks import (
     Q4_0,
     Q4_1,
@@ -25,15 +27,10 @@ from snugvl.layers.kernels.products.ggml_blocks import (
     Q8_0,
     affine,
     codes_of,
-    high_bits,
-    loaded,
-    power_of,
-    power_of_high,
     stored,
-    tiny_high,
-    tiny_low,
 )
-from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
+from snugvl.layers.kernels.products.lone_ggml import lone_ggml
+from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS, Fragments
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import Weights
 
@@ -42,84 +39,8 @@ TYPES: Final[dict[GgmlType, tl.constexpr]] = {
 }  # fmt: skip
 KINDS: Final = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 FEW: Final = 64  # rows of input that have a kernel
+LEAST: Final = 16  # rows of weights of a program, for one row of input
 DEEP: Final = 128  # columns of a tile
-
-
-@triton.jit
-def _dot_rows(
-    x, norm, w, raw, count, rows, live, rstd, K: tl.constexpr, TYPE: tl.constexpr, BN: tl.constexpr,
-    BG: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """`x · W[rows]ᵀ`, `[BN]` float32. `raw`: the first codes, loaded already."""
-    size: tl.constexpr = 16 if TYPE == Q6_K else 32
-    groups: tl.constexpr = K // size
-    total = tl.zeros([BN, BG], tl.float32)
-    for start in tl.static_range(0, groups, BG):
-        group = start + tl.arange(0, BG)
-        here = group < groups
-        mask = live[:, None] & here[None, :]
-        later = raw
-        if start + BG < groups:  # on their way while these are multiplied
-            then = group + BG
-            later = stored(w, rows, then, live[:, None] & (then < groups)[None, :], K, TYPE, EVEN)
-        at = group[:, None] * size + tl.arange(0, size)[None, :]
-        v = loaded(x + at, here[:, None], EVEN)
-        if HAS_NORM:
-            v = normalised(v, loaded(norm + at, here[:, None], EVEN), rstd, OFFSET)
-        v = v.to(tl.float32)
-        a, b = affine(w, count, rows, group, mask, K, TYPE, EVEN)
-        codes = tl.reshape(tiny_low(raw, TYPE), [BN, BG, size])
-        part = tl.sum(codes * (v * power_of(tl.arange(0, size), TYPE)[None, :])[None, :, :], 2)
-        if TYPE == Q5_K:
-            high = high_bits(w, count, rows, group, mask, K, TYPE, EVEN)
-            codes = tl.reshape(tiny_high(high, 1), [BN, BG, size])
-            part += tl.sum(codes * (v * power_of_high(tl.arange(0, size), 1)[None, :])[None, :, :], 2)
-        elif TYPE == Q6_K:
-            high = high_bits(w, count, rows, group, mask, K, TYPE, EVEN)
-            codes = tl.reshape(tiny_high(high, 2), [BN, BG, size])
-            part += tl.sum(codes * (v * power_of_high(tl.arange(0, size), 2)[None, :])[None, :, :], 2)
-            b = -32.0 * a
-        elif TYPE == Q8_0:
-            b = -128.0 * a
-        total += part * 562949953421312.0 * a + b * tl.sum(v, 1)[None, :]  # 2⁴⁹ of 2¹⁴⁹
-        raw = later
-    return tl.sum(total, 1)
-
-
-@launched
-@triton.jit
-def one_row(
-    x, norm, w, bias, residual, out, count, outputs, eps, K: tl.constexpr, WIDE: tl.constexpr,
-    TYPE: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, EVEN: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """`out[n] = x · W[n]` of `count` rows; with SWIGLU the first half are gates, `outputs` of them."""
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    live = rows < outputs
-    kind: tl.constexpr = x.dtype.element_ty
-    size: tl.constexpr = 16 if TYPE == Q6_K else 32
-    count = count.to(tl.int64)
-    group = tl.arange(0, BG)
-    mask = live[:, None] & (group < K // size)[None, :]
-    raw = stored(w, rows, group, mask, K, TYPE, EVEN)  # weights are nobody's to write: they come early
-    wait_for_others(PDL)
-    rstd = 0.0
-    if HAS_NORM:
-        rstd = rms_factor(x, eps, K, WIDE)
-    y = _dot_rows(x, norm, w, raw, count, rows, live, rstd, K, TYPE, BN, BG, HAS_NORM, OFFSET, EVEN)
-    if HAS_BIAS:
-        y += tl.load(bias + rows, mask=live, other=0).to(tl.float32)
-    if SWIGLU:
-        others = rows + outputs
-        raw = stored(w, others, group, mask, K, TYPE, EVEN)
-        up = _dot_rows(x, norm, w, raw, count, others, live, rstd, K, TYPE, BN, BG, HAS_NORM, OFFSET, EVEN)
-        if HAS_BIAS:
-            up += tl.load(bias + others, mask=live, other=0).to(tl.float32)
-        y = swiglu(y, up, kind)
-    if HAS_RESIDUAL:
-        y = add_residual(y, tl.load(residual + rows, mask=live, other=0), kind)
-    tl.store(out + rows, y.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -130,7 +51,7 @@ def _tile(
     """`W[rows] · X[tokens]ᵀ`, `[BN, BM]` float32; of bf16 input a sixteenth, in float16, which is finite."""
     size: tl.constexpr = 16 if TYPE == Q6_K else 32
     each: tl.constexpr = BK // size
-    acc = tl.zeros([BN, BM], tl.float32)
+    acc = tl.zeros([BN, BK if BM == 1 else BM], tl.float32)
     for start in tl.range(0, K // size, each):
         group = start + tl.arange(0, each)
         mask = live[:, None] & (group < K // size)[None, :]
@@ -141,14 +62,18 @@ def _tile(
         column = start * size + tl.arange(0, BK)
         seen = (tokens < M)[None, :] & (column < K)[:, None]
         v = tl.load(x + tokens.to(tl.int64)[None, :] * K + column[:, None], mask=seen, other=0)
-        if v.dtype == tl.float32:
-            acc = tl.dot(value, v, acc)
+        if BM == 1:
+            acc += value * tl.trans(v.to(tl.float32))
+        elif v.dtype == tl.float32:
+            acc = tl.dot(value, v, acc, input_precision="ieee")
         elif v.dtype == tl.bfloat16:
             narrow = tl.clamp(v.to(tl.float32) * 0.0625, -65504.0, 65504.0).to(tl.float16)
             acc = tl.dot(value.to(tl.float16), narrow, acc)
         else:
             acc = tl.dot(value.to(tl.float16), v, acc)
-    if x.dtype.element_ty == tl.bfloat16:
+    if BM == 1:
+        acc = tl.sum(acc, 1)[:, None]
+    elif x.dtype.element_ty == tl.bfloat16:
         acc *= 16.0
     return acc
 
@@ -220,13 +145,17 @@ def fits(x: torch.Tensor, weights: Weights, *, swiglu: bool) -> bool:
 
 def few(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     """Write `x` `[M, columns]` times `weights`, with what is `beside`, to `out` `[M, outputs]`."""
-    if beside.norm is not None and len(x) > 1:
+    lone = len(x) == 1 and x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES
+    lone = lone and all(part.rows >= LEAST for part in weights.parts)
+    if beside.norm is not None and not lone:
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     for part in weights.parts:
-        _few(x, weights, part, beside, out)
+        _few(x, weights, part, beside, out, lone=lone)
 
 
-def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, out: torch.Tensor) -> None:
+def _few(
+    x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, out: torch.Tensor, *, lone: bool
+) -> None:
     outputs, columns, tokens = beside.outputs(part.rows), weights.columns, len(x)
     mine = slice(part.start, part.start + outputs)
     bias = None if beside.bias is None else beside.bias[part.start : part.start + part.rows]
@@ -234,25 +163,26 @@ def _few(x: torch.Tensor, weights: Weights, part: TypedRows, beside: Epilogue, o
     norm, bias_, residual_ = beside._replace(bias=bias, residual=residual).tensors(x)
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "SWIGLU": beside.swiglu}
     w, into, kind = weights.data[part.offset :], out[:, mine], TYPES[part.type]
-    if tokens == 1:
-        rows, step, warps = lone_tile(part.type, outputs, columns, swiglu=beside.swiglu)
-        one_row[(-(-outputs // rows),)](
+    if lone:
+        tile = lone_tile(outputs, columns)
+        lone_ggml[(-(-outputs // beside.outputs(tile.rows)),)](
             x, norm, w, bias_, residual_, into, part.rows, outputs, beside.eps, K=columns,
-            WIDE=triton.next_power_of_2(columns), TYPE=kind, BN=rows, BG=step // part.layout.group,
+            WIDE=triton.next_power_of_2(columns), TYPE=kind, R=tile.rows, W=tile.warps,
             HAS_NORM=beside.norm is not None, OFFSET=beside.offset, **has,
-            EVEN=columns % step == 0 and outputs % rows == 0, num_warps=warps, **pdl(x.device),
+            SOON=tile.soon, num_warps=tile.warps, **pdl(x.device),
         )  # fmt: skip
         return
     assert residual is None or residual.stride(0) == into.stride(0)
     rows = 16 if outputs < 4096 else 32
     few_rows[(-(-outputs // rows),)](
         x, w, bias_, residual_, into, tokens, part.rows, outputs, into.stride(0), K=columns, TYPE=kind,
-        BM=max(16, triton.next_power_of_2(tokens)), BN=rows, BK=DEEP, **has, KIND=KINDS[x.dtype],
-        EVEN=columns % DEEP == 0 and outputs % rows == 0, num_warps=4,
+        BM=1 if tokens == 1 else max(16, triton.next_power_of_2(tokens)), BN=rows, BK=DEEP, **has,
+        KIND=KINDS[x.dtype], EVEN=columns % DEEP == 0 and outputs % rows == 0, num_warps=4,
         num_stages=3 if x.element_size() == 2 else 1, **pdl(x.device),
     )  # fmt: skip
 
 
+<<<<<<< HEAD
 def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> tuple[int, int, int]:
     """For one row of input: rows of weights of a program, columns that it loads at a time, warps.
 
@@ -264,6 +194,12 @@ def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> tu
     if kind == "Q8_0" and not swiglu:
         return 4, most, 4
     return 2, most, 1
+=======
+def lone_tile(outputs: int, columns: int) -> Fragments:
+    """For one row of input, as `benchmarks/gguf_speed.py` measured it of every type on an H200."""
+    warps = 8 if columns > 4096 else 2 if outputs >= HEAD_OUTPUTS else 4
+    return Fragments(16, warps, soon=outputs * columns > 1 << 22)  # a small one ends before the next starts
+>>>>>>> ggufk
 
 
 def widen(weights: Weights, first: int, out: torch.Tensor) -> None:

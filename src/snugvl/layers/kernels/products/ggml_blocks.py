@@ -2,20 +2,18 @@
 
 All types are codes of 4, 5, 6 or 8 bits with a factor and an addend for each group of 16 or 32 columns, so
 one kernel serves all. A code becomes a float without a conversion, which runs at a fraction of the speed of
-the rest: its bits under the exponent of 2²³, less 2²³; or not even moved (`tiny_low`).
+the rest: its bits under the exponent of 2²³, less 2²³.
 """
 
 import triton
 import triton.language as tl
-
-from snugvl.layers.kernels.products.weights import power_for, tiny_codes
 
 Q4_0, Q4_1, Q8_0 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 Q4_K, Q5_K, Q6_K = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 
 
 @triton.jit
-def _number(bits):
+def number(bits):
     """Whole numbers below 2²³ as float32."""
     return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
 
@@ -27,7 +25,7 @@ def _code(words, high, PLACE: tl.constexpr, TYPE: tl.constexpr):
         code |= ((high >> PLACE) & 1) << 4
     elif TYPE == Q6_K:
         code |= ((high >> (2 * PLACE)) & 3) << 4
-    return _number(code)
+    return number(code)
 
 
 @triton.jit
@@ -50,62 +48,6 @@ def _four(words):
     """`words` `[…, n]` int32 as `[…, n, 2, 2]` float32: the int8 codes in their order."""
     a, b, c, d = _byte(words, 0), _byte(words, 1), _byte(words, 2), _byte(words, 3)
     return tl.join(tl.join(a, c), tl.join(b, d))
-
-
-# For one row of input a code isn't even moved: masked in place, its bits are a tiny (subnormal) float32,
-# code · 2^(first bit − 149), and the input takes the power of two (`products/weights.py`). int8 is read as
-# code + 128 without a sign.
-
-
-@triton.jit
-def _tiny_byte(words, PLACE: tl.constexpr):
-    shift: tl.constexpr = 12 if PLACE == 3 else 0
-    mask: tl.constexpr = 255 << (8 * PLACE - shift)
-    return (((words ^ -0x7F7F7F80) >> shift) & mask).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def tiny_low(words, TYPE: tl.constexpr):
-    """The low bits of codes, `[…, n, 2, 2]` of Q8_0, else `[…, n, 2, 2, 2]`."""
-    if TYPE == Q8_0:
-        a, b = _tiny_byte(words, 0), _tiny_byte(words, 1)
-        c, d = _tiny_byte(words, 2), _tiny_byte(words, 3)
-        result = tl.join(tl.join(a, c), tl.join(b, d))
-    else:
-        result = tiny_codes(words)
-    return result
-
-
-@triton.jit
-def power_of(k, TYPE: tl.constexpr):
-    """2^(100 − first bit of element `k`) in float32."""
-    if TYPE == Q8_0:
-        place = k % 4
-        result = ((227 - 8 * place + tl.where(place == 3, 12, 0)) << 23).to(tl.float32, bitcast=True)
-    else:
-        result = power_for(k, 100)
-    return result
-
-
-@triton.jit
-def _tiny_bit(high, PLACE: tl.constexpr, EACH: tl.constexpr):
-    return (high & (((1 << EACH) - 1) << (EACH * PLACE))).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def tiny_high(high, EACH: tl.constexpr):
-    """High bits, `EACH` a code, as `[…, n, 2, 2, 2]`."""
-    a = tl.join(_tiny_bit(high, 0, EACH), _tiny_bit(high, 4, EACH))
-    b = tl.join(_tiny_bit(high, 1, EACH), _tiny_bit(high, 5, EACH))
-    c = tl.join(_tiny_bit(high, 2, EACH), _tiny_bit(high, 6, EACH))
-    d = tl.join(_tiny_bit(high, 3, EACH), _tiny_bit(high, 7, EACH))
-    return tl.join(tl.join(a, c), tl.join(b, d))
-
-
-@triton.jit
-def power_of_high(k, EACH: tl.constexpr):
-    """Power of two for a place of the high bits, which count sixteenfold."""
-    return ((231 - EACH * (k % 8)) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -192,6 +134,6 @@ def affine(w, count, rows, group, mask, K: tl.constexpr, TYPE: tl.constexpr, EVE
         scale = tl.where(first, low & 63, (rest & 15) | ((low >> 6) << 4))
         least = tl.where(first, middle & 63, (rest >> 4) | ((middle >> 6) << 4))
         d = (plane + count * (K // 256 * 12)).to(tl.pointer_type(tl.float16)) + block * 2
-        a = loaded(d, mask, EVEN).to(tl.float32) * _number(scale)
-        b = -loaded(d + 1, mask, EVEN).to(tl.float32) * _number(least)
+        a = loaded(d, mask, EVEN).to(tl.float32) * number(scale)
+        b = -loaded(d + 1, mask, EVEN).to(tl.float32) * number(least)
     return a, b
