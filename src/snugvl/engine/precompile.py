@@ -187,17 +187,12 @@ def rehearse(
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
-<<<<<<< HEAD
-    for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
-        network.forward(_batch(lengths, cache, hidden), cache)
-=======
     question: tuple[int, ...] = (min(SHORT, prompts[-1]),)
     for lengths in (question, (1,)):
-        network.forward(_batch(lengths, cache), cache)
+        network.forward(_batch(lengths, cache, hidden), cache)
     first()
     for lengths in (*((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
-        network.forward(_batch(lengths, cache), cache)
->>>>>>> ggufk
+        network.forward(_batch(lengths, cache, hidden), cache)
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
     _batch((2,), cache).attention.token_by_token(2)  # guessed tokens

@@ -182,24 +182,10 @@ def _few(
     )  # fmt: skip
 
 
-<<<<<<< HEAD
-def lone_tile(kind: GgmlType, outputs: int, columns: int, *, swiglu: bool) -> tuple[int, int, int]:
-    """For one row of input: rows of weights of a program, columns that it loads at a time, warps.
-
-    Chosen of those that `benchmarks/kernels/gguf_speed.py --tiles` tried on an H200.
-    """
-    most = min(512, triton.next_power_of_2(columns))
-    if outputs >= HEAD_OUTPUTS or (columns % 512 and columns % 256 == 0):
-        return 4, min(256, most), 1
-    if kind == "Q8_0" and not swiglu:
-        return 4, most, 4
-    return 2, most, 1
-=======
 def lone_tile(outputs: int, columns: int) -> Fragments:
     """For one row of input, as `benchmarks/gguf_speed.py` measured it of every type on an H200."""
     warps = 8 if columns > 4096 else 2 if outputs >= HEAD_OUTPUTS else 4
     return Fragments(16, warps, soon=outputs * columns > 1 << 22)  # a small one ends before the next starts
->>>>>>> ggufk
 
 
 def widen(weights: Weights, first: int, out: torch.Tensor) -> None:
