@@ -1,8 +1,8 @@
 """One answer from start to end, the same for every protocol: started, read, measured, aborted.
 
     Generation   the engine's deltas, counted and timed
-    Answer       its steps: text, reasoning, calls and their arguments, the end of each choice
-    Choice       fold of these steps: a whole answer is what its stream comes to
+    GeneratedAnswer   its steps: text, reasoning, calls and their arguments, the end of each choice
+    AnswerChoice      fold of these steps: a whole answer is what its stream comes to
 
 A protocol writes the steps of a stream, or the choices that they make, in its own form; the tokens of both
 are one `AnswerUsage`.
@@ -276,7 +276,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(slots=True)
-class Block:
+class AnswerBlock:
     """A part of an answer: text, reasoning, or one call with the JSON text of its arguments.
 
     Attributes:
@@ -320,7 +320,7 @@ class Step:
     completion_tokens: int
 
 
-class Choice:
+class AnswerChoice:
     """One choice of an answer, as far as it came: what its steps make together.
 
     Attributes:
@@ -336,7 +336,7 @@ class Choice:
         self._pending: list[Logprob] = []  # of text that the parser still holds back
         self._last: type[AnswerEvent] | None = None  # what the last block began with
         self._pieces: list[str] = []  # of the last block
-        self.blocks: list[Block] = []
+        self.blocks: list[AnswerBlock] = []
         self.logprobs: list[Logprob] = []
         self.prompt_logprobs: tuple[Logprob, ...] = ()
         self.finish_reason: FinishReason | None = None
@@ -405,16 +405,18 @@ class Choice:
         if begins:
             self._last = type(event)
             self._pieces = []
-            self.blocks.append(Block(event, self._pieces))
+            self.blocks.append(AnswerBlock(event, self._pieces))
         self._pieces.append(text)
         return begins
 
 
-class Answer:
+class GeneratedAnswer:
     """The choices of an answer on their way, read once: `async with answer.generation`, which aborts what is
     not finished."""
 
-    def __init__(self, generation: Generation, choices: list[Choice], check: AnswerCheck | None) -> None:
+    def __init__(
+        self, generation: Generation, choices: list[AnswerChoice], check: AnswerCheck | None
+    ) -> None:
         self.generation = generation
         self.choices = choices
         self._check = check
@@ -437,7 +439,7 @@ class Answer:
 
 async def read_answer(
     context: Context, request: Request, *, ceiling: bool = False, reasoning: bool = True
-) -> Answer:
+) -> GeneratedAnswer:
     """Start a request, for an answer that is still to be read.
 
     Whoever holds the request meanwhile holds room for its pictures, which nobody needs once it has begun.
@@ -450,13 +452,16 @@ async def read_answer(
         SnugvlError: refused; nothing was started.
     """
     choices = [
-        Choice(context.call_parser(request.tools), reasoning=reasoning) for _ in range(request.sampling.n)
+        AnswerChoice(context.call_parser(request.tools), reasoning=reasoning)
+        for _ in range(request.sampling.n)
     ]
     known, form, unenforced = context.service.capabilities, request.grammar, current().unenforced
     generation = await generate(context, request, ceiling=ceiling)
     if known is not None and not known.exact_forms and form is not None and form.kind == "json_schema":
         unenforced.setdefault(None, json.loads(form.source))
-    return Answer(generation, choices, AnswerCheck(context.validation, unenforced) if unenforced else None)
+    return GeneratedAnswer(
+        generation, choices, AnswerCheck(context.validation, unenforced) if unenforced else None
+    )
 
 
 def arguments_of(text: str) -> dict[str, Any]:

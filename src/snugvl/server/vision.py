@@ -30,7 +30,7 @@ from snugvl.inputs.tools.parser import TextPiece
 from snugvl.server.body import JsonRoute, bytes_of, form_of
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
-from snugvl.server.generation import Answer, read_answer
+from snugvl.server.generation import GeneratedAnswer, read_answer
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 from snugvl.server.together import together
 from snugvl.tasks import ask, caption, detect, draw, export, results, scene
@@ -457,7 +457,7 @@ async def _stream(
 
 
 async def _events(
-    answer: Answer, options: TaskOptions, finish: Callable[[Reply], BaseModel]
+    answer: GeneratedAnswer, options: TaskOptions, finish: Callable[[Reply], BaseModel]
 ) -> AsyncGenerator[Event]:
     """The pieces of a task's answer as they come, then its result."""
     async with answer.generation:
@@ -469,7 +469,7 @@ async def _events(
     yield Event(compact({"result": response.model_dump(mode="json")}))
 
 
-def _result(answer: Answer, options: TaskOptions, finish: Callable[[Reply], ResultT]) -> ResultT:
+def _result(answer: GeneratedAnswer, options: TaskOptions, finish: Callable[[Reply], ResultT]) -> ResultT:
     choice, used = answer.choices[0], answer.generation.usage
     usage = Usage(used.prompt_tokens, used.completion_tokens, used.image_tokens)
     reply = Reply(text=choice.text, finish_reason=choice.finish_reason or "", usage=usage)

@@ -5,6 +5,7 @@ import torch
 
 from snugvl.checkpoint.architecture import LongRope, Rope, YarnScaling
 from snugvl.engine import batch
+from snugvl.engine.graphs import decode as graphs
 from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kernels import decode_step

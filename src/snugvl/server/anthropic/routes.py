@@ -15,9 +15,9 @@ from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import (
-    Answer,
     AnswerEvent,
     AnswerUsage,
+    GeneratedAnswer,
     ReasoningPiece,
     arguments_of,
     counting,
@@ -89,7 +89,7 @@ class MessageAnswer:
     """One answer on its way. `max_tokens`: what the request asked for, which may be more than it got."""
 
     model: str
-    answer: Answer
+    answer: GeneratedAnswer
     max_tokens: int
 
     async def whole(self) -> MessageOut:

@@ -15,7 +15,7 @@ from snugvl.errors import ModelNotServed, RequestError
 from snugvl.inputs.tools.parser import CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.generation import Answer, Block, ReasoningPiece, arguments_of, read_answer
+from snugvl.server.generation import AnswerBlock, GeneratedAnswer, ReasoningPiece, arguments_of, read_answer
 from snugvl.server.ollama import models
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
@@ -129,7 +129,7 @@ class LineAnswer:
     """One answer, written in lines by `shape`, and timed from `started_ns`."""
 
     model: str
-    answer: Answer
+    answer: GeneratedAnswer
     shape: Shape
     started_ns: int
     _first_ns: int | None = None
@@ -173,7 +173,7 @@ class LineAnswer:
     async def _pieces(self) -> AsyncIterator[AnswerPiece]:
         """Text as it comes; a call when its arguments are complete, since Ollama sends them as an object."""
         blocks = iter(self.answer.choices[0].blocks)  # which grow meanwhile
-        calls: tuple[Block, ...] = ()  # the one that is not complete yet
+        calls: tuple[AnswerBlock, ...] = ()  # the one that is not complete yet
         logprobs: Sequence[Logprob] = ()
         async for step in self.answer:
             if step.logprobs:
@@ -201,7 +201,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _made(block: Block) -> MadeCall:
+def _made(block: AnswerBlock) -> MadeCall:
     """The call of a block that is one."""
     assert isinstance(block.first, CallStarted), "others aren't sent as calls"
     started, arguments = block.first, arguments_of(block.text)

@@ -15,7 +15,7 @@ from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.context import context_of
 from snugvl.server.fields import WHOLE, Part
 from snugvl.server.forms import MAX_TOOLS, either
-from snugvl.server.generation import Answer, Choice, ReasoningPiece, Step, read_answer
+from snugvl.server.generation import AnswerChoice, GeneratedAnswer, ReasoningPiece, Step, read_answer
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     ChunkWriter,
@@ -136,7 +136,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
         | ({"max_pixels": "messages"} if most is None else {})
     ):
         answer = await read_answer(context, await _request(body, media))
-        written = ChatAnswer(model, answer, bool(body.logprobs))
+        written = ChatWriter(model, answer, bool(body.logprobs))
         if body.stream:
             return event_stream(http, context, written.events(options))
         return json_answer(await written.whole())
@@ -184,7 +184,7 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAnswer:
+class ChatWriter:
     """How an answer is written.
 
     Attributes:
@@ -193,7 +193,7 @@ class ChatAnswer:
     """
 
     model: str
-    answer: Answer
+    answer: GeneratedAnswer
     logprobs: bool
 
     async def whole(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class ChatAnswer:
         for event in chunks.end(generation.usage):
             yield event
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         text, calls = choice.text, choice.calls
         message: dict[str, Any] = {
             "role": "assistant",

@@ -17,7 +17,7 @@ from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE
-from snugvl.server.generation import Answer, AnswerUsage, Generation, generate, read_answer
+from snugvl.server.generation import AnswerUsage, GeneratedAnswer, Generation, generate, read_answer
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     LOWEST,
@@ -122,7 +122,7 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
             return event_stream(http, context, stream(generations, about, options))
         turns = asyncio.Semaphore(AT_ONCE)  # so many prompts are no more than one client's share
 
-        async def complete_in_turn(request: Request) -> Answer:
+        async def complete_in_turn(request: Request) -> GeneratedAnswer:
             async with turns:
                 answer = await read_answer(context, request)
                 await answer.complete()
@@ -227,7 +227,7 @@ class Prompts:
         return usage if self.generates else replace(usage, completion_tokens=0)
 
 
-def completion(prompts: Prompts, answers: Sequence[Answer]) -> dict[str, Any]:
+def completion(prompts: Prompts, answers: Sequence[GeneratedAnswer]) -> dict[str, Any]:
     """The whole answer to all prompts."""
     choices = []
     for prompt, answer in enumerate(answers):

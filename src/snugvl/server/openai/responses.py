@@ -13,7 +13,7 @@ from snugvl.inputs.tools.parser import CallArguments, TextPiece
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.forms import either, sampling_of
-from snugvl.server.generation import Answer, AnswerEvent, Block, ReasoningPiece, read_answer
+from snugvl.server.generation import AnswerBlock, AnswerEvent, GeneratedAnswer, ReasoningPiece, read_answer
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     effort_of,
@@ -155,7 +155,9 @@ class WrittenResponse:
     response.completed | response.incomplete | response.failed
     """
 
-    def __init__(self, response: dict[str, Any], answer: Answer, names: Mapping[str, Called]) -> None:
+    def __init__(
+        self, response: dict[str, Any], answer: GeneratedAnswer, names: Mapping[str, Called]
+    ) -> None:
         """`response`: one that has only begun; `names`: how the client knows its tools."""
         self._response = response
         self._answer = answer
@@ -163,13 +165,13 @@ class WrittenResponse:
         self._names = names
         self._count = 0  # of events so far
         self._output: list[dict[str, Any]] = []  # items that are complete
-        self._block: Block | None = None  # of the item that is open
+        self._block: AnswerBlock | None = None  # of the item that is open
         self._item_id = ""
 
     async def whole(self) -> dict[str, Any]:
         """The response, once all of it is there; one item at least, be it an empty message."""
         usage, choice = await self._answer.complete(), self._choice
-        for block in choice.blocks or [Block(TextPiece(""))]:
+        for block in choice.blocks or [AnswerBlock(TextPiece(""))]:
             if not choice.calls:  # all but those of reasoning, which came apart or beside text
                 block.logprobs = choice.logprobs[usage.reasoning_tokens :]
             self._open(block)
@@ -195,7 +197,7 @@ class WrittenResponse:
                         yield event
                     logprobs = ()
         if self._block is None:
-            for event in self._begin(Block(TextPiece(""))):  # an empty answer is an empty message
+            for event in self._begin(AnswerBlock(TextPiece(""))):  # an empty answer is an empty message
                 yield event
         for event in self._end("incomplete" if self._incomplete else "completed"):
             yield event
@@ -242,14 +244,14 @@ class WrittenResponse:
         """The form in which the client offered a call's tool."""
         return self._names.get(call.name, Called(call.name))
 
-    def _open(self, block: Block) -> None:
+    def _open(self, block: AnswerBlock) -> None:
         self._block = block
         prefix = "msg_" if isinstance(block.first, TextPiece) else "rs_"
         if (call := block.call) is not None:
             prefix = "ctc_" if self._called(call).custom else "fc_"
         self._item_id = new_id(prefix)
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: AnswerBlock, status: str) -> dict[str, Any]:
         """The open item, with what came of its block."""
         if (call := block.call) is not None:
             return self._called(call).item(call, self._item_id, status)
@@ -265,11 +267,11 @@ class WrittenResponse:
         """An event of the open item."""
         return self._event(f"response.{kind}", output_index=len(self._output), **fields)
 
-    def _begin(self, block: Block) -> Iterator[Event]:
+    def _begin(self, block: AnswerBlock) -> Iterator[Event]:
         """End the open item, and begin that of a block."""
         yield from self._end("completed")
         self._open(block)
-        item = self._item(Block(block.first), "in_progress")
+        item = self._item(AnswerBlock(block.first), "in_progress")
         if (parts := item.get("content")) is None:
             yield self._item_event("output_item.added", item=item)
             return
