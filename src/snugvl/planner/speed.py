@@ -24,7 +24,7 @@ A streamed vision tower crosses once a picture, from pinned memory at the rate o
 computes: the longer of both is its bound.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import LANE_BYTES_PER_S, Gpu
@@ -129,7 +129,8 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
         # Experts that cross all do, used or not.
         experts = 0 if crossing else part_bytes(model, settings, "decoder", experts=True)
     sharing = settings.tensor_parallel * settings.pipeline_parallel  # GPUs of one copy of the model
-    cache = kv_bytes(model, settings, settings.context // 2) * sharing
+    # A window's blocks hold a prefill step's tokens, too; a decode step reads the window.
+    cache = kv_bytes(model, replace(settings, chunk=1), settings.context // 2) * sharing
     across = crossing / copy_rate(gpu) if gpu is not None else 0.0
     idle = experts * (1 - model.experts_read)
     decode = 1 / ((read - idle + cache) / bandwidth + across)
