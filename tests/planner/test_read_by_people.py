@@ -389,7 +389,7 @@ def test_nobody_is_told_of_another_engine_for_nothing(model: str, wishes: dict[s
 
 
 def test_larger_prefill_steps_slow_no_decoding() -> None:
-    """9 GiB a card once gave 51.3 tokens/s where 8 gave 53.7: a window was read with all of a step's blocks."""
+    """9 GiB a card once gave 51.3 tokens/s where 8 gave 53.7: a window was read with a step's blocks."""
     before, after = (
         read("google/gemma-3-4b-it", "rtx-3050", {"min_image_tokens": 256}, count=8, ram="256GiB", vram=vram)
         for vram in (None, "9GiB")
