@@ -380,6 +380,9 @@ TOWER: Final = re.compile(
 SMALLER: Final = re.compile(r"with (?P<words>--max-pixels \d+) it begins after (?P<wait>\d+) s")
 
 
+SERVED: Final = re.compile(r"snugvl serve .*")
+
+
 def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]:
     """What notes promise of another option, and better models that are said to fit."""
     assert outcome.machine is not None
@@ -407,6 +410,11 @@ def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]
             wait = after.speed.first_token_s if after else None
             if wait is None or abs(wait - float(found["wait"])) > 1:
                 yield "remedy", f"{note}: {wait}"
+        if "answers sooner" in note and (found := SERVED.search(note)):
+            settings, model, _ = followed_command(shlex.split(found[0]), outcome)
+            quicker = plan.quicker
+            if quicker is None or (settings, model) != (quicker.settings, quicker.option.model.name):
+                yield "remedy", f"{note}: {model} in {settings}"
     for slower in plan.slower:
         after = planned(replace(case, model=slower.option.model.name)).choice
         if after is None or after.settings != slower.settings:

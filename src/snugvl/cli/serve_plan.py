@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from snugvl.planner.solve import Candidate
     from snugvl.planner.wishes import Wishes
 
-LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamacpp-command"
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -119,7 +117,7 @@ def plan_for(
     missing = _missing(load, child)
     ours = machine.gpus and all(each.facts.gguf and each.facts.native for each in candidates)
     if load.backend == "auto" and ours and not _finds_llamacpp(child):
-        missing["llamacpp"] = f"it is not installed: {LLAMACPP}"
+        missing["llamacpp"] = f"it is not installed: {_llamacpp_is_had()}"
     plan = solve(candidates, machine, wishes, missing)
     if kept is not None:
         plan = held_to(plan, candidates[0], machine, kept.settings)
@@ -128,8 +126,8 @@ def plan_for(
     choice = require(plan)
     if choice.option.engine == "llamacpp" and load.backend == "auto" and not _finds_llamacpp(child):
         raise UnsupportedModel(
-            f"llama.cpp runs this GGUF, and it is not installed: {LLAMACPP}. This machine's plan for it: "
-            f"{plain_command(choice)}"
+            f"llama.cpp runs this GGUF, and it is not installed: {_llamacpp_is_had()}. This machine's plan "
+            f"for it: {plain_command(choice)}"
         )
     if not rules_of(choice.option.engine).starts:
         raise RequestError(
@@ -145,6 +143,11 @@ def plan_for(
 def _vllm_is_had() -> str:
     """How vLLM is to be had, as a clause."""
     return f"{rules_of('vllm').installed_by}, or name it with --vllm-command"
+
+
+def _llamacpp_is_had() -> str:
+    """How llama.cpp is to be had, as a clause."""
+    return f"{rules_of('llamacpp').wheel}, or name a llama-server with --llamacpp-command"
 
 
 def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
@@ -194,7 +197,9 @@ def check_installed(load: LoadOptions, child: ChildOptions) -> None:
             program = child.llamacpp_words[0]
             raise EngineError(f"--llamacpp-command: there is no program {program!r}; check its path")
         if not _finds_llamacpp(child):
-            raise EngineError(f"--backend llamacpp needs llama.cpp, and it is not installed: {LLAMACPP}")
+            raise EngineError(
+                f"--backend llamacpp needs llama.cpp, and it is not installed: {_llamacpp_is_had()}"
+            )
     if load.backend != "vllm" or child.attach is not None:
         return
     if child.vllm_words and shutil.which(child.vllm_words[0]) is None:

@@ -45,7 +45,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class DraftBatch:
-    """What a step leaves for a draft model (`models/predictor.py`).
+    """Tokens and hidden states that a step leaves for a draft model (`models/predictor.py`).
 
     Attributes:
         hidden: `[rows, hidden]`, hidden states of the last tokens of each sequence; the last row is nobody's.

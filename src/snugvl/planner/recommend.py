@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Final
 
-from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, q4_k_m
+from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, published_as, q4_k_m
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
 from snugvl.core.formats import READY_MADE
 from snugvl.core.options import TowerName, typed
@@ -58,24 +58,21 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
         return plan
     if not _ggufs_alone(machine):
         return replace(plan, quicker=_quicker(plan, machine))
-    known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
-    editions = [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
-    if not editions and named is not None and named.quantization is None:
-        editions = [Candidate(q4_k_m(named, f"a GGUF of {named.name} in {FILE_TYPE}"))]
+    editions = _editions(named)
     other = _as_served(solve(editions, machine, wishes), editions, machine)
     choice = other.choice
     if choice is None or (plan.choice is not None and (choice.option.offload or choice.budget.gpu is None)):
         return plan
-    if not known:
+    if published_as(choice.option.model.name) is None:
         return replace(plan, instead=choice)
     return replace(other, beside=plan.choice, named=named.name if named else "")
 
 
-def _editions(named: ModelFacts) -> list[Candidate]:
-    """A model's published GGUF, or what a GGUF of it would be."""
-    entry = _entry(named.name)
-    if entry is not None and entry.gguf:
-        return [Candidate(partial(_facts, entry.gguf), -(entry.quality_rank or 0))]
+def _editions(named: ModelFacts | None) -> list[Candidate]:
+    """Published GGUFs: all that are known, or a named model's; else the file that one of it would be."""
+    known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
+    if known or named is None:
+        return [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
     if named.quantization is not None:
         return []
     return [Candidate(q4_k_m(named, f"a GGUF of {named.name} in {FILE_TYPE}"))]

@@ -303,7 +303,7 @@ class AnswerBlock:
 
 @dataclass(slots=True)
 class Step:
-    """What one delta of the engine adds to a choice.
+    """Events that one delta of the engine adds to a choice.
 
     Attributes:
         choice: its index.

@@ -33,7 +33,7 @@ TASKS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the methods have in common, as it was given.
+    """Arguments that all methods take, as they were given.
 
     Attributes:
         max_pixels: larger images are scaled down to it.

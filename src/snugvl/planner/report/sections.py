@@ -314,7 +314,7 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
 
 
 def _much_quicker(other: Choice, choice: Choice, wishes: Wishes) -> str:
-    """What answers sooner on a processor than what was planned, and how one comes to it."""
+    """A note that another engine answers sooner on a processor, at which speed, and what installs it."""
     rules, facts = rules_of(other.option.engine), other.option.model.facts
     speeds = (each.speed.decode_tokens_per_s for each in (other, choice))
     soon, late = (f"{each:.2g}" for each in speeds if each is not None)

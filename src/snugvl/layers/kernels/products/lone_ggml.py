@@ -144,7 +144,7 @@ def _codes(w, count, row, group, K: tl.constexpr, TYPE: tl.constexpr, MASKED: tl
 
 @triton.jit
 def _scales(w, count, row, block, b, K: tl.constexpr, TYPE: tl.constexpr, MASKED: tl.constexpr):
-    """What factors and addends of a thread's two groups are made of, as it is stored."""
+    """Stored scales of a thread's two groups, from which factors and addends are made."""
     one, two = _group(block, b, 0, TYPE), _group(block, b, 1, TYPE)
     here = block < K // 256
     if TYPE == Q4_K or TYPE == Q5_K:  # noqa: SIM109 (the compiler knows no `in`)
