@@ -86,9 +86,9 @@ class Score(NamedTuple):
         return self._replace(led=False)
 
     @property
-    def sight(self) -> tuple[int, int, int]:
-        """Tokens of images, and of the context; of equal ones, minus what the formats cost."""
-        return self.reach[0], self.reach[1], self.cost
+    def sight(self) -> tuple[int, int]:
+        """Tokens of images, and of the context."""
+        return self.reach[0], self.reach[1]
 
     @property
     def gains(self) -> tuple[Step, int]:

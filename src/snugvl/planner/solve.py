@@ -181,7 +181,7 @@ def _placed(fitters: Sequence[Fitter], choices: list[Choice]) -> list[Choice]:
     """One model's choices, scored by where the vision tower should be.
 
     It streams where it fits in no other way. What that gives is never lost with more memory: the tower comes
-    back to the GPU where images and context are no smaller and, of equal ones, formats cost no more.
+    back to the GPU where images and context are no smaller.
     """
     able = [fitter for fitter in fitters if "tower" in fitter.rules.honours]
     resident = [choice for choice in choices if not choice.option.streams]
