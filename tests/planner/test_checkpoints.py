@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snugvl.backends.native.allocation import engine_config
@@ -104,6 +104,7 @@ def test_on_a_cpu_what_is_tried_is_what_is_chosen_from(size: str) -> None:
     purpose=st.sampled_from(["chat", "documents", "detect", "batch"]),
     concurrency=st.sampled_from([1, 1, 3, 6]),
 )
+@example("9B", 5904, 374, "documents", 1)  # the vision tower came back, with an FP8 cache
 @draws(25)
 def test_they_cost_no_comfort_and_more_memory_never_gives_less(
     size: str, total: int, more: int, purpose: Any, concurrency: int

@@ -53,6 +53,7 @@ class Score(NamedTuple):
         spread: image tokens and context where several GPUs take part; empty where one does.
         engine: its rank.
         reach: images, context, pool and sequences, beyond comfort too.
+        resident: the vision tower stays on the GPU: worth more than a cost of formats that isn't noticed.
         download: minus its bytes.
         cost: minus what the formats cost exactly (`costs.cost`).
         float32: activations are float32.
@@ -72,6 +73,7 @@ class Score(NamedTuple):
     spread: tuple[int, ...]
     engine: int
     reach: Step
+    resident: bool
     download: int
     cost: int
     float32: bool
