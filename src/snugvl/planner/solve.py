@@ -6,7 +6,8 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
     > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
     > with several GPUs, weights as they are stored, then images and context > engine (native first)
     > images > context > KV pool > sequences beyond comfort
-    > a vision tower that stays on the GPU > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
+    > a vision tower that stays on the GPU > the smaller download > what the formats cost exactly
+    > fewer GPUs > CUDA graphs
     > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool > the faster
 
 So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
