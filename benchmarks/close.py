@@ -5,7 +5,7 @@
 Nothing here helps: no garbage is collected for it, no cache of torch's emptied, and the closed model is still
 referred to when memory is read, a moment after the end of its `with`. A round asks until CUDA graphs are
 captured, once with a grammar. On a GPU a row says what the driver counts for this process, what torch has
-reserved and allocated, and page-locked memory; everywhere main memory, threads and open files.
+reserved and allocated, and page-locked memory; everywhere host memory, threads and open files.
 
 `--interrupt` adds a load that ends at half of its weights (Ctrl+C) to each round; `--together` one more
 model, with at most 3 GiB, that stays open meanwhile (`--memory` is what both may take then); `--who` names

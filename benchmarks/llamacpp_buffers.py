@@ -5,7 +5,7 @@
 
 Buffers depend on shapes alone, so the models are files of exact shape without content
 (`training/gguf_export.py`); each cell is a start of llama.cpp in a process of its own. On a GPU the compute
-buffers lack what lies in main memory there (`planner/engines/llamacpp/graphs.py`).
+buffers lack what lies in host memory there (`planner/engines/llamacpp/graphs.py`).
 """
 
 import argparse

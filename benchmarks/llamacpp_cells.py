@@ -14,7 +14,7 @@ that may not end within `--seconds`. `--cells` takes numbers as `--list` shows t
 
 `--speed`: tokens a second instead, on the whole card, of llama.cpp and our engine on the same model, the
 same GGUF files and the formats of ours; this needs `random_checkpoint.py`'s disk space, too. `--device cpu`
-tries all of it without a GPU, where the ledger's count of main memory stands for NVML's.
+tries all of it without a GPU, where the ledger's count of host memory stands for NVML's.
 """
 
 import argparse

@@ -11,7 +11,7 @@ Each case is a command line of `snugvl plan`, run through the real parser in thi
     more         more GPU memory, more RAM or one more GPU never takes a plan away, never gives fewer bits
                  *and* less speed (of weights, where the cache has no more), never less speed for nothing, and
                  never smaller images or a shorter context in the same format (but where layers come back from
-                 main memory, which was a last resort; or where a GPU makes it several times as fast), nor a
+                 host memory, which was a last resort; or where a GPU makes it several times as fast), nor a
                  model of lower
                  rank, unless several times as fast, or with no smaller images in a longer context and half as
                  fast at least: those are what the issue names, ranks aren't

@@ -77,7 +77,7 @@ def load(
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
             first token then tells whether somebody asked like that before. Transformers never does it.
         tower: where the vision tower's weights are: "resident" on the GPU, or "streamed" (our own engine
-            alone): in main memory, and block by block on the GPU while it encodes a picture. Auto streams
+            alone): in host memory, and block by block on the GPU while it encodes a picture. Auto streams
             them where nothing else fits as well.
         embedding: where the embedding is: on the "gpu", or "cpu" (our own engine alone): in page-locked main
             memory, where the GPU reads a row for each token. Auto has it there where that makes room, for

@@ -185,7 +185,7 @@ def test_transformers_gives_back_its_model() -> None:
 @pytest.mark.parametrize("backend", ["native", pytest.param("transformers", marks=pytest.mark.extended)])
 @pytest.mark.extended
 def test_rounds_leave_no_more_than_two_do(backend: str) -> None:
-    """Main memory, threads and open files of a process that only loads, asks and closes."""
+    """Host memory, threads and open files of a process that only loads, asks and closes."""
     command = [sys.executable, "-c", ROUNDS, str(PICTURE), backend]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = json.loads(run.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""The ledger of a GPU and of main memory, whose figures stand in for a driver's, torch's and the system's."""
+"""The ledger of a GPU and of host memory, whose figures stand in for a driver's, torch's and the system's."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +98,7 @@ def test_a_reading_that_never_settles_is_none(card: None, monkeypatch: pytest.Mo
     assert row.measured_bytes is None
 
 
-def test_in_main_memory_libraries_and_shared_pixels_are_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_host_memory_libraries_and_shared_pixels_are_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 60 MiB that came while it ran, 20 are pages of libraries and 10 pixels that the server shares."""
     held = {"RssFile": 100 * MIB, "RssShmem": 0}
     process = psutil.Process()

@@ -153,7 +153,7 @@ def test_greedy_tokens_with_guesses(
 
     monkeypatch.setattr(speculation, "NgramProposer", Told)
     longest = max(len(prompt.prompt_ids) for prompt in prompts.values()) + NEW_TOKENS
-    for changes in ({}, {"state_checkpoints": 16}, {"num_blocks": -(-longest // 16) + 2}):
+    for changes in ({}, {"state_snapshots": 16}, {"num_blocks": -(-longest // 16) + 2}):
         shared = engine(network, speculation="ngram", max_num_seqs=24, **changes)
         requests = requests_of(prompts)
         assert run(shared, requests, late=("one image", "a video")) == expected

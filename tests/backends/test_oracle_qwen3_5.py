@@ -147,7 +147,7 @@ def test_greedy_tokens_from_checkpoints_alone_and_in_company(
 ) -> None:
     """Each prompt again, and each with the beginning of its answer, as the next turn has it."""
     monkeypatch.setattr(checkpoints, "SPACING", 1)
-    shared = engine(network, max_batched_tokens=chunk, state_checkpoints=16)
+    shared = engine(network, max_batched_tokens=chunk, state_snapshots=16)
     asked = [sampled(name, prompt) for name, prompt in prompts.items()]
     # As far as random weights have said nothing that stands for a picture.
     pads = network.config.placeholders
@@ -175,8 +175,8 @@ def test_what_is_planned_for_the_states_is_what_they_take(folder: Path) -> None:
         backend = loaded.backend
         memory = backend.memory()
         config = backend._engine.config
-        assert config.state_checkpoints > 0
-        slots = config.max_num_seqs + 1 + config.state_checkpoints
+        assert config.state_snapshots > 0
+        slots = config.max_num_seqs + 1 + config.state_snapshots
         # 3 layers of 4 heads of 16 · 8, and 3 inputs of 2 · 2 · 16 + 4 · 8 channels, in float32
         assert memory["recurrent_state"] == slots * 3 * (4 * 16 * 8 + 3 * 96) * 4
         held = memory["kv_cache"] + memory["recurrent_state"]

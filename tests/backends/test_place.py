@@ -34,7 +34,7 @@ def test_who_watches_other_programs_knows_what_torch_will_hold(monkeypatch: pyte
     assert watch is not None
     # What torch gives cuBLAS is among it: no part of the context's row, and in the workspace's.
     assert watch.missing_bytes(0) == 300 * MIB
-    assert watch_on(TargetDevice(torch.device("cpu"), "main memory", 7 << 30), planned) is None
+    assert watch_on(TargetDevice(torch.device("cpu"), "host memory", 7 << 30), planned) is None
 
 
 def test_a_container_is_as_large_as_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

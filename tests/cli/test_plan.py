@@ -72,7 +72,7 @@ def test_what_is_saved_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--os", "macos"], 2, "no Mac has rtx-5060, but --os is macos"),
         (["--gpu", "m4", "--os", "linux"], 2, "m4 is a Mac's, but --os is linux"),
         (["--gpu", "none", "--gpus", "2", "--held", "0"], 2, "a machine with --gpu none"),
-        (["--gpu", "m4", "--os", "macos", "--held", "1GiB"], 2, "m4 has main memory as its own"),
+        (["--gpu", "m4", "--os", "macos", "--held", "1GiB"], 2, "m4 has host memory as its own"),
         ([MODEL, "--context", "300000"], 5, "262,144"),
     ],
 )
@@ -117,7 +117,7 @@ def test_language_only_says_what_it_frees(capsys: pytest.CaptureFixture[str]) ->
 def test_a_streamed_tower_has_a_price(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", MODEL, *CARD, "--tower", "streamed"]) == 0
     out = capsys.readouterr().out
-    assert "of it stay in main memory; every picture waits at least" in out
+    assert "of it stay in host memory; every picture waits at least" in out
     assert "--tower streamed" in out
     assert run(["plan", MODEL, *CARD, "--tower", "streamed", "--language-only"]) == 2
     assert "none to stream" in capsys.readouterr().err
@@ -125,7 +125,7 @@ def test_a_streamed_tower_has_a_price(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--tower streamed is not for vLLM" in capsys.readouterr().err
 
 
-def test_layers_in_main_memory_have_a_price_and_an_alternative(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_in_host_memory_have_a_price_and_an_alternative(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "Qwen/Qwen3-VL-8B-Instruct", *CARD, "--ram", "32GiB", "--backend", "transformers"]
     assert run(words) == 0
     out = capsys.readouterr().out

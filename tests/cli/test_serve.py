@@ -43,7 +43,7 @@ def test_the_plan_and_the_banner(served: Served, capsys: pytest.CaptureFixture[s
     assert serve("pocket") == 0
     out, err = capsys.readouterr()
     port = served.settings[0].port
-    assert out.startswith("pocket fits main memory")
+    assert out.startswith("pocket fits host memory")
     assert "KV cache" in out
     assert "Model    pocket\n" in out
     assert "Engine   native" in out

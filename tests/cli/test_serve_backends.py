@@ -126,10 +126,10 @@ def test_a_streamed_tower_reaches_the_engine(
     assert (choice.engine, choice.tower) == ("native", "streamed")
     assert choice.planned is not None
     assert choice.planned.settings.vision == "streamed"
-    assert "of it stay in main memory; every picture waits" in capsys.readouterr().out
+    assert "of it stay in host memory; every picture waits" in capsys.readouterr().out
 
 
-def test_an_embedding_in_main_memory_reaches_the_engine(
+def test_an_embedding_in_host_memory_reaches_the_engine(
     served: Served, on: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on(qwen3_vl("8B"), machine(12 * GIB))
@@ -138,10 +138,10 @@ def test_an_embedding_in_main_memory_reaches_the_engine(
     assert (choice.engine, choice.embedding) == ("native", "cpu")
     assert choice.planned is not None
     assert choice.planned.settings.embedding == "cpu"
-    assert "the embedding stays in main memory (" in capsys.readouterr().out
+    assert "the embedding stays in host memory (" in capsys.readouterr().out
 
 
-def test_layers_in_main_memory_are_placed_by_the_plan(
+def test_layers_in_host_memory_are_placed_by_the_plan(
     served: Served, on: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on(qwen3_vl("8B"), machine(8 * GIB))

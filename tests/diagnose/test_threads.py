@@ -40,7 +40,7 @@ THREADS = {
     "llamacpp_hub_500": ("exception", "std::runtime_error: error from HF API, response code: 500"),
     "llamacpp_kv_cpu": (
         "context",
-        "128.00 GiB of main memory was refused: it is the KV cache for a context of 1,048,576",
+        "128.00 GiB of host memory was refused: it is the KV cache for a context of 1,048,576",
     ),
     "llamacpp_kv_gpu": ("context", "-c 4096"),
     "llamacpp_projector": ("checkpoint", "names no type: it was made for another version"),
@@ -112,7 +112,7 @@ THREADS = {
     "llamacpp_mmproj_n_embd": ("projector", "If it is that one, update llama.cpp"),
     "llamacpp_no_mmproj": ("projector", "--mmproj FILE"),
     "llamacpp_picture_10g": ("image_buffer", "--image-max-tokens 1024"),
-    "llamacpp_picture_44g_ram": ("image_buffer", "43.62 GiB of main memory was refused for the picture"),
+    "llamacpp_picture_44g_ram": ("image_buffer", "43.62 GiB of host memory was refused for the picture"),
     "llamacpp_picture_warmup": ("image_buffer", "the picture that the start tries"),
     "llamacpp_retried_without_pipeline": ("", "no sign that the engine came up"),
     "llamacpp_sycl_memory": ("out_of_memory", "The message alone does not say"),

@@ -114,7 +114,7 @@ def model_table(candidates: Sequence[Candidate]) -> list[str]:
     lines.append("|---|" + "---|" * len(cards))
     for name, fits in rows(candidates, [machine for _, machine in cards]):
         lines.append("| " + " | ".join((name, *fits)) + " |")
-    note = "Under WSL2, which leaves the least. *: slowly, with layers in main memory (16 GiB are assumed)."
+    note = "Under WSL2, which leaves the least. *: slowly, with layers in host memory (16 GiB are assumed)."
     return [*lines, "", note]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from snugvl.core.messages import Grammar
-from snugvl.engine import checkpoints, runner
+from snugvl.engine import runner, snapshots
 from snugvl.engine.batch import Unread
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
@@ -144,10 +144,10 @@ def test_outputs_wait_until_the_device_is_busy_again(model: type[Toy], leaves: i
 def test_few_blocks_and_a_small_budget_change_no_token(
     graphs: bool, model: type[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With checkpoints of states in answers, which come back from them."""
-    monkeypatch.setattr(checkpoints, "SPACING", 1)
+    """With snapshots of states in answers, which come back from them."""
+    monkeypatch.setattr(snapshots, "SPACING", 1)
     right, _, _ = answers(graphs=False, skip=False, model=model())
-    sizes = {"num_blocks": 28, "max_num_seqs": 4, "max_batched_tokens": 7, "state_checkpoints": 3}
+    sizes = {"num_blocks": 28, "max_num_seqs": 4, "max_batched_tokens": 7, "state_snapshots": 3}
     found, engine, _ = answers(graphs, True, 1, model(), **sizes)
     assert found == right
     assert engine.stats.preemptions > 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from snugvl.engine import checkpoints, runner, speculation
+from snugvl.engine import runner, snapshots, speculation
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.errors import RequestTooLarge
@@ -111,10 +111,10 @@ def test_both_loops_say_the_same(
     kind: str, drafts: str, script: Script, blocks: int, slots: int, more: int
 ) -> None:
     sizes = {"num_blocks": blocks, "max_model_len": 4 * blocks, "max_num_seqs": slots}
-    sizes |= {"max_batched_tokens": slots + more, "state_checkpoints": 3}
+    sizes |= {"max_batched_tokens": slots + more, "state_snapshots": 3}
     found, ahead = [], 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SPACING", 1)
+        patch.setattr(snapshots, "SPACING", 1)
         patch.setattr(speculation, "NgramProposer", Often)
         patch.setattr(runner, "LEAST_LONG_RUN", 2)
         patch.setattr("snugvl.engine.sampling.masks.WAIT_S", PATIENCE_S)  # however busy this machine is

@@ -14,7 +14,7 @@ from transformers import Qwen3_5ForConditionalGeneration
 
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import checkpoints
+from snugvl.engine import snapshots
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
@@ -179,8 +179,8 @@ def test_drafts_are_those_of_transformers_parts(
         assert drafts == foretold(predictor, theirs, each.request, each.generated[:length], len(drafts))
 
 
-@pytest.mark.parametrize("kind", ["plain", "checkpoints", "graphs", "now and then"])
-@pytest.mark.sample("checkpoints", "graphs")
+@pytest.mark.parametrize("kind", ["plain", "snapshots", "graphs", "now and then"])
+@pytest.mark.sample("snapshots", "graphs")
 def test_answers_are_those_without(
     kind: str,
     model: LoadableNetwork,
@@ -191,8 +191,8 @@ def test_answers_are_those_without(
     if kind == "now and then":  # as it is where it is measured what pays
         steps = count()
         monkeypatch.setattr(Speculation, "_pays", lambda self, streams: next(steps) // 5 % 2 == 0)
-    monkeypatch.setattr(checkpoints, "SPACING", 1)
-    config = EngineConfig(**SIZES, speculation="mtp", state_checkpoints=6 if kind == "checkpoints" else 0)
+    monkeypatch.setattr(snapshots, "SPACING", 1)
+    config = EngineConfig(**SIZES, speculation="mtp", state_snapshots=6 if kind == "snapshots" else 0)
 
     def engine_of(config: EngineConfig) -> Engine:
         made = Engine(model, config)
@@ -315,9 +315,9 @@ def test_a_second_turn_starts_from_the_predictors_entries(
     model: LoadableNetwork, right: dict[tuple[str, int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are part of the blocks: an answer that goes on finds its drafts as right as before."""
-    monkeypatch.setattr(checkpoints, "SPACING", 1)
+    monkeypatch.setattr(snapshots, "SPACING", 1)
     item = asked()[0]
-    engine = Engine(model, EngineConfig(**SIZES, speculation="mtp", state_checkpoints=6))
+    engine = Engine(model, EngineConfig(**SIZES, speculation="mtp", state_snapshots=6))
     first = replace(item, sampling=replace(item.sampling, max_tokens=14))
     head = tokens(run(engine, first)["0"])
     before = engine.stats

@@ -2,7 +2,7 @@
 
 Prompts are beginnings of a few texts, so that they meet all the time; the pool is small, so that blocks are
 taken from the cache all the time. With `ahead`, steps run ahead of the host as they do on a GPU.
-Beside it the same with recurrent states and a few checkpoints, of which each prompt and answer wants some.
+Beside it the same with recurrent states and a few snapshots, of which each prompt and answer wants some.
 """
 
 from contextlib import suppress
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from snugvl.engine import checkpoints
+from snugvl.engine import snapshots
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestTooLarge
@@ -61,7 +61,7 @@ def make(blocks: int, slots: int, chunk: int, ahead: bool, states: int = 0) -> E
         max_model_len=4 * blocks,
         max_num_seqs=slots,
         max_batched_tokens=chunk,
-        state_checkpoints=states,
+        state_snapshots=states,
     )
     if ahead:
         here._runner.graphs = EagerGraphs(here)
@@ -100,7 +100,7 @@ def test_any_interleaving_gives_the_same_tokens_with_states(
 ) -> None:
     """`stops`: 9 ends turns, of prompts as well as of answers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SPACING", spacing)
+        patch.setattr(snapshots, "SPACING", spacing)
         here = make(blocks, slots, slots + more, ahead, states)
         interleave(here, actions, blocks, {"stops": (9,)} if stops else {})
 

@@ -469,7 +469,7 @@ def test_not_even_one_state_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     said = steps(here, card, 2)
     resize = StateCache.resize
 
-    def full(states: StateCache, slots: int, checkpoints: int = 0) -> None:
+    def full(states: StateCache, slots: int, snapshots: int = 0) -> None:
         resize(states, 0)
         if slots:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 50.00 MiB.")

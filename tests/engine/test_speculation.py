@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine import checkpoints, speculation
+from snugvl.engine import snapshots, speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
 from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest, TokenOutput
@@ -53,14 +53,14 @@ SIZES = {
     "num_blocks": 300,
     "max_model_len": 96,
     "max_batched_tokens": 64,
-    "state_checkpoints": 9,
+    "state_snapshots": 9,
 }
 
 
 @pytest.fixture(params=[Toy, HybridToy])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
-    """With keys and values alone, and with a recurrent state, whose checkpoints are a block apart."""
-    monkeypatch.setattr(checkpoints, "SPACING", 1)
+    """With keys and values alone, and with a recurrent state, whose snapshots are a block apart."""
+    monkeypatch.setattr(snapshots, "SPACING", 1)
     monkeypatch.setattr(Prophet, "kind", request.param)
     made: type[Toy] = request.param
     return made
@@ -208,7 +208,7 @@ def test_alone_one_that_knows_takes_an_eighth_of_the_steps(
     }
     longest = max(map(len, sorted_out(outputs).values()))
     streams = asked.sampling.n
-    # The prompt's step, two that get wider, then eight tokens each; a prompt pauses for a checkpoint.
+    # The prompt's step, two that get wider, then eight tokens each; a prompt pauses for a snapshot.
     assert engine.steps <= streams * (3 + -(-longest // (MOST + 1))) + (kind is HybridToy)
 
 

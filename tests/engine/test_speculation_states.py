@@ -7,7 +7,7 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import checkpoints, speculation
+from snugvl.engine import snapshots, speculation
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
@@ -67,8 +67,8 @@ def test_a_small_qwen3_5_says_the_same_alone_and_in_company(
         monkeypatch.setattr(Prophet, "answers", answers)
         monkeypatch.setattr(Prophet, "wrong", 3 if guesses == "half right" else 1 << 30)
         monkeypatch.setattr(speculation, "NgramProposer", Prophet)
-    monkeypatch.setattr(checkpoints, "SPACING", 1)
-    config = EngineConfig(**sizes, speculation="ngram", state_checkpoints=6)
+    monkeypatch.setattr(snapshots, "SPACING", 1)
+    config = EngineConfig(**sizes, speculation="ngram", state_snapshots=6)
     together = Engine(model, config)
     assert said(together, asked()) == right
     for item in asked():
@@ -101,7 +101,7 @@ def chunks_of(engine: Engine) -> list[tuple[int, int, int]]:
 
 
 def never_jumped(seen: list[tuple[int, int, int]], spacing: int) -> bool:
-    """Whether no chunk passes the end of a block where a checkpoint is due, and ends in another one."""
+    """Whether no chunk passes the end of a block where a snapshot is due, and ends in another one."""
     kept = 0
     for start, sure, _ in seen[1:]:
         last, end = (start + sure) // 4 * 4, start + sure
@@ -142,7 +142,7 @@ def test_right_guesses_come_again_and_wrong_ones_do_not(wrong: int, monkeypatch:
 
 def test_an_answers_checkpoint_is_where_steps_would_jump_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state stops at a block's end on the way, or steps of eight tokens would never end there."""
-    monkeypatch.setattr(checkpoints, "SPACING", 2)
+    monkeypatch.setattr(snapshots, "SPACING", 2)
     plain, _ = engine_with(False, HybridToy(), **SIZES)
     for length in (4, 5, 6, 7):
         item = request("a", list(range(1, length + 1)), max_tokens=40)
@@ -163,12 +163,12 @@ def test_an_answers_checkpoint_is_where_steps_would_jump_over(monkeypatch: pytes
 
 def test_forced_tokens_stop_at_a_checkpoint_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """And are computed with what follows them."""
-    monkeypatch.setattr(checkpoints, "SPACING", 1)
+    monkeypatch.setattr(snapshots, "SPACING", 1)
     item = EngineRequest(
         "a", (1, 3), SamplingParams(max_tokens=30), stop_ids=frozenset([END]), grammar=Rule(phrases)
     )
     right = tokens(run(engine_with(False, HybridToy(), skip_forced=False)[0], item)["a"])
-    engine, _ = engine_with(False, HybridToy(), state_checkpoints=8)
+    engine, _ = engine_with(False, HybridToy(), state_snapshots=8)
     seen = chunks_of(engine)
     assert tokens(run(engine, item)["a"]) == right
     assert any(sure > 1 for _, sure, _ in seen[1:]), "none was forced"

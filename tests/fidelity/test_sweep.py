@@ -152,7 +152,7 @@ GPU = Gpu(index=0, name="a GPU", total_bytes=8 << 30, free_bytes=8 << 30, comput
 
 
 def test_the_plan_takes_what_there_is(tiny_whole: Path) -> None:
-    """With less memory hidden states wait in main memory, then questions are divided, then refused."""
+    """With less memory hidden states wait in host memory, then questions are divided, then refused."""
     comparison, _ = compared(tiny_whole, items(1), weights=["bf16"])
     side = comparison.reference
     load = memory.QuestionMemory(Extent(9000, 8900, 35600), 2, 200)

@@ -1,6 +1,6 @@
 """What `llama-server --list-devices` printed on machines of other people, and where they showed it.
 
-Lines are as they stand there; main memory is what the source says, or what such a machine has.
+Lines are as they stand there; host memory is what the source says, or what such a machine has.
 """
 
 from typing import Final, NamedTuple
@@ -69,7 +69,7 @@ LISTINGS: Final = {
         "  ROCm0: AMD Radeon(TM) Graphics (110511 MiB, 110357 MiB free)\n",
     ),
     "arc-b580": Listing(
-        "notes on a machine whose second GPU claims main memory",
+        "notes on a machine whose second GPU claims host memory",
         "linux", 80, 30,
         "  SYCL0: Intel(R) Arc(TM) B580 Graphics (12216 MiB, 11959 MiB free)\n"
         "  SYCL1: Intel(R) Graphics (76029 MiB, 23270 MiB free)\n",

@@ -14,9 +14,9 @@ from snugvl.hardware.probe import probe
 from tests.hardware.fake_nvml import FakeNvml
 from tests.hardware.listings import LISTINGS, Listing
 
-# Of each machine what is to be used: llama.cpp's name, MiB in all and free, whether it is main memory.
+# Of each machine what is to be used: llama.cpp's name, MiB in all and free, whether it is host memory.
 USED: dict[str, tuple[str, int, int, bool] | None] = {
-    "macbook-m1-8gb": ("MTL0", 5461, 5120, True),  # 5 GiB of main memory were free
+    "macbook-m1-8gb": ("MTL0", 5461, 5120, True),  # 5 GiB of host memory were free
     "macbook-m5-pro": ("MTL0", 18186, 17408, True),
     "mac-m4-max": ("Metal", 98304, 98303, True),
     "rx-6950-xt-in-use": ("Vulkan1", 16368, 1798, False),
@@ -54,7 +54,7 @@ def test_which_gpu_is_used(name: str) -> None:
     assert gpu.api != "cuda"
     assert "MiB" not in gpu.name
     assert any(f"{gpu.name} is for GGUF files alone" in note for note in found.notes)
-    assert any("shares main memory" in note for note in found.notes) == (
+    assert any("shares host memory" in note for note in found.notes) == (
         name in ("rx-6950-xt-in-use", "rx-7900-xtx-and-processor", "arc-b580", "arc-pro-b70")
     )
 

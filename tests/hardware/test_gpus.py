@@ -39,10 +39,10 @@ def test_every_row_is_found_by_its_names_and_is_plausible() -> None:
     for model in gpus.known():
         for name in (model.name, model.product, *model.aliases):
             assert model == gpus.find(name, model.total_bytes), name
-        assert 4 * GIB <= model.total_bytes <= 192 * GIB or model.memory_source == "main memory"
+        assert 4 * GIB <= model.total_bytes <= 192 * GIB or model.memory_source == "host memory"
         assert 60e9 <= model.bandwidth <= 8e12
         assert model.compute_capability is None or (6, 0) <= model.compute_capability <= (12, 1)
-        assert (model.memory_source in ("published", "main memory")) == (model.compute_capability is None)
+        assert (model.memory_source in ("published", "host memory")) == (model.compute_capability is None)
         assert model.bf16_flops is None or 5e12 <= model.bf16_flops <= 2.5e15
 
 

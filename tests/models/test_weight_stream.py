@@ -17,10 +17,10 @@ import torch
 import snugvl
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
-from snugvl.models import loader, main_memory
+from snugvl.models import host_memory, loader
 from snugvl.models.batch import patch_reader
+from snugvl.models.host_memory import WeightStream, room_bytes, to_host, unit_bytes
 from snugvl.models.loader import Storage, load_model, tensor_bytes
-from snugvl.models.main_memory import WeightStream, room_bytes, to_host, unit_bytes
 from snugvl.models.qwen2_5_vision import Qwen25Tower
 from snugvl.models.vision import VisionTower
 from tests.models.test_tower_int8 import NARROW, QWEN3, WINDOWS, quantised
@@ -67,12 +67,12 @@ class LateCopies:
 
 
 def streamed(tower: Any, *, ahead: bool = True) -> Any:
-    """The same tower with its weights in main memory, as the loader does it."""
+    """The same tower with its weights in host memory, as the loader does it."""
     units = tower.units
-    before = [[tensor.clone() for _, _, tensor in main_memory._tensors(unit)] for unit in units]
+    before = [[tensor.clone() for _, _, tensor in host_memory._tensors(unit)] for unit in units]
     host = to_host(units, pinned=False)
     for unit, values in zip(units, before, strict=True):
-        for (_, _, tensor), value in zip(main_memory._tensors(unit), values, strict=True):
+        for (_, _, tensor), value in zip(host_memory._tensors(unit), values, strict=True):
             tensor.copy_(value)
     room = torch.empty(room_bytes(units, [len(each) for each in host]), dtype=torch.uint8)
     stream = WeightStream(units, host, room, LateCopies())  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def test_float32_takes_twice_of_everything() -> None:
         assert wide.named(name) == pytest.approx(2 * narrow.named(name), rel=0.01)
 
 
-def test_ready_made_weights_are_tried_and_say_what_they_need() -> None:
+def test_prequantized_weights_are_tried_and_say_what_they_need() -> None:
     packed = replace(qwen3_vl("2B"), native=False, quantization="int4")
     plan = planned(packed, machine(8 * GIB), Wishes(backend="transformers"))
     assert require(plan).settings.weights == "int4"

@@ -1,4 +1,4 @@
-"""An embedding in main memory: what it frees, when a plan takes it, and where it can't be."""
+"""An embedding in host memory: what it frees, when a plan takes it, and where it can't be."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ import snugvl
 from snugvl.backends.native.planned import planned_rows
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.capabilities import Parts
-from snugvl.planner.engines.native.rules import main_memory_bytes, parts_of
+from snugvl.planner.engines.native.rules import host_memory_bytes, parts_of
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import inventory
@@ -58,7 +58,7 @@ def test_a_head_that_is_the_embedding_stays_whole() -> None:
     assert {each.embedding for each in found if isinstance(each, Parts)} == {"gpu"}
     plan = solve([Candidate(qwen3_vl("4B"))], machine(24 * GIB), Wishes(backend="native", embedding="cpu"))
     assert [refusal.text for refusal in plan.refusals] == [
-        "the embedding can't be apart in main memory: it is lm_head as well, read whole for every token"
+        "the embedding can't be apart in host memory: it is lm_head as well, read whole for every token"
     ]
 
 
@@ -82,15 +82,15 @@ def test_more_memory_than_a_machine_has_is_not_planned() -> None:
     for room in ({"host_bytes": 500 * MIB}, {"pinned_bytes": 500 * MIB}):
         why = parts_of(MODEL, replace(CARD, **room), embedding="cpu")
         assert why == (
-            "the embedding can't be in main memory: it takes 603 MiB of main memory, of which 500 MiB may be "
+            "the embedding can't be in host memory: it takes 603 MiB of host memory, of which 500 MiB may be "
             "used"
         )
     both = parts_of(MODEL, replace(CARD, host_bytes=GIB), "streamed", "cpu")
     assert both == (
-        "the vision tower can't be streamed, and the embedding can't be in main memory: it takes 1.14 GiB "
-        "of main memory, of which 1.00 GiB may be used"
+        "the vision tower can't be streamed, and the embedding can't be in host memory: it takes 1.14 GiB "
+        "of host memory, of which 1.00 GiB may be used"
     )
-    assert main_memory_bytes(Parts("int8", "int8", "streamed", "cpu"), MODEL) == pytest.approx(
+    assert host_memory_bytes(Parts("int8", "int8", "streamed", "cpu"), MODEL) == pytest.approx(
         1.14 * GIB, rel=0.01
     )
 
@@ -102,7 +102,7 @@ def test_a_plan_takes_it_where_it_makes_room_and_says_so() -> None:
     assert (choice.settings.embedding, before.settings.embedding) == ("cpu", "gpu")
     assert choice.score > before.score
     written = report(plan, on)
-    assert "the embedding stays in main memory (" in plain(written)
+    assert "the embedding stays in host memory (" in plain(written)
     assert "--embedding" not in written.commands[-1], "the same plan comes of the same words"
     assert "--embedding gpu" in report(whole, on).commands[-1]
     assert require(solve([LARGE], machine(48 * GIB), Wishes())).settings.embedding == "gpu"
@@ -111,7 +111,7 @@ def test_a_plan_takes_it_where_it_makes_room_and_says_so() -> None:
 ASKED = Wishes(context=8192, max_pixels=1 << 20, weights="bf16", kv_cache="bf16")
 
 
-def test_a_format_that_is_asked_for_stays_where_main_memory_makes_room() -> None:
+def test_a_format_that_is_asked_for_stays_where_host_memory_makes_room() -> None:
     choice = require(solve([LARGE], machine(96 * GIB), ASKED))
     assert (choice.settings.weights_name, choice.settings.embedding) == ("bf16", "gpu")
     needed = choice.footprint.total_bytes

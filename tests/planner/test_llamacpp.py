@@ -23,10 +23,10 @@ from snugvl.planner.capabilities import options
 from snugvl.planner.commands import plain_command, visible
 from snugvl.planner.engines.llamacpp.footprint import (
     cache_bytes,
-    checkpoint_bytes,
     decoder_bytes,
     host_bytes,
     placed,
+    snapshot_bytes,
     tower_bytes,
 )
 from snugvl.planner.engines.llamacpp.ggml import Graph, compute_bytes
@@ -228,7 +228,7 @@ def test_a_plan_is_a_command(load: Load) -> None:
     assert (words[words.index("-c") + 1], words[words.index("-np") + 1]) == (str(3 * 4096), "3")
 
 
-def test_without_a_gpu_all_is_in_main_memory(load: Load) -> None:
+def test_without_a_gpu_all_is_in_host_memory(load: Load) -> None:
     model = load("Qwen/Qwen3-VL-2B-Instruct")
     choice = plan(model, "none")
     assert (
@@ -239,7 +239,7 @@ def test_without_a_gpu_all_is_in_main_memory(load: Load) -> None:
     assert choice.footprint.named("weights") == sum(tensor.nbytes for tensor in model.facts.tensors)
 
 
-def test_experts_go_to_main_memory_first(load: Load) -> None:
+def test_experts_go_to_host_memory_first(load: Load) -> None:
     model = load("Qwen/Qwen3-VL-30B-A3B-Instruct")
     choice = plan(model, "RTX 5060")
     assert 0 < choice.settings.host_experts < 48
@@ -275,14 +275,14 @@ def test_layers_leave_before_the_tower(load: Load) -> None:
     assert on_gpu[:37] == sorted(on_gpu[:37], reverse=True)
 
 
-def test_states_are_kept_in_main_memory(load: Load) -> None:
+def test_states_are_kept_in_host_memory(load: Load) -> None:
     plain, hybrid = load("Qwen/Qwen3-VL-4B-Instruct"), load("Qwen/Qwen3.5-4B")
     settings = Settings("llamacpp", context=4096, chunk=512, concurrency=2)
     states = cache_bytes(hybrid, settings, gpu=True)[1]
-    assert (checkpoint_bytes(plain, settings), checkpoint_bytes(hybrid, settings)) == (0, states // 2)
+    assert (snapshot_bytes(plain, settings), snapshot_bytes(hybrid, settings)) == (0, states // 2)
     choice = plan(hybrid, "none")
     assert "--ctx-checkpoints 4" in plain_command(choice)
-    assert choice.footprint.named("state checkpoints") == 4 * checkpoint_bytes(hybrid, choice.settings)
+    assert choice.footprint.named("state snapshots") == 4 * snapshot_bytes(hybrid, choice.settings)
     assert "--ctx-checkpoints" not in plain_command(plan(plain, "none"))
 
 
@@ -336,14 +336,14 @@ def test_the_whole_process_on_a_gpu(load: Load, name: str, kind: str, peak_gib: 
     assert found.total_bytes / (1 << 30) == pytest.approx(peak_gib, rel=0.03)
 
 
-def test_a_mixture_with_experts_in_main_memory(load: Load) -> None:
+def test_a_mixture_with_experts_in_host_memory(load: Load) -> None:
     model = load("Qwen/Qwen3-VL-30B-A3B-Instruct")
     choice = plan(model, "RTX 2080", images=0)
     assert choice.speed.decode_tokens_per_s is not None
-    assert 33.7 / 1.3 <= choice.speed.decode_tokens_per_s <= 33.7 * 1.3, "published: part in main memory"
+    assert 33.7 / 1.3 <= choice.speed.decode_tokens_per_s <= 33.7 * 1.3, "published: part in host memory"
 
 
-def test_weights_in_main_memory_pass_through_the_compute_buffer(load: Load) -> None:
+def test_weights_in_host_memory_pass_through_the_compute_buffer(load: Load) -> None:
     """One tensor after the other: a step of a prompt computes with copies of them on the GPU."""
     for name, change in (
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", {"host_experts": 3}),
@@ -402,9 +402,9 @@ def test_a_mac_that_is_too_small_is_told_so_in_its_own_words(load: Load) -> None
 def test_other_makers_gpus_are_for_ggufs_alone(load: Load) -> None:
     machine = on("rx-6700-xt-rocm")
     checkpoint = solve([Candidate(facts_of(POCKET))], machine, Wishes())
-    assert require(checkpoint).budget.name == "main memory"
+    assert require(checkpoint).budget.name == "host memory"
     facts = load("Qwen/Qwen3-VL-4B-Instruct").facts
     assert (
-        require(solve([Candidate(facts)], on_device("cpu", machine), Wishes())).budget.name == "main memory"
+        require(solve([Candidate(facts)], on_device("cpu", machine), Wishes())).budget.name == "host memory"
     )
     assert require(solve([Candidate(facts)], on_device("auto", machine), Wishes())).budget.gpu is not None

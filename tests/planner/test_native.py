@@ -141,7 +141,7 @@ def test_split_products_as_the_kernels_do(size: str) -> None:
         high, wide, split, _, _ = matrix_tile(tokens, rows, weights, units, swiglu=swiglu, loops=True)
         taken = split * -(-rows // wide) * -(-tokens // high) * high * wide * (1 + swiglu) * 4
         assert (taken if split > 1 else 0) <= expected, "an old card takes no more than is planned"
-        fine = replace(weights, group=32)  # a ready-made checkpoint's
+        fine = replace(weights, group=32)  # a pre-quantized checkpoint's
         high, wide, split, _, _ = matrix_tile(tokens, rows, fine, units, swiglu=swiglu)
         expected = split * tiles * high * wide * (1 + swiglu) * 4 if split > 1 else 0
         assert native.split_bytes(native.Product(rows, columns, swiglu), tokens, units, 32) == expected

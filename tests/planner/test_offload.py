@@ -1,4 +1,4 @@
-"""Layers in main memory: the last way out, as few as possible, every module placed, the price told."""
+"""Layers in host memory: the last way out, as few as possible, every module placed, the price told."""
 
 import json
 from dataclasses import replace
@@ -48,9 +48,9 @@ def test_8b_in_bf16_runs_on_8_gb_and_says_what_it_costs() -> None:
     assert 20 < choice.settings.offloaded < 36
     assert choice.footprint.total_bytes <= choice.budget.usable_bytes
     text = plain(report(plan, machine(8 * GIB)))
-    assert "only with layers in main memory" in text
+    assert "only with layers in host memory" in text
     assert (
-        f"{choice.settings.offloaded} of 36 decoder layers and the vision tower stay in main memory" in text
+        f"{choice.settings.offloaded} of 36 decoder layers and the vision tower stay in host memory" in text
     )
     assert "cross PCI Express for every token" in text
     assert "not native: it needs at least" in text
@@ -77,15 +77,15 @@ def test_it_is_the_last_way_out() -> None:
     assert plan_for(8 * GIB, Wishes(backend="vllm")).choice is None
 
 
-def test_main_memory_must_have_room() -> None:
+def test_host_memory_must_have_room() -> None:
     plan = plan_for(8 * GIB, ram_bytes=8 * GIB)
     assert plan.choice is None
-    (refusal,) = [refusal for refusal in plan.refusals if "main memory" in refusal.text]
-    assert "layers would have to stay in main memory" in refusal.text
+    (refusal,) = [refusal for refusal in plan.refusals if "host memory" in refusal.text]
+    assert "layers would have to stay in host memory" in refusal.text
     assert "7.20 GiB may be used" in refusal.text
     tiny = plan_for(2 * GIB)
     assert tiny.choice is None
-    assert any("with every layer in main memory it still takes" in refusal.text for refusal in tiny.refusals)
+    assert any("with every layer in host memory it still takes" in refusal.text for refusal in tiny.refusals)
 
 
 def test_a_quantised_checkpoint_is_refused_by_name() -> None:

@@ -55,7 +55,7 @@ def read(
     ],
 )  # fmt: skip
 def test_the_way_that_uses_the_card_leads(model: str | None, gpu: str, machine: dict[str, Any]) -> None:
-    """Main memory once led on AMD's and Apple's, and a V100 got no plan and no GGUF's name."""
+    """Host memory once led on AMD's and Apple's, and a V100 got no plan and no GGUF's name."""
     plan, found, text = read(model, gpu, **machine)
     assert plan.choice is not None
     assert plan.choice.option.engine == "llamacpp"
@@ -96,7 +96,7 @@ def test_who_asks_for_an_engine_or_a_format_that_a_gguf_has_not_gets_it() -> Non
 
 
 def test_better_models_that_are_slower_are_named_with_their_speed() -> None:
-    """Once nobody learnt that 4B and 9B fit 32 GiB of main memory."""
+    """Once nobody learnt that 4B and 9B fit 32 GiB of host memory."""
     plan, found, text = read(None, "none", ram="32GiB")
     assert plan.choice is not None
     assert len(plan.slower) == 2
@@ -139,7 +139,7 @@ def test_what_runs_whole_stands_before_a_token_in_ten_seconds() -> None:
     assert plan.choice.option.offload
     assert plan.instead is not None
     name = plan.instead.option.model.name
-    assert f"only with layers in main memory, at about 0.1 tokens/s; {name} fits whole\n" in text
+    assert f"only with layers in host memory, at about 0.1 tokens/s; {name} fits whole\n" in text
     assert found.steps[0].remark.startswith(f"{name} in ")
     assert "fits whole and runs at up to" in found.steps[0].remark
     assert found.commands[:2] == (f"snugvl pull {name}", found.commands[1])
@@ -242,7 +242,7 @@ def test_words_of_formats_and_shares_are_usual_ones() -> None:
         assert odd not in text
 
 
-def test_what_is_assumed_of_main_memory_is_said_where_a_part_of_the_model_is_in_it() -> None:
+def test_what_is_assumed_of_host_memory_is_said_where_a_part_of_the_model_is_in_it() -> None:
     plan, _, text = read(None, "rtx-3090")
     assert plan.choice is not None
     assert plan.choice.settings.embedding == "cpu"

@@ -201,7 +201,7 @@ def test_a_better_model_is_chosen_as_soon_as_it_fits() -> None:
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])
-def test_ready_made_integers_that_our_engine_can_not_run_say_so(form: Any) -> None:
+def test_prequantized_integers_that_our_engine_can_not_run_say_so(form: Any) -> None:
     foreign = replace(FACTS["2B", False], native=False, quantization=form)
     plan = solve([Candidate(foreign)], machine(12 * GIB), Wishes(backend="native"))
     assert plan.choice is None
@@ -239,7 +239,7 @@ def test_several_gpus_share_what_one_can_not_hold() -> None:
     assert [gpu.index for gpu in choice.gpus] == [0, 1]
 
 
-def test_without_a_gpu_main_memory_is_planned() -> None:
+def test_without_a_gpu_host_memory_is_planned() -> None:
     choice = require(solve([Candidate(FACTS["2B", False])], replace(machine(GIB), gpus=()), Wishes()))
     assert (choice.settings.engine, choice.settings.weights, choice.gpus) == ("native", "fp32", ())
     assert "(fp32)" in next(part.why for part in choice.footprint.components if part.name == "KV cache")
@@ -297,7 +297,7 @@ def test_nobody_is_led_to_what_nobody_would_wait_for() -> None:
     assert named.speed.decode_tokens_per_s is not None
 
 
-def test_low_bits_before_main_memory_and_other_editions_by_name() -> None:
+def test_low_bits_before_host_memory_and_other_editions_by_name() -> None:
     from snugvl.checkpoint.read import facts_of
     from snugvl.hardware.describe import describe
     from snugvl.planner.recommend import with_instead

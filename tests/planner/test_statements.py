@@ -96,9 +96,9 @@ def test_several_gpus_give_finer_weights_and_say_which_stay_idle() -> None:
     assert "RTX 4090 × 4 (23.99 GiB each, Linux)" in headline(large, on)
 
 
-def test_a_ready_made_edition_is_tried_before_a_smaller_model_is_named() -> None:
+def test_a_prequantized_edition_is_tried_before_a_smaller_model_is_named() -> None:
     plan = planned("Qwen/Qwen3.5-27B", "rtx-3060", count=2)
-    said = "a ready-made 4-bit edition of Qwen/Qwen3.5-27B (AWQ, GPTQ) fits, in int4, with vLLM on 2 GPUs"
+    said = "a pre-quantized 4-bit edition of Qwen/Qwen3.5-27B (AWQ, GPTQ) fits, in int4, with vLLM on 2 GPUs"
     assert way_out(plan) == said
     alone = planned("Qwen/Qwen3.5-27B", "rtx-3060")
     assert way_out(alone) == "use a smaller model, or a GPU with more memory"
@@ -216,7 +216,7 @@ def test_every_row_of_the_table_can_be_described() -> None:
         assert (on.gpus or on.others)[0].name == model.product
 
 
-def test_parent_and_child_count_main_memory_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_and_child_count_host_memory_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once 13,721 and 14,745 MiB of one machine."""
     torch = pytest.importorskip("torch")
     from snugvl.backends import place
@@ -325,7 +325,7 @@ def test_float32_on_a_processor_is_a_choice_of_transformers_too() -> None:
     ],
 )
 @pytest.mark.parametrize(("ram", "promised"), [("2GiB", False), ("24GiB", True)])
-def test_an_embedding_in_main_memory_is_promised_where_it_fits(
+def test_an_embedding_in_host_memory_is_promised_where_it_fits(
     model: str, gpu: str, machine: dict[str, Any], wishes: dict[str, Any], ram: str, promised: bool
 ) -> None:
     """Once for 2 GiB of RAM too, of which the process alone leaves nothing."""

@@ -16,8 +16,8 @@ from snugvl.checkpoint.read import facts_of
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.layers.linear import Linear
 from snugvl.models import loader
+from snugvl.models.host_memory import WeightStream, room_bytes, unit_bytes
 from snugvl.models.loader import Storage, load_model, tensor_bytes
-from snugvl.models.main_memory import WeightStream, room_bytes, unit_bytes
 from snugvl.models.vision import VisionTower
 from snugvl.planner.commands import next_command
 from snugvl.planner.footprint.total import footprint
@@ -111,7 +111,7 @@ def test_it_streams_where_nothing_else_fits_and_says_the_price() -> None:
     assert choice.settings.vision == "streamed"
     assert plan.other_tower is None
     words = plain(report(plan, on))
-    assert "stay in main memory; every picture waits at least" in words
+    assert "stay in host memory; every picture waits at least" in words
     assert "--tower" not in report(plan, on).commands[-1], "the same plan comes of the same words"
     assert require(solve([FACTS], on, Wishes(tower="resident", embedding="gpu"))).option.offload
 
@@ -160,14 +160,14 @@ def test_who_wants_it_on_the_gpu_is_told_what_fits_there() -> None:
     assert told["resident"]["settings"]["vision"] == "gpu"
 
 
-def test_main_memory_must_hold_it() -> None:
+def test_host_memory_must_hold_it() -> None:
     """The 8B's tower in int8 beside a process of 1 GiB and the margin of 0.5."""
     small = replace(machine(6200 * MIB), ram_total_bytes=4 * GIB, ram_free_bytes=int(1.9 * GIB))
     plan = solve([FACTS], small, Wishes(backend="native", embedding="gpu"))
     assert plan.choice is None
     wished = solve([FACTS], small, Wishes(backend="native", tower="streamed"))
     assert [refusal.text for refusal in wished.refusals] == [
-        "the vision tower can't be streamed: it takes 561 MiB of main memory, of which 410 MiB may be used"
+        "the vision tower can't be streamed: it takes 561 MiB of host memory, of which 410 MiB may be used"
     ]
     enough = replace(small, ram_free_bytes=3 * GIB)
     fits = require(solve([FACTS], enough, Wishes(backend="native", embedding="gpu")))
@@ -249,7 +249,7 @@ def test_an_engine_allocates_it_last_or_as_wished() -> None:
     assert (wished.settings.vision, wished.settings.vision_weights) == ("streamed", "bf16")
     assert wished.subject != made(facts, roomy).subject
     with pytest.raises(
-        RequestError, match=r"can't be streamed: it takes 561 MiB of main memory, of which 256 MiB"
+        RequestError, match=r"can't be streamed: it takes 561 MiB of host memory, of which 256 MiB"
     ):
         made(facts, replace(roomy, host_bytes=GIB // 4), tower="streamed")
     with pytest.raises(DoesNotFit):

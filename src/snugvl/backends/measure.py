@@ -3,7 +3,7 @@
 On a GPU every byte of the process has a row: weights, KV cache, recurrent state where a model has one, the
 pool of the CUDA graphs, what else torch holds (workspace), and what torch doesn't know of (the CUDA context
 and its libraries). The workspace is one piece, claimed at the start, that steps and pictures share: what is
-an encoder output now is a layer's activation in the next step, so outputs are part of it. In main memory they
+an encoder output now is a layer's activation in the next step, so outputs are part of it. In host memory they
 have a row, and the last one is the interpreter with its libraries: as large as it was when nothing had run
 yet, and the pages of libraries that were read since. Pixels that the server shares are image inputs. What is
 left is workspace, with what the C library keeps of it for the next step.
@@ -69,7 +69,7 @@ class Meter:
             return self._on_gpu(parts, used, load)
         parts[Kind.ENCODINGS] = used[Kind.ENCODINGS] = memory["encoder_outputs"]
         parts[Kind.INPUTS] = memory["vision_inputs"]
-        return self._in_main_memory(parts, used)
+        return self._in_host_memory(parts, used)
 
     def _on_gpu(self, parts: dict[str, int], used: dict[str, int], load: Load) -> Ledger:
         free, total = torch.cuda.mem_get_info(self._device)
@@ -99,14 +99,14 @@ class Meter:
             self._pooled = (reserved, pooled_bytes())
         return self._pooled[1]
 
-    def _in_main_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
+    def _in_host_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
         own = self._process.memory_info().rss
         parts[INTERPRETER] = self._interpreter + max(resident("RssFile") - self._read_pages, 0)
         parts[Kind.INPUTS] += resident("RssShmem")
         parts[Kind.WORKSPACE] = max(own - sum(parts.values()), 0)
         memory = host.memory()
         rows = self._rows(parts, used)
-        return Ledger("main memory", rows, memory.total_bytes, memory.free_bytes, own)
+        return Ledger("host memory", rows, memory.total_bytes, memory.free_bytes, own)
 
     def _rows(self, parts: Mapping[str, int], used: Mapping[str, int]) -> tuple[LedgerRow, ...]:
         names = sorted(parts.keys() | self._planned.keys(), key=lambda name: -self._planned.get(name, 0))

@@ -38,8 +38,8 @@ class TargetDevice:
         context_bytes: what of the CUDA context and its libraries is still to come.
         limit_bytes: most that may be taken, the context included, or None without a wish.
         gpu: as NVML knows it, or None.
-        host_bytes: beside a GPU, what weights may take of main memory; None where nobody has looked.
-        pinned_bytes: page-locked main memory that can be had, where it is scarce (WSL2), or None.
+        host_bytes: beside a GPU, what weights may take of host memory; None where nobody has looked.
+        pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2), or None.
         seen: the machine, where somebody has looked at it.
     """
 
@@ -166,7 +166,7 @@ def place_on(
         RequestError: the limit is nothing, or not even the CUDA context fits into it.
     """
     if device.type == "cpu":
-        return TargetDevice(device, "main memory", host.memory().free_bytes, limit_bytes=limit_bytes)
+        return TargetDevice(device, "host memory", host.memory().free_bytes, limit_bytes=limit_bytes)
     # What Triton compiled on this machine once is enough.
     if kernels and (lacking := no_launcher(build_tools())) and not has_launcher():
         raise EngineError(lacking)

@@ -225,7 +225,7 @@ class Fp8Blocks:
 
 @dataclass(frozen=True, slots=True)
 class PackedInt4:
-    """Ready-made weights of few bits: `group` columns of a row share a scale and a zero point.
+    """Pre-quantized weights of few bits: `group` columns of a row share a scale and a zero point.
 
     Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
     zero points, code 8 means 0. `offset`: what is added to stored zero points. `bits`: 4, or 8 of those of

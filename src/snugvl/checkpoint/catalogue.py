@@ -31,7 +31,7 @@ from snugvl.checkpoint.families.traits import Network
 from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.checkpoint.section import read_json
-from snugvl.core.formats import READY_MADE
+from snugvl.core.formats import PREQUANTIZED
 
 RANKED_BY: Final = "MMMU"  # of the validation set: the one benchmark that every vendor publishes
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
@@ -296,7 +296,7 @@ def q4_k_m(facts: ModelFacts, name: str) -> ModelFacts:
         tensors=tensors,
         text=replace(facts.text, kv_layers=layers),
         vision=vision,
-        quantization=READY_MADE[4],
+        quantization=PREQUANTIZED[4],
         native=False,
         predictor=None,
         download_bytes=sum(tensor.nbytes for tensor in tensors if tensor.loaded),

@@ -25,7 +25,7 @@ from snugvl.checkpoint.gguf_network import ARCHITECTURE, below, levels_of, parse
 from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
 from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
-from snugvl.core.formats import READY_MADE
+from snugvl.core.formats import PREQUANTIZED
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
@@ -212,7 +212,7 @@ def _coarseness(tensors: tuple[TensorFact, ...]) -> Any:
     """The precision that is as fine: what the planner's qualities and wishes speak of."""
     held = [tensor for tensor in tensors if tensor.role in ("linear", "expert")]
     bits = 8 * sum(tensor.nbytes for tensor in held) / max(sum(prod(tensor.shape) for tensor in held), 1)
-    return READY_MADE[4] if bits < 6 else READY_MADE[8] if bits < 12 else None
+    return PREQUANTIZED[4] if bits < 6 else PREQUANTIZED[8] if bits < 12 else None
 
 
 def _commonest(tensors: tuple[TensorFact, ...]) -> str:

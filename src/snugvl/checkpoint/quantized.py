@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NoReturn
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.facts import ModelFacts, Stored
 from snugvl.checkpoint.section import Section, plain, shown
-from snugvl.core.formats import FORMATS, GROUPS, INTEGERS, READY_MADE, IntegerPrecision, StoredPrecision
+from snugvl.core.formats import FORMATS, GROUPS, INTEGERS, PREQUANTIZED, IntegerPrecision, StoredPrecision
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 OWN: Final = "snugvl"  # our own format, which our engine alone reads
@@ -31,7 +31,7 @@ _WORDS: Final = {1: "U8", 2: "I16", 4: "I32"}  # of eight codes' bits in a plane
 OWN_INSTEAD = "use our own engine (--backend native), or the checkpoint that it was made of"
 _METHODS = ("fp8", "compressed-tensors", "awq", "gptq", OWN)
 _GROUPS = "32, 64 or 128"
-INSTEAD = f"use the 16-bit checkpoint with --weights {READY_MADE[4]}, or --backend transformers or vllm"
+INSTEAD = f"use the 16-bit checkpoint with --weights {PREQUANTIZED[4]}, or --backend transformers or vllm"
 _PACKED = (".qweight", ".weight_packed", ".weight_codes")
 _BESIDE = re.compile(
     r"(\.(qzeros|scales|g_idx|weight_(scale|scale_inv|zero|zero_point|upper|shape|g_idx|global_scale)"
@@ -167,7 +167,7 @@ def own_precisions(facts: ModelFacts) -> list[IntegerPrecision]:
 
 
 def _integers(bits: int, method: str, where: str) -> Packing:
-    kind = READY_MADE.get(bits)
+    kind = PREQUANTIZED.get(bits)
     if kind is None:
         raise UnsupportedModel(f"{where} has {bits}-bit integers ({method}); 4 and 8 bits can be read")
     return Packing(kind, bits)
@@ -196,8 +196,8 @@ def _compressed_packing(section: Section) -> Packing:
             raise UnsupportedModel(
                 f"{weights.where} has {bits}-bit {plain(number)} weights; int 4, int 8, float 8 can be read"
             )
-    if found == {Packing(kind, bits) for bits, kind in READY_MADE.items()}:
-        return Packing(READY_MADE[4], 4, mixed=True)
+    if found == {Packing(kind, bits) for bits, kind in PREQUANTIZED.items()}:
+        return Packing(PREQUANTIZED[4], 4, mixed=True)
     if len(found) != 1:
         kinds = sorted(packing.kind for packing in found)
         raise UnsupportedModel(f"{section.where} mixes weights of {kinds or 'no kind'}; one kind can be read")

@@ -300,7 +300,7 @@ def plan_lines(comparison: Comparison) -> Iterator[str]:
     plans = comparison.plans().values()
     held = max(plan.footprint.total_bytes for plan in plans)
     host = max(plan.host_bytes for plan in plans)
-    beside = f" and {format_size(host)} of main memory" if host else ""
+    beside = f" and {format_size(host)} of host memory" if host else ""
     engines = max(rival.engine_bytes for rival in rivals)
     usable = min(plan.usable_bytes for plan in plans)
     yield (

@@ -227,7 +227,7 @@ def _row(server: LocalServer, api_key: str | None) -> dict[str, Any]:
 
 
 def _resident(pid: int) -> int | None:
-    """Main memory of a process and what it started, where the server itself doesn't tell."""
+    """Host memory of a process and what it started, where the server itself doesn't tell."""
     import psutil
 
     try:

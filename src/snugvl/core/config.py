@@ -25,7 +25,7 @@ class EngineConfig:
         max_waiting: requests that may queue before `QueueFull`.
         prefix_cache: whether a prompt starts from blocks that earlier requests left (see
             `engine.prefix`); a model with recurrent states needs checkpoints for it.
-        state_checkpoints: copies of recurrent states that prompts may start from (`engine.checkpoints`).
+        state_snapshots: copies of recurrent states that prompts may start from (`engine.snapshots`).
         kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
             a value (see `layers.kv_cache`).
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
@@ -46,7 +46,7 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_waiting: int = 256
     prefix_cache: bool = True
-    state_checkpoints: int = 0
+    state_snapshots: int = 0
     encoder_cache_bytes: int = 0
     step_graph_bytes: int = 0
     kv_cache: KVFormat = "bf16"
@@ -68,9 +68,9 @@ class EngineConfig:
                 field="max_batched_tokens",
             )
 
-    def checkpoints_beside(self, slots: int) -> int:
+    def snapshots_beside(self, slots: int) -> int:
         """Checkpoints beside the states of so many sequences: fewer where other programs hold memory."""
-        return self.state_checkpoints * min(slots, self.max_num_seqs) // self.max_num_seqs
+        return self.state_snapshots * min(slots, self.max_num_seqs) // self.max_num_seqs
 
     @property
     def cache_tokens(self) -> int:

@@ -6,7 +6,7 @@
     Format      what our own engine holds for it: bits, planes, columns that share a scale, zero points
 
 Other engines make other bytes of the same wish: bitsandbytes' are in `BITSANDBYTES`. What AWQ, GPTQ and
-compressed-tensors store has the precisions in `READY_MADE`, and becomes ours of that name when it is loaded
+compressed-tensors store has the precisions in `PREQUANTIZED`, and becomes ours of that name when it is loaded
 (`checkpoint/quantized.py` says how it is stored). What a row means in torch is in `layers/weights.py`.
 """
 
@@ -113,7 +113,7 @@ QUALITY: Final[Mapping[Floor | Precision, int]] = {
     "fp32": len(get_args(Floor)) - 1,
     **{name: rank for rank, name in enumerate(get_args(Floor))},
 }
-READY_MADE: Final[Mapping[int, IntegerPrecision]] = {4: "int4", 8: "int8"}
+PREQUANTIZED: Final[Mapping[int, IntegerPrecision]] = {4: "int4", 8: "int8"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Ledger:
     Attributes:
         device: as people know it.
         rows: components, largest part of the plan first.
-        total_bytes: of the device (main memory for a CPU).
+        total_bytes: of the device (host memory for a CPU).
         free_bytes: nobody's, now.
         process_bytes: the engine's process in all, as the driver or the system counts it.
         cap_bytes: what the process will never exceed, or None without a cap.

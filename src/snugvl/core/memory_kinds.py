@@ -32,7 +32,7 @@ class Kind(StrEnum):
     TEXT = "text weights", "W", "blue", "weights"
     VISION = "vision weights", "V", "cyan", "weights"
     EMBEDDING = "embedding", "W", "blue", "weights"
-    HOST = "weights in main memory", "W", "blue", "weights"
+    HOST = "weights in host memory", "W", "blue", "weights"
     CACHE = "KV cache", "K", "green", "", "KV cache, states and encodings"
     UNUSED = "KV cache that nobody uses", "k", "dark_sea_green4", "KV cache"
     STATES = "recurrent state", "s", "dark_sea_green4", "KV cache"

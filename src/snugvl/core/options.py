@@ -83,7 +83,7 @@ class LoadOptions:
         concurrency: requests at the same time that are sure of their whole context.
         language_only: leave the vision tower out; pictures are refused.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left.
-        tower: where our engine has the vision tower's weights: on the GPU, or streamed from main memory.
+        tower: where our engine has the vision tower's weights: on the GPU, or streamed from host memory.
         embedding: where our engine has the embedding.
         thinking: whether the model thinks before it answers, where a request doesn't say; auto: as its chat
             template has it, but about pictures as its vendor's scores are (`checkpoint/catalogue.json`).
@@ -189,7 +189,7 @@ class LoadOptions:
         default="auto",
         metadata=_row(
             "load serve plan",
-            "Where the vision tower's weights are: resident on the GPU, or streamed to it from main memory "
+            "Where the vision tower's weights are: resident on the GPU, or streamed to it from host memory "
             "for every picture; auto: streamed where nothing else fits as well.",
             special=("streamed",),
         ),
@@ -198,7 +198,7 @@ class LoadOptions:
         default="auto",
         metadata=_row(
             "load serve plan",
-            "Where the embedding's weights are: gpu, or cpu (main memory, of which the GPU reads a row a "
+            "Where the embedding's weights are: gpu, or cpu (host memory, of which the GPU reads a row a "
             "token); auto: cpu where that makes room, but not under WSL2.",
             special=("cpu",),
         ),

@@ -104,7 +104,7 @@ def llama(facts: RunFacts) -> list[Cause]:
     if not refusals or facts.engine not in ("llama.cpp", "ollama"):
         return []
     wanted = _wanted(run)
-    where = " of main memory" if in_main_memory(run) else ""
+    where = " of host memory" if in_host_memory(run) else ""
     asked = f"A buffer of {gib(wanted)}{where} was refused" if wanted else "A buffer was refused"
     many = f" for a context of {facts.context:,} tokens" if facts.context and run.has("n_ctx") else ""
     sure: Confidence
@@ -149,7 +149,7 @@ def came_up(run: LoggedRun) -> int:
     return max((hit.line for key in (*UP, "retried") if (hit := run.last(key))), default=0)
 
 
-def in_main_memory(run: LoggedRun) -> bool:
+def in_host_memory(run: LoggedRun) -> bool:
     """llama.cpp was refused a buffer in RAM, none on a GPU."""
     return run.has("cpu_buffer") and not run.has("cuda_malloc", "buffer", "buffer_mib")
 

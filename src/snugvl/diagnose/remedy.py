@@ -11,7 +11,7 @@ from typing import Final
 from snugvl.diagnose.command import meant, refused_flags, removed_switches, suggestion
 from snugvl.diagnose.facts import RunFacts
 from snugvl.diagnose.memory import gib
-from snugvl.diagnose.other import in_main_memory
+from snugvl.diagnose.other import in_host_memory
 from snugvl.diagnose.replan import (
     max_pixels,
     memory_changes,
@@ -219,7 +219,7 @@ def _fitting(facts: RunFacts, change: Change) -> Change | None:
         if said is None and facts.run.has("not_cuda"):
             return None
         return replace(change, flag=said.groups[0]) if said else change
-    if change.flag == "--no-mmproj-offload" and in_main_memory(facts.run):
+    if change.flag == "--no-mmproj-offload" and in_host_memory(facts.run):
         return None  # images are encoded on the CPU already
     used = facts.context if change.flag in _CONTEXT else None
     given = facts.command.get(change.flag) if facts.command else None

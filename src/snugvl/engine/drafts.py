@@ -9,7 +9,7 @@ One proposer looks up what was said before: the longest end that stood somewhere
 It costs no memory of the device, and pays where an answer quotes: OCR, JSON, code, boxes, tables. An index
 knows where each pair of tokens stood last, and for each place where the same pair stood before that: the hash
 chains of deflate (RFC 1951, section 4). So a token is added in constant time, and a look-up follows a few
-places of a chain, however long the context is. It takes about 100 bytes of main memory a token.
+places of a chain, however long the context is. It takes about 100 bytes of host memory a token.
 
 The other one asks the model's own multi-token predictor (`predictor.py`), which runs on the device while the
 host is busy with other things. Where nobody has to know what it guessed the next step takes that from there.

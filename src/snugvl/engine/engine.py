@@ -288,8 +288,8 @@ class Engine:
         else:
             for each in sequences:
                 self._scheduler.publish(each)
-            if self._scheduler.checkpoints.count:
-                self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
+            if self._scheduler.snapshots.count:
+                self._runner.save_states(self._scheduler.snapshots.leave(step.chunks))
             heads = [
                 (chunk, [chunk.sequence, *self._fork(chunk.sequence)])
                 for chunk in step.chunks
@@ -301,8 +301,8 @@ class Engine:
 
     def _launch_next(self, last: InFlight, outputs: list[TokenOutput]) -> InFlight | None:
         """Start the step after one that is under way, if the tokens of that aren't needed for it."""
-        if self._scheduler.checkpoints.count:
-            self._runner.save_states(self._scheduler.checkpoints.take(last.sequences))
+        if self._scheduler.snapshots.count:
+            self._runner.save_states(self._scheduler.snapshots.take(last.sequences))
         if last.masked:
             settle((s.grammar for s in last.sequences if s.state is State.RUNNING), self._masks)
             for row, sequence in enumerate(last.sequences if self.config.skip_forced else ()):

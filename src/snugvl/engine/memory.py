@@ -1,6 +1,6 @@
 """The memory of sequences: allocated, given back when other programs need it, and taken again.
 
-Keys and values are allocated by blocks, recurrent states by slots, with a share of their checkpoints each.
+Keys and values are allocated by blocks, recurrent states by slots, with a share of their snapshots each.
 `pressure.py` says how much there should be; here it is done:
 
     drop the CUDA graphs of prompts; if that is not enough:
@@ -34,16 +34,16 @@ STATES_SMALL_BYTES = 16 << 20
 
 
 def config_for(model: Network, config: EngineConfig) -> EngineConfig:
-    """The configuration as a model can use it: with recurrent states no prefix cache without checkpoints.
+    """The configuration as a model can use it: with recurrent states no prefix cache without snapshots.
 
     Raises:
         RequestError: it is to guess by a predictor that isn't there.
     """
     if config.speculation == "mtp" and not model.config.text.predictors:
         raise no_predictor(model.config.architecture)
-    checkpoints = config.state_checkpoints if config.prefix_cache and model.config.text.linear else 0
-    cached = config.prefix_cache and (model.config.text.linear is None or checkpoints > 0)
-    return replace(config, prefix_cache=cached, state_checkpoints=checkpoints)
+    snapshots = config.state_snapshots if config.prefix_cache and model.config.text.linear else 0
+    cached = config.prefix_cache and (model.config.text.linear is None or snapshots > 0)
+    return replace(config, prefix_cache=cached, state_snapshots=snapshots)
 
 
 def allocate(model: Network, config: EngineConfig) -> KVCache:
@@ -68,7 +68,7 @@ def _states(model: Network, config: EngineConfig) -> StateCache | None:
     return StateCache(
         num_layers=text.linear_layers,
         slots=config.max_num_seqs,
-        checkpoints=config.checkpoints_beside(config.max_num_seqs),
+        snapshots=config.snapshots_beside(config.max_num_seqs),
         heads=(linear.value_heads, linear.key_dim, linear.value_dim),
         inputs=(linear.kernel - 1, linear.channels),
         dtype=model.dtype,
@@ -200,7 +200,7 @@ class MemoryReclaimer:
 def reallocate(cache: KVCache, sizes: Iterable[int], config: EngineConfig, slots: int) -> None:
     """Give a cache the first number of blocks that there is memory for, or none; all of them empty.
 
-    States of so many `slots`, with their checkpoints, come before them, or of one, or of none where not even
+    States of so many `slots`, with their snapshots, come before them, or of one, or of none where not even
     that is to be had.
 
     What it had goes back to the driver before, so nothing may hold views of it, a CUDA graph neither.
@@ -225,7 +225,7 @@ def _allocate_states(states: StateCache, config: EngineConfig, slots: int) -> bo
     """Whether there is memory for some of the slots."""
     for count in (slots, 1):
         try:
-            states.resize(count, config.checkpoints_beside(count))
+            states.resize(count, config.snapshots_beside(count))
         except torch.OutOfMemoryError:
             continue
         return True

@@ -17,7 +17,7 @@ A block can be found once a finished step has written all of it, which is when `
 the next one. A hit may end inside a picture; the vision tower then runs again for the rest of its rows.
 
 Linear attention keeps no keys and values that a block could hold, only a state that has moved on; a model
-with such layers starts where a copy of it was kept, from the blocks up to there (`checkpoints.py`).
+with such layers starts where a copy of it was kept, from the blocks up to there (`snapshots.py`).
 
 Timing tells whether somebody asked with the same beginning before: the first token comes sooner. One team
 behind one server can live with that; where users must not learn of each other's prompts, turn it off

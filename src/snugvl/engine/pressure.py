@@ -164,11 +164,11 @@ class PressureMonitor:
         self.given_bytes = self.late_bytes = 0
         self.full = self.most = self.least = self.target = self._block_bytes = self._state_bytes = 0
         self.slots = self._all_slots = 0
-        self._checkpoints_beside: Callable[[int], int] = lambda _: 0
+        self._snapshots_beside: Callable[[int], int] = lambda _: 0
 
     def begin(self, config: EngineConfig, block_bytes: int, state_bytes: int = 0) -> None:
         """The cache that it is about. `state_bytes`: of one sequence's recurrent state."""
-        self._checkpoints_beside = config.checkpoints_beside
+        self._snapshots_beside = config.snapshots_beside
         self.full = self.most = self.target = config.num_blocks
         self.slots = self._all_slots = config.max_num_seqs
         self._block_bytes, self._state_bytes = block_bytes, state_bytes
@@ -270,7 +270,7 @@ class PressureMonitor:
         return max((whole - self._bytes(self.least, self._slots_for(self.least))) // STEPS, self._block_bytes)
 
     def _bytes(self, blocks: int, slots: int) -> int:
-        return blocks * self._block_bytes + (slots + self._checkpoints_beside(slots)) * self._state_bytes
+        return blocks * self._block_bytes + (slots + self._snapshots_beside(slots)) * self._state_bytes
 
     def _slots_for(self, blocks: int) -> int:
         """Sequences that may run at once beside a cache of so many blocks: where their states take memory,

@@ -7,7 +7,6 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.batch import Unread, batch_of, rows_of
-from snugvl.engine.checkpoints import StateCopy
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
 from snugvl.engine.graphs.decode import DecodeGraphs, Replay
@@ -18,6 +17,7 @@ from snugvl.engine.request import CheckedPrompt
 from snugvl.engine.sampling.sampler import scores_of
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, slot_of
+from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
@@ -133,10 +133,10 @@ class Runner:
         """
         for copy in step.copies:
             self.cache.copy_block(copy.source, copy.target)
-        for slot, checkpoint in step.restores:
+        for slot, snapshot in step.restores:
             assert self.cache.states is not None
             assert slot is not None, "a sequence starts in its own slot"
-            self.cache.states.restore(slot, checkpoint)
+            self.cache.states.restore(slot, snapshot)
         if self._ensure_graph(step):
             replay = self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks]))
             return replay.logits, replay
@@ -189,10 +189,10 @@ class Runner:
             self.drafter.copy(slot_of(sequence), slot_of(sibling))
 
     def save_states(self, copies: list[StateCopy]) -> None:
-        """Copy states to checkpoints as the steps leave them that were started until now."""
-        for slot, checkpoint in copies:
+        """Copy states to snapshots as the steps leave them that were started until now."""
+        for slot, snapshot in copies:
             assert self.cache.states is not None
-            self.cache.states.save(self.cache.states.scratch if slot is None else slot, checkpoint)
+            self.cache.states.save(self.cache.states.scratch if slot is None else slot, snapshot)
 
     def _forget_drafts(self) -> None:
         """They stand in memory that is wanted."""

@@ -16,7 +16,7 @@ One whose grammar has no mask yet (`sampling/masks.py`) is left out, too, and al
 forced tokens has several that are known and not computed: all at once, as far as the budget goes.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
-sequence is in the middle of its prompt, others than those that paused for a checkpoint. An admitted sequence
+sequence is in the middle of its prompt, others than those that paused for a snapshot. An admitted sequence
 gets the blocks of all its known tokens at once; only decoding asks for more later. When none is free the
 youngest running sequence loses all of its blocks and goes back to waiting; its tokens are computed again
 later. Each that runs has a slot, a number below `max_num_seqs`: there its recurrent state is, if the model
@@ -24,8 +24,8 @@ has one (`layers/kv_cache.py`).
 
 A sequence is admitted with the blocks of its beginning that the prefix cache has (`prefix.py`), and computes
 the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
-With recurrent states it starts behind the last of them that has a checkpoint. Where checkpoints are to be its
-chunks end, but for one on the way of one chunk of a step (`checkpoints.py`); what is left of the step is
+With recurrent states it starts behind the last of them that has a snapshot. Where snapshots are to be its
+chunks end, but for one on the way of one chunk of a step (`snapshots.py`); what is left of the step is
 others', unless a picture comes later.
 
 Nothing starves: the queue is never overtaken, and the oldest running sequence is never preempted (alone,
@@ -44,9 +44,9 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine import prefix
 from snugvl.engine.blocks import BlockCopy, BlockPool
-from snugvl.engine.checkpoints import Checkpoints, StateCopy
 from snugvl.engine.drafts import DeviceDrafts
 from snugvl.engine.sequence import Sequence, State, slot_of
+from snugvl.engine.snapshots import Snapshots, StateCopy
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens
 PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the time of a whole chunk
@@ -58,7 +58,7 @@ class Chunk:
 
     `unseen`: where the drafts are that the host doesn't know; zeros stand for them.
     `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
-    `again`: tokens before the drafts that come again in the next step, for a checkpoint before them.
+    `again`: tokens before the drafts that come again in the next step, for a snapshot before them.
     """
 
     sequence: Sequence
@@ -101,7 +101,7 @@ class Schedule:
 
     Attributes:
         copies: come first, in their order.
-        restores: slots that become copies of checkpoints, before anything is computed.
+        restores: slots that become copies of snapshots, before anything is computed.
         later: the chunk that was left out, if there is one, because its images aren't encoded.
         alone: whether it must run with as little memory as can be (see `oom.py`).
     """
@@ -324,12 +324,12 @@ class Scheduler:
     def withdraw(self, sequence: Sequence) -> None:
         """Let nobody start from what a sequence has computed, because something is wrong with it."""
         self.pool.withdraw(sequence.table)
-        self.checkpoints.forget(sequence.keys)
+        self.snapshots.forget(sequence.keys)
 
     def check_integrity(self, *, in_flight: bool = False) -> None:
         """Assert what must hold between two steps; `in_flight`: while the tokens of one are not read yet."""
         self.pool.check(sequence.table for sequence in self.running)
-        self.checkpoints.check()
+        self.snapshots.check()
         for queue, state in ((self.running, State.RUNNING), (self.waiting, State.WAITING)):
             assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
             assert all(sequence.state is state for sequence in queue), f"a stranger is {state.name}"
@@ -343,7 +343,7 @@ class Scheduler:
         assert not any(s.table or s.computed or s.published for s in self.waiting), "waiting with blocks"
         assert all(s.slot is None for s in self.waiting), "waiting on a slot"
         under_way = [s for s in self.running if s.prefills]
-        if not self.checkpoints.count:
+        if not self.snapshots.count:
             assert len(under_way) <= 1, "two prefills are under way"
         unseen = [s for s in under_way if s.prompt.placeholders_in(s.computed, s.length)]
         assert len(unseen) <= 1, "two prefills with pictures are under way"
@@ -352,8 +352,8 @@ class Scheduler:
         """Have so many blocks, the present slots and what belongs to them, nobody's all of them."""
         block_size = self.config.block_size
         self._free_slots = list(reversed(range(self.slots)))  # those nobody has; a stack
-        self.checkpoints = Checkpoints(self.config.checkpoints_beside(self.slots), block_size)
-        self.pool = BlockPool(num_blocks, block_size, self.checkpoints.forget)
+        self.snapshots = Snapshots(self.config.snapshots_beside(self.slots), block_size)
+        self.pool = BlockPool(num_blocks, block_size, self.snapshots.forget)
 
     @property
     def _next_alone(self) -> bool:
@@ -380,7 +380,7 @@ class Scheduler:
             sequence.cached_tokens = sequence.computed
         sequence.started = True
         self._run(sequence)
-        if (restore := self.checkpoints.begin(sequence)) is not None:
+        if (restore := self.snapshots.begin(sequence)) is not None:
             step.restores.append(restore)
         return sequence
 
@@ -389,7 +389,7 @@ class Scheduler:
         if not self.config.prefix_cache or sequence.prompt.unscored:
             return []
         blocks = prefix.find(sequence, self.pool)
-        return self.checkpoints.usable(blocks, sequence.keys) if self.checkpoints.count else blocks
+        return self.snapshots.usable(blocks, sequence.keys) if self.snapshots.count else blocks
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = State.RUNNING
@@ -407,11 +407,11 @@ class Scheduler:
         start, end = sequence.computed, min(sequence.length, sequence.computed + most)
         landing, marks = 0, [mark for mark in sequence.marks if mark > start]
         if marks and not any(chunk.landing for chunk in step.chunks):
-            landing = self.checkpoints.landing(start, marks[0], end)
+            landing = self.snapshots.landing(start, marks[0], end)
         end = min([end, *marks[bool(landing) :]])
         if end <= start:
             return
-        again = self.checkpoints.again(sequence, end) if self.checkpoints.count else 0
+        again = self.snapshots.again(sequence, end) if self.snapshots.count else 0
         chunk = Chunk(sequence, start, end, landing, again=again)
         if ready(chunk):
             step.copies.extend(self.pool.extend(sequence.table, start, end))

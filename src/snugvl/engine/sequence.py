@@ -55,9 +55,9 @@ class Sequence:
         counts: how often each id was generated, where it is penalized.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
         published: how many blocks of `table` the prefix cache was told of.
-        marks: counts of the prompt's tokens behind which a checkpoint of its state is wanted, ascending.
-        kept: tokens at its last checkpoint, or at the one that it started from.
-        trail: key of the checkpoint that moves along with its answer.
+        marks: counts of the prompt's tokens behind which a snapshot of its state is wanted, ascending.
+        kept: tokens at its last snapshot, or at the one that it started from.
+        trail: key of the snapshot that moves along with its answer.
         grammar: masks of the choice's own state, which has seen `generated` and what it forces next.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.

@@ -22,7 +22,7 @@ stays behind the newest token, and drafts that were right are computed once more
 
 So wrong drafts cost nothing but their rows, right ones a row of a step more, and no memory at all: neither a
 state for each draft (48 MiB in Qwen3.5-4B) nor the inputs of each layer, from which others compute the states
-again. A step reads all weights for one row or for 15. Nothing else knows of it: a checkpoint, a preemption, a
+again. A step reads all weights for one row or for 15. Nothing else knows of it: a snapshot, a preemption, a
 block's key go by `computed`, where the state is.
 
 What guesses is n-grams of prompt and answer (`drafts.py`), or the model's own predictor (`predictor.py`): it

@@ -1,4 +1,4 @@
-"""What a pass over a network holds, planned before it begins, on the device and in main memory.
+"""What a pass over a network holds, planned before it begins, on the device and in host memory.
 
     always     context, kernels, small tensors, hidden states where there is room
     vision     the tower, what it computes with
@@ -7,7 +7,7 @@
 
 What reads a part into its place needs room before that computes, so of both the larger one counts. The
 widest chunk that fits is taken, with as many readers as fit. Hidden states of all tokens wait on the
-device if they fit, else in main memory, where encodings of pictures wait in any case. If there are too
+device if they fit, else in host memory, where encodings of pictures wait in any case. If there are too
 many, the questions are divided: each part then reads the files once.
 
 Parts of the network are counted as they are (they exist without memory), the rest by the formulas of the
@@ -38,7 +38,7 @@ from snugvl.planner.footprint.total import PROCESS, PROCESS_BYTES, Component, Fo
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 
 CHUNKS: Final = (2048, 1024, 512, 256, 128)  # tokens, the widest first
-HOST_SHARE: Final = 2  # of free main memory beside a GPU, one part of so many is taken at most
+HOST_SHARE: Final = 2  # of free host memory beside a GPU, one part of so many is taken at most
 STATE_COPIES: Final = 4  # a recurrent state, the scratch slot and two checkpoints
 
 
@@ -76,7 +76,7 @@ class PassPlan:
         usable_bytes: there.
         sizes: how it is computed.
         batches: numbers of the questions that are done together, each with a reading of the files.
-        host_bytes: of main memory, beside a GPU.
+        host_bytes: of host memory, beside a GPU.
         readers: threads that read a part into its place.
     """
 

@@ -120,7 +120,7 @@ class _Begun:
         return state
 
 
-JUDGED_ROWS: Final = 8192  # tokens whose states are in main memory at once: 64 MiB of an 8B, on each side
+JUDGED_ROWS: Final = 8192  # tokens whose states are in host memory at once: 64 MiB of an 8B, on each side
 Tokens = tuple[int, ...]
 
 

@@ -1,4 +1,4 @@
-"""What a comparison has found out so far: in main memory, or in a folder from which it can go on.
+"""What a comparison has found out so far: in host memory, or in a folder from which it can go on.
 
 FILE.partial/comparison.json     what is compared; only the same goes on
              NAME.jsonl          records, each written as soon as there is one
@@ -40,7 +40,7 @@ class Work:
     def __init__(self, folder: Path | None, what: Mapping[str, Any], *, resume: bool = False) -> None:
         """
         Args:
-            folder: None keeps all in main memory.
+            folder: None keeps all in host memory.
             what: is compared, as values of JSON.
             resume: go on with what the folder has; else it must not be there.
 

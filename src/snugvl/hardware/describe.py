@@ -99,7 +99,7 @@ def _model(
             f"{what}, but --os is {system}; a Mac is --os macos --gpu m4 (or another) --ram 16GiB"
         )
     if model is not None and not model.total_bytes and (vram is not None or held is not None or count > 1):
-        raise InputError(f"{name} has main memory as its own; describe that with --ram alone")
+        raise InputError(f"{name} has host memory as its own; describe that with --ram alone")
     return model
 
 
@@ -134,7 +134,7 @@ def _gpus(
 
 
 def _unified(model: gpus.GpuModel, machine: Machine) -> Gpu:
-    """An Apple GPU: Metal lends two thirds of main memory up to 36 GiB, three quarters of more."""
+    """An Apple GPU: Metal lends two thirds of host memory up to 36 GiB, three quarters of more."""
     ram = machine.ram_total_bytes
     total = ram * 2 // 3 if ram <= 36 * GIB else ram * 3 // 4
     free = min(total, machine.ram_free_bytes)

@@ -5,7 +5,7 @@
       Vulkan1: AMD Radeon RX 6950 XT (RADV NAVI21) (16368 MiB, 1798 MiB free)
 
 It knows of all of them in one form what their own tools know in many, under the names that its `-dev` takes,
-and only what it lists can it use. A GPU in the processor has main memory, and claims most of it; where there
+and only what it lists can it use. A GPU in the processor has host memory, and claims most of it; where there
 is a card of its own, that alone is used. One card that two of its backends list is one card.
 """
 
@@ -80,7 +80,7 @@ def with_others(machine: Machine, text: str) -> Machine:
     cards = [gpu for gpu in found if not gpu.unified]
     used = sorted(cards or found[:1], key=lambda gpu: -gpu.free_bytes)
     notes = [
-        f"{gpu.name} ({gpu.listed}) shares main memory with the processor; {used[0].name} is used instead."
+        f"{gpu.name} ({gpu.listed}) shares host memory with the processor; {used[0].name} is used instead."
         for gpu in found
         if gpu.unified and cards
     ]
@@ -97,7 +97,7 @@ def with_used(machine: Machine, used: tuple[Gpu, ...]) -> Machine:
     if first.unified:
         notes.append(
             f"{first.name} has no memory of its own: llama.cpp may take up to "
-            f"{format_size(first.total_bytes)} of main memory, which other programs then lack."
+            f"{format_size(first.total_bytes)} of host memory, which other programs then lack."
         )
     rest = "needs WSL2" if machine.os == "windows" else "runs on the processor"
     notes.append(

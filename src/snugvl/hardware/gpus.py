@@ -20,7 +20,7 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import InputError
 from snugvl.hardware.machine import Api
 
-MemorySource = Literal["nvml", "nominal", "published", "main memory"]
+MemorySource = Literal["nvml", "nominal", "published", "host memory"]
 
 _CORES_PER_SM: Final = {7: 64, 8: 128, 12: 128}  # by major compute capability, GeForce only
 _TENSOR_OPS: Final = 512  # per SM and clock, fp16 in, fp32 accumulated: GeForce Turing to Blackwell
@@ -69,7 +69,7 @@ class GpuModel:
         name: NVML's, without the vendor.
         total_bytes: as NVML reports it.
         memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less. "published": those
-            of another maker. "main memory": it has none of its own, and `total_bytes` is 0.
+            of another maker. "host memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
     """

@@ -56,7 +56,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Main memory: all, and what of it may still be taken."""
+    """Host memory: all, and what of it may still be taken."""
 
     total_bytes: int
     free_bytes: int

@@ -13,7 +13,7 @@ SYSTEMS: Final[Mapping[OperatingSystem, str]] = {
 
 # Who holds what the driver keeps of a GPU for itself: nobody gets it.
 RESERVED: Final = "driver (reserved)"
-# What a system with its services holds of main memory, whatever else runs: assumed.
+# What a system with its services holds of host memory, whatever else runs: assumed.
 SYSTEM_BYTES: Final = 2 << 30
 
 
@@ -41,14 +41,14 @@ class Gpu:
         uuid: NVML's, which CUDA_VISIBLE_DEVICES takes; None where described.
         position: as NVML counts all GPUs, and CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a slice, and
             where described.
-        link_bandwidth: bytes per second between main memory and the GPU, as its PCI Express slot allows,
+        link_bandwidth: bytes per second between host memory and the GPU, as its PCI Express slot allows,
             or None.
         cuda_total_bytes: what CUDA calls the card's total (`cuMemGetInfo`), of which vLLM's utilisation is a
             share: `total_bytes`, NVML's, less what the driver reserves, but under WSL2 all of it. None where
             nobody told.
         api: how programs reach it; all but CUDA's are llama.cpp's alone.
         listed: as `llama-server --list-devices` names it, such as "Vulkan1"; empty where it wasn't asked.
-        unified: its memory is main memory.
+        unified: its memory is host memory.
     """
 
     index: int

@@ -19,13 +19,13 @@ before Ada know no float8.
 Recurrent states are one allocation for all layers, too, a slot for each sequence that runs:
 
     slot        0            1            …   slots − 1      slots                 slots + 1      …
-                sequence a   free             sequence b     scratch: rows that    checkpoint 0   …
+                sequence a   free             sequence b     scratch: rows that    snapshot 0   …
                                                              only fill up a graph
 
 Each running sequence has a slot, a fixed number below the most that run at once; who has which is the
 engine's business (`engine/scheduler.py`). A state never grows: whatever a sequence has read is in it. So it
-can't be shared or cut like keys and values: a sequence starts from zeros or from a checkpoint, a copy made at
-a place where others may want to start (`engine/checkpoints.py`), and its choices from a copy, too.
+can't be shared or cut like keys and values: a sequence starts from zeros or from a snapshot, a copy made at
+a place where others may want to start (`engine/snapshots.py`), and its choices from a copy, too.
 
 Source: FP8 formats for deep learning, Micikevicius et al. 2022 (https://arxiv.org/abs/2209.05433).
 """
@@ -41,7 +41,7 @@ class StateCache:
 
     Attributes:
         recurrent: `[layers, rows, value_heads, key_dim, value_dim]`, float32 at least: every token's
-            rounding would stay in it. Its rows are the slots, the scratch and the checkpoints.
+            rounding would stay in it. Its rows are the slots, the scratch and the snapshots.
         inputs: `[layers, rows, kernel - 1, channels]`, the last inputs of the convolution.
     """
 
@@ -54,17 +54,17 @@ class StateCache:
         inputs: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
-        checkpoints: int = 0,
+        snapshots: int = 0,
     ) -> None:
         """`heads`: value heads, width of their keys and values; `inputs`: how many are kept, channels."""
         self.slots = slots
-        rows, wide = slots + 1 + checkpoints, torch.promote_types(dtype, torch.float32)
+        rows, wide = slots + 1 + snapshots, torch.promote_types(dtype, torch.float32)
         self.recurrent = torch.zeros(num_layers, rows, *heads, dtype=wide, device=device)
         self.inputs = torch.zeros(num_layers, rows, *inputs, dtype=dtype, device=device)
 
-    def resize(self, slots: int, checkpoints: int = 0) -> None:
+    def resize(self, slots: int, snapshots: int = 0) -> None:
         """Have so many slots, all empty; none takes no memory. The old ones go first."""
-        rows, self.slots = (slots + 1 + checkpoints if slots else 0), 0
+        rows, self.slots = (slots + 1 + snapshots if slots else 0), 0
         for name in ("recurrent", "inputs"):
             before: torch.Tensor = getattr(self, name)
             setattr(self, name, before.new_zeros(before.shape[0], 0, *before.shape[2:]))
@@ -93,13 +93,13 @@ class StateCache:
         self.recurrent[:, target] = self.recurrent[:, source]
         self.inputs[:, target] = self.inputs[:, source]
 
-    def save(self, slot: int, checkpoint: int) -> None:
+    def save(self, slot: int, snapshot: int) -> None:
         """Keep a slot's state as it is now, after all steps that were started."""
-        self.copy(slot, self.scratch + 1 + checkpoint)
+        self.copy(slot, self.scratch + 1 + snapshot)
 
-    def restore(self, slot: int, checkpoint: int) -> None:
+    def restore(self, slot: int, snapshot: int) -> None:
         """Let a slot's state be what was kept."""
-        self.copy(self.scratch + 1 + checkpoint, slot)
+        self.copy(self.scratch + 1 + snapshot, slot)
 
 
 class KVCache:

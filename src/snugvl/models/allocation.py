@@ -46,7 +46,7 @@ def give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
         torch.empty(segment_bytes([*sizes, beside]), dtype=torch.uint8, device=device)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.is_meta:  # it has a place in main memory
+            if not parameter.is_meta:  # it has a place in host memory
                 continue
             made = torch.empty(tuple(parameter.shape), dtype=parameter.dtype, device=device)
             setattr(module, name, nn.Parameter(made, requires_grad=False))

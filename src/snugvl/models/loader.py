@@ -9,7 +9,7 @@ count as ours. A GPU is filled by several threads: one can't read as fast as it 
 Strict both ways: a tensor that is missing, has another shape, or belongs to another architecture is
 named with its file. What a network says for itself (`LoadableNetwork`): which parameters hold several tensors
 of the checkpoint (`packed`, of any module), what older files call them (`aliases`), and what files store that
-no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py`'s.
+no network has (`unloaded`). Pre-quantized 4-bit matrices are `models/prequantized.py`'s.
 """
 
 import math
@@ -36,10 +36,10 @@ from snugvl.layers.driver import in_thread_that_ends
 from snugvl.layers.linear import Linear
 from snugvl.layers.shared import give_back_free_blocks
 from snugvl.layers.weights import GROUP, FormatName, to_few_bits
-from snugvl.models import ready_made, sensitivity
+from snugvl.models import prequantized, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
+from snugvl.models.host_memory import CopyStream, WeightStream, room_bytes, to_host, to_host_memory
 from snugvl.models.linear_attention import join_projections
-from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
 from snugvl.models.readers import Readers, StoredTensors, blocks_of
@@ -60,9 +60,9 @@ class Storage:
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in few bits; None: as many as is usual.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
-        streamed: the tower's blocks and mergers stay in main memory (`models/main_memory.py`), "pinned"
+        streamed: the tower's blocks and mergers stay in host memory (`models/host_memory.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
-        embedding: "cpu": it stays in main memory, where a GPU reads it (`models/main_memory.py`).
+        embedding: "cpu": it stays in host memory, where a GPU reads it (`models/host_memory.py`).
     """
 
     layers: FormatName = "bf16"
@@ -188,7 +188,7 @@ def load_model(
         rounding.join()  # it holds memory of the device, which whoever tries again may need
         raise
     if storage.embedding == "cpu":
-        to_main_memory(model.decoder.embed_tokens, device)
+        to_host_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
     host = to_host(units, pinned=storage.streamed == "pinned")
     room_size = room_bytes(units, [len(each) for each in host])
@@ -246,14 +246,14 @@ def open_checkpoint(
     matrices: dict[str, PackedMatrix] = {}
     if isinstance(form, PackedInt4):
         known = {name: each.parameter.shape[-1] for name, each in targets_of(model)}
-        tensors, matrices = ready_made.collect(tensors, form, folder, known)
+        tensors, matrices = prequantized.collect(tensors, form, folder, known)
     check_names(model, config, tensors, folder, matrices)
     if isinstance(form, PackedInt4):
         inside = {id(module) for module in model.decoder.layers.modules()}
-        ready_made.store(dict(targets_of(model)), matrices, inside)
+        prequantized.store(dict(targets_of(model)), matrices, inside)
         storage = storage or Storage(form.weights)
     storage = storage or Storage()
-    ready_made.store_blocks(dict(targets_of(model)), tensors)
+    prequantized.store_blocks(dict(targets_of(model)), tensors)
     choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
     return OpenCheckpoint(model, StoredTensors(tensors, matrices, form), storage)
 
@@ -281,7 +281,7 @@ def choose_formats(
         )
     if isinstance(form, PackedInt4) and storage.layers != form.weights:
         raise UnsupportedModel(
-            f"ready-made weights stay {form.weights}, not {storage.layers}; use {form.weights} or auto"
+            f"pre-quantized weights stay {form.weights}, not {storage.layers}; use {form.weights} or auto"
         )
     stay = {
         id(target.linear) for name, target in targets_of(model) if storage.layers == "fp8" and name in wide
@@ -338,7 +338,7 @@ def check_names(
     targets = dict(targets_of(model))
     for name, target in targets.items():
         if name in matrices:
-            ready_made.check_matrix(matrices[name], target)
+            prequantized.check_matrix(matrices[name], target)
             continue
         if name not in tensors:
             raise CheckpointError(f"{folder} lacks tensor {name!r}; the checkpoint is incomplete or foreign")

@@ -15,7 +15,7 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.models.batch import DraftBatch, ForwardBatch, GridTHW, PatchReader
 from snugvl.models.decoder import Decoder
-from snugvl.models.main_memory import Resident
+from snugvl.models.host_memory import Resident
 from snugvl.models.predictor import HEAD_ROWS, Predictor
 from snugvl.models.qwen2_5_vision import Qwen25Tower
 from snugvl.models.vision import VisionTower

@@ -33,7 +33,7 @@ from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.models.batch import GridTHW, PatchReader
-from snugvl.models.main_memory import Resident, WeightStream
+from snugvl.models.host_memory import Resident, WeightStream
 from snugvl.models.patches import (
     Rotation,
     WindowRun,

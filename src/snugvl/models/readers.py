@@ -9,7 +9,7 @@ import torch
 
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.safetensors import TensorEntry
-from snugvl.models import ready_made
+from snugvl.models import prequantized
 from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import TensorFiles, TensorPiece, dequantise
 
@@ -75,7 +75,7 @@ class Readers:
             self._own.files = TensorFiles(self._by_name, self._stored.blocks, self._device, self._piece_bytes)
             self._files.append(self._own.files)
         if name in self._stored.matrices:
-            ready_made.fill(self._stored.matrices[name], target, self._own.files)
+            prequantized.fill(self._stored.matrices[name], target, self._own.files)
             return
         for piece in self._own.files.pieces(entry):
             _place(piece, target, self._stored.blocks)

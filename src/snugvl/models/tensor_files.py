@@ -26,7 +26,7 @@ _ALL = DTYPES | {
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
-}  # what ready-made weights of few bits are packed in besides
+}  # what pre-quantized weights of few bits are packed in besides
 _ALL |= dict.fromkeys(LAYOUTS, torch.uint8)
 
 

@@ -37,7 +37,7 @@ from torch.nn.functional import gelu
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
 from snugvl.models.batch import GridTHW, PatchReader
-from snugvl.models.main_memory import Resident, WeightStream
+from snugvl.models.host_memory import Resident, WeightStream
 from snugvl.models.patches import Rotation, chunks, groups, patch_places, taps
 from snugvl.models.vision_blocks import Block, advance_frames
 

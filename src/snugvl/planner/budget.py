@@ -4,7 +4,7 @@
 |---|---|---|
 | WSL2, Windows | 10 % of free, at least 256 MiB | free is not usable there: 0.3 to 1.3 GiB were missing |
 | Linux and others | 3 % of free, 128 MiB to 1 GiB | the band of our own predictions |
-| main memory (no GPU, or one that has it) | 10 % of free, at least 512 MiB | the system's own needs vary |
+| host memory (no GPU, or one that has it) | 10 % of free, at least 512 MiB | the system's own needs vary |
 
 Under WSL2 what exceeds the usable memory silently moves to system memory and runs 2 to 10 times slower.
 A budget never shrinks when more memory is free.
@@ -22,7 +22,7 @@ from snugvl.planner.footprint.total import Device
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory of one device: total = held by others + margin + usable. `gpu` is None for main memory.
+    """Memory of one device: total = held by others + margin + usable. `gpu` is None for host memory.
 
     `forbidden_bytes`: the part of the margin that is left alone only because a limit was given.
     """
@@ -55,7 +55,7 @@ def margin_bytes(free_bytes: int, system: OperatingSystem) -> int:
 
 
 def host_margin_bytes(free_bytes: int) -> int:
-    """Bytes of free main memory that are left alone."""
+    """Bytes of free host memory that are left alone."""
     return min(free_bytes, max(free_bytes // 10, 512 * MIB))
 
 
@@ -112,27 +112,27 @@ def _limited(budget: Budget, limit_bytes: int | None) -> Budget:
 
 
 def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
-    """The budget of main memory, for a machine without a GPU."""
+    """The budget of host memory, for a machine without a GPU."""
     free, total = machine.ram_free_bytes, machine.ram_total_bytes
     device = Device(0, cpu=True, free_bytes=free if limit_bytes is None else min(free, limit_bytes))
-    found = Budget("main memory", total, total - free, host_margin_bytes(free), device, system=machine.os)
+    found = Budget("host memory", total, total - free, host_margin_bytes(free), device, system=machine.os)
     return _limited(found, limit_bytes)
 
 
 def beside_bytes(machine: Machine) -> int:
-    """Bytes of main memory that weights beside a GPU may take."""
+    """Bytes of host memory that weights beside a GPU may take."""
     return max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
 
 
 def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
-    """One budget a GPU, most usable first; main memory where there is no GPU.
+    """One budget a GPU, most usable first; host memory where there is no GPU.
 
     `limit_bytes`: most that may be taken of each.
     """
     host_bytes = beside_bytes(machine)
     pinned_bytes = machine.pinned_bytes
     found = []
-    for gpu in machine.gpus:  # what one in the processor takes is missing in main memory
+    for gpu in machine.gpus:  # what one in the processor takes is missing in host memory
         left = max(host_bytes - gpu.free_bytes, 0) if gpu.unified else host_bytes
         found.append(gpu_budget(gpu, machine.os, limit_bytes, left, pinned_bytes))
     return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine, limit_bytes)]

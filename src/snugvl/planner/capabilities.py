@@ -64,7 +64,7 @@ class Option:
     Attributes:
         stored_quality: the format whose quality it has: an FP8 checkpoint stays FP8 when it runs as bf16.
         parts: embedding, head and vision tower; of our engine alone other than bf16 and on the GPU.
-        offload: decoder layers may stay in main memory.
+        offload: decoder layers may stay in host memory.
         needs: what has to be installed besides, as a sentence, or None.
         float32: activations, cache and what isn't quantised are float32.
     """
@@ -90,7 +90,7 @@ class Option:
 
     @property
     def streams(self) -> bool:
-        """The vision tower crosses from main memory for every picture."""
+        """The vision tower crosses from host memory for every picture."""
         return self.parts.vision == "streamed"
 
     def gives(self, settings: Settings) -> bool:
@@ -116,7 +116,7 @@ class Option:
         parts = self.parts
         said = {
             "vision tower streamed": self.streams,
-            "embedding in main memory": parts.embedding == "cpu",
+            "embedding in host memory": parts.embedding == "cpu",
         }
         beside = "".join(f", {what}" for what, so in said.items() if so)
         settings = Settings(self.engine, self.weights, head=parts.head, vision_weights=parts.vision_weights)

@@ -49,7 +49,7 @@ def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
 def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     """The words of our own command: the model and what was wished, since the same solver plans again there.
 
-    vLLM, llama.cpp, layers in main memory, and options that a task's command doesn't have, come with the
+    vLLM, llama.cpp, layers in host memory, and options that a task's command doesn't have, come with the
     server.
     """
     asked = load_options(choice, wishes)

@@ -10,7 +10,7 @@ from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.hybrid import CHECKPOINTS, EACH, NATIVE_STEPS, keeping
+from snugvl.planner.engines.native.hybrid import EACH, NATIVE_STEPS, SNAPSHOTS, keeping
 from snugvl.planner.engines.rules import Spread
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
@@ -49,7 +49,7 @@ class Fitter:
         host: Budget | None = None,
         quality: int = 0,
     ) -> None:
-        """`found`: one budget a GPU; `host`: main memory, where layers may stay; `quality`: the model's."""
+        """`found`: one budget a GPU; `host`: host memory, where layers may stay; `quality`: the model's."""
         self.option = option
         self.quality = quality
         self.rules = rules_of(option.engine)
@@ -166,7 +166,7 @@ class Fitter:
         return min(tried, key=lambda fitted: fitted.missing_bytes)
 
     def _least_offloaded(self) -> Fitted | None:
-        """The highest comfortable goal, with the fewest layers in main memory; the vision tower goes first.
+        """The highest comfortable goal, with the fewest layers in host memory; the vision tower goes first.
 
         The tower crosses once a picture, a layer once a token. Beyond comfort every byte costs speed.
         """
@@ -175,7 +175,7 @@ class Fitter:
             if goal is not self.goals[0] and (goal.tokens > most[0] or goal.context > most[1]):
                 continue
             settings = self._first_that_fits(self._offloads(goal))
-            # Where main memory is too small, a smaller goal leaves more on the GPU.
+            # Where host memory is too small, a smaller goal leaves more on the GPU.
             if settings is None or self.host is None:
                 continue
             if self.rules.host_bytes(self.option.model, settings) <= self.host.usable_bytes:
@@ -193,20 +193,20 @@ class Fitter:
         return self.rules.offload_ways(self.option.model, self.base(goal, kv, Spread()))
 
     def why_not_offloaded(self) -> str:
-        """What is missing even with layers in main memory, with the numbers."""
+        """What is missing even with layers in host memory, with the numbers."""
         ways = self._offloads(self.goals[0])
         if (least := self._first_that_fits(ways)) is None:
             total = format_size(self.footprint(ways[-1][-1]).total_bytes)
             usable = format_size(self.budgets[0].usable_bytes)
             if self.budgets[0].device.unified:
                 return f"wherever its layers are computed, it takes {total} of the one memory's {usable}"
-            return f"with every layer in main memory it still takes {total} of the GPU's {usable}"
+            return f"with every layer in host memory it still takes {total} of the GPU's {usable}"
         moved, layers = max(least.offloaded, least.host_experts), self.option.model.facts.text.num_layers
         free = format_size(self.host.usable_bytes if self.host else 0)
         needed = (
             f"{format_size(self.rules.host_bytes(self.option.model, least))}, of which {free} may be used"
         )
-        return f"{moved} of {layers} layers would have to stay in main memory: {needed}"
+        return f"{moved} of {layers} layers would have to stay in host memory: {needed}"
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
@@ -251,7 +251,7 @@ class Fitter:
             comfort(each, self.wishes.good_for, fixed_tokens=False) for each in (goal, before, self.goals[-1])
         )
         beyond = goal.step[:3] > most[:3] and goal.step[:3] != self.goals[0].step[:3]
-        kept = CHECKPOINTS if lower == full and goal is not self.goals[0] else 0
+        kept = SNAPSHOTS if lower == full and goal is not self.goals[0] else 0
         if not beyond:
             return self._keeping(self._leanest(base), kept)
         fast = next(self.variants(base))
@@ -289,7 +289,7 @@ class Fitter:
     def _refined(self, base: Settings, goal: Goal) -> Fitted:
         """What is left keeps states for the next turn, makes our engine's pool larger, up to the next goal's,
         and then saves time."""
-        base = self._keeping(base, CHECKPOINTS, self.spare_bytes(self._leanest(base)))
+        base = self._keeping(base, SNAPSHOTS, self.spare_bytes(self._leanest(base)))
         settings = self.fastest(base)
         assert settings is not None, "what was tried before fits"
         if self.rules.pooled:
@@ -325,7 +325,7 @@ class Fitter:
         if self.cpu:
             return settings
         more = replace(
-            settings, sequences=2 * settings.sequences, state_checkpoints=2 * settings.state_checkpoints
+            settings, sequences=2 * settings.sequences, state_snapshots=2 * settings.state_snapshots
         )
         if settings.sequences == NATIVE_STEPS[0][1] and self.spare_bytes(more) >= ROOMY_BYTES:
             settings = more

@@ -63,7 +63,7 @@ COMFORT: Final[dict[PurposeName, Step]] = {
     "batch": (1024, 2048, 16384, 16),
 }  # fmt: skip
 HOST_TOKENS: Final = 2048  # of a picture on a processor, unasked: a larger one takes minutes
-HOST_CONVERSATIONS: Final = 4  # of a pool in main memory: a CPU is short of time, not of room
+HOST_CONVERSATIONS: Final = 4  # of a pool in host memory: a CPU is short of time, not of room
 
 
 @dataclass(frozen=True, slots=True)

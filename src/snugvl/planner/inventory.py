@@ -27,8 +27,8 @@ class TensorGroup:
 
     `kind`: "plain" weights that stay 16-bit, a "matrix" of the decoder that may be quantised, its stored
     "fp8" form, its "scale"s ("scale8": of 8-bit integers among 4-bit ones), a matrix of the vision "tower",
-    "packed" integers of a ready-made 4- or 8-bit checkpoint, or the "blocks" of a GGUF, whatever they are a
-    matrix of. `expert`: of a mixture's experts.
+    "packed" integers of a pre-quantized 4- or 8-bit checkpoint, or the "blocks" of a GGUF, whatever they are
+    a matrix of. `expert`: of a mixture's experts.
     """
 
     part: Part

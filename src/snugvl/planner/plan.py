@@ -42,7 +42,7 @@ class Score(NamedTuple):
     """How good a way to run a model is. Scores compare field by field, in this order; more is better.
 
     Attributes:
-        whole: no layers stay in main memory.
+        whole: no layers stay in host memory.
         led: the model is recommended, and reaches comfort.
         quality: the model's place among its candidates.
         tower: the vision tower is where an unasked plan has it: on the GPU, unless that costs images or
@@ -59,7 +59,7 @@ class Score(NamedTuple):
         float32: activations are float32.
         embedding: the embedding is on the GPU.
         gpus: minus their number.
-        offloaded: minus the layers in main memory.
+        offloaded: minus the layers in host memory.
         pace: what only saves time.
     """
 
@@ -213,7 +213,7 @@ class Plan:
         refusals: why engines can't run a model at all on this machine.
         closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
         verdicts: the engines that weren't chosen for the chosen model, and why not.
-        instead: where layers stay in main memory, what runs whole on this machine.
+        instead: where layers stay in host memory, what runs whole on this machine.
         changed: why it isn't the plan that was saved.
         slower: better models that fit and that nobody is led to, as they answer too slowly.
         beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, what runs without llama.cpp.

@@ -8,7 +8,7 @@ from typing import Final
 
 from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, published_as, q4_k_m
 from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
-from snugvl.core.formats import READY_MADE
+from snugvl.core.formats import PREQUANTIZED
 from snugvl.core.options import TowerName, typed
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
@@ -23,7 +23,7 @@ from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
 QUICK: Final = 20.0  # tokens/s, more than people read: nobody installs another engine for more
 MUCH: Final = 1.5  # times as fast, for a model in fewer bits and an engine to install
-GROUP: Final = 128  # inputs that share a scale in nearly all ready-made 4-bit editions
+GROUP: Final = 128  # inputs that share a scale in nearly all pre-quantized 4-bit editions
 
 
 def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
@@ -140,7 +140,7 @@ def _ggufs_alone(machine: Machine) -> bool:
 
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:
-    """The plan with what else would do: where layers stay in main memory, the best of the catalogue that fits
+    """The plan with what else would do: where layers stay in host memory, the best of the catalogue that fits
     whole; where a named model doesn't fit at all, another edition of it that does."""
     if plan.choice is not None and plan.choice.option.offload:
         every = catalogue_candidates(sees=plan.wishes.images > 0)
@@ -154,7 +154,7 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     other = solve(editions, machine, plan.wishes).choice if editions else None
     other = None if other is not None and other.option.offload else other
     if other is None and facts.quantization is None and facts.gguf is None and machine.gpus:
-        edition = replace(awq(facts), name=f"a ready-made 4-bit edition of {facts.name} (AWQ, GPTQ)")
+        edition = replace(awq(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
         other = solve([Candidate(edition)], machine, plan.wishes).choice
     return replace(plan, instead=other)
 
@@ -185,6 +185,6 @@ def awq(facts: ModelFacts) -> ModelFacts:
     return replace(
         facts,
         tensors=tuple(tensors),
-        quantization=READY_MADE[4],
+        quantization=PREQUANTIZED[4],
         download_bytes=facts.download_bytes + stored,
     )

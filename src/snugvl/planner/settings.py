@@ -37,11 +37,11 @@ class Settings:
         sequences: most that run at once, whatever their contexts (our engine, vLLM); workspaces are for them.
         vision: where the vision tower's weights are: on the GPU, streamed block by block (our engine alone),
             on the CPU (transformers and llama.cpp).
-        embedding: where the embedding is: on the GPU, or in main memory, where the GPU reads rows of it (our
+        embedding: where the embedding is: on the GPU, or in host memory, where the GPU reads rows of it (our
             engine alone).
-        offloaded: decoder layers, the last ones, whose weights stay in main memory and cross to the GPU
+        offloaded: decoder layers, the last ones, whose weights stay in host memory and cross to the GPU
             for every forward pass (transformers), or are computed there (llama.cpp).
-        host_experts: decoder layers, the first ones, whose experts stay in main memory (llama.cpp alone).
+        host_experts: decoder layers, the first ones, whose experts stay in host memory (llama.cpp alone).
         on_gpu: there is a GPU (said for llama.cpp alone, whose layers follow from it).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
         data_parallel: copies of the model, each with its share of the requests.
@@ -50,7 +50,7 @@ class Settings:
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
         step_graphs: CUDA graphs of steps with prompts and of small pictures, too (our engine alone).
         encoder_cache_bytes: of encodings that our engine keeps for the next question about a picture.
-        state_checkpoints: recurrent states that our engine keeps for the next turn; a model that has such
+        state_snapshots: recurrent states that our engine keeps for the next turn; a model that has such
             states, and keeps none, goes without the prefix cache.
         predictor: the multi-token predictor that the checkpoint carries is loaded (our engine alone).
     """
@@ -78,7 +78,7 @@ class Settings:
     pool_tokens: int = 0
     step_graphs: bool = False
     encoder_cache_bytes: int = 0
-    state_checkpoints: int = 0
+    state_snapshots: int = 0
     predictor: bool = False
     host_experts: int = 0
     on_gpu: bool = True

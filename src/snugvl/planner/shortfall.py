@@ -26,7 +26,7 @@ from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
     """Why not the model's largest images, and why not twice the context."""
     rejections = []
-    base = replace(choice.settings, state_checkpoints=0)  # they give way
+    base = replace(choice.settings, state_snapshots=0)  # they give way
     if base.images and scales(fitter.option.model) and fitter.wishes.max_pixels is None:
         most = largest_image(fitter.option.model, None).tokens
         context = max(
@@ -293,7 +293,7 @@ def why_engine(plan: Plan) -> str:
     assert choice is not None, "nothing was chosen"
     engine, settings = choice.option.engine, choice.settings
     if choice.option.offload:
-        reason = "nothing here holds the model whole, and it can keep layers in main memory"
+        reason = "nothing here holds the model whole, and it can keep layers in host memory"
     elif plan.wishes.backend == engine:
         reason = "as asked for"
     elif trait := rules_of(engine).why(choice):

@@ -13,7 +13,7 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
 So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
 A tower streams where nothing else fits; with more memory it comes back as soon as images and context are no
 smaller than they were without it (`_placed`).
-Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
+Where a named model fits nowhere, transformers may keep layers in host memory: up to comfort, as few layers as
 possible. A plan without a model never does: it recommends what runs well.
 
 As the order is fixed and what fits in less memory fits in more, a plan never gets worse with more memory.
@@ -34,7 +34,7 @@ from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, options
 from snugvl.planner.costs import cost
 from snugvl.planner.engines import rules_of
-from snugvl.planner.engines.native.hybrid import CHECKPOINTS
+from snugvl.planner.engines.native.hybrid import SNAPSHOTS
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
@@ -242,7 +242,7 @@ def _of_one(fitters: list[Fitter]) -> list[Fitter]:
 
 
 def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
-    """A plan with layers in main memory, or with why that is no way out either."""
+    """A plan with layers in host memory, or with why that is no way out either."""
     for fitter in fitters:
         rules = rules_of(fitter.option.engine)
         if not rules.offloads:
@@ -391,10 +391,10 @@ def _score(fitter: Fitter, fitted: Fitted, speed: Speed, *, led: bool) -> Score:
         offloaded=-settings.offloaded,
         pace=SpeedTier(
             graphs=not settings.eager,
-            kept_states=min(settings.state_checkpoints, CHECKPOINTS),
+            kept_states=min(settings.state_snapshots, SNAPSHOTS),
             chunk=settings.chunk * settings.data_parallel,
             sequences=settings.sequences * settings.data_parallel,
-            states=settings.state_checkpoints,
+            states=settings.state_snapshots,
             pool=settings.kv_tokens,
             rate=int((speed.decode_tokens_per_s or 0) * settings.data_parallel),
         ),

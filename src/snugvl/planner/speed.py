@@ -6,7 +6,7 @@
 Operations: 2 per parameter and patch or token, and 4 · width · length² / 2 (causal) or · length² (vision) per
 layer of attention. Source: Williams et al. 2009, https://doi.org/10.1145/1498765.1498785.
 
-Layers in main memory cross PCI Express for every forward pass, after one another and after what the GPU does:
+Layers in host memory cross PCI Express for every forward pass, after one another and after what the GPU does:
 
     decode tokens/s   = 1 / (bytes on the GPU / its bandwidth + bytes that cross / rate of the link)
 
@@ -15,7 +15,7 @@ pinned buffer of its own, on one thread. So the rate is half of the slot's, and 
 which is assumed (`benchmarks/LOG.md`: offload). An unknown slot counts as PCI Express 4.0 × 8, the
 narrowest of the cards that people have.
 
-Without a GPU both bounds take assumed rates of main memory and processor: two channels of DDR5, eight cores.
+Without a GPU both bounds take assumed rates of host memory and processor: two channels of DDR5, eight cores.
     There
 narrower weights are widened for every token and are no quicker than float32 (16.8 million values a row on two
 cores: bf16 9.8 to 10.7 ms, float32 6.4 to 14.6), so every weight counts four bytes.
@@ -39,7 +39,7 @@ from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
 ASSUMED_LINK = 8 * LANE_BYTES_PER_S[4]  # bytes per second
-HOST_BANDWIDTH = 60e9  # bytes per second of main memory
+HOST_BANDWIDTH = 60e9  # bytes per second of host memory
 HOST_FLOPS = 0.5e12  # of a processor
 SHORT_WAIT_S = 0.1  # that nobody feels
 MANY_TOKENS = 1000  # a second; beyond, other things than memory decide
@@ -51,8 +51,8 @@ STAGED_RATE = 10e9  # bytes per second that one thread copies
 class Speed:
     """For one request alone: tokens per second, seconds to the first token of one full image.
 
-    Upper bounds; predictions where `crossing_bytes` cross from main memory to the GPU for every token.
-    `assumed`: by assumed rates, in main memory. `predicted`: the decoding rate is no bound (llama.cpp's).
+    Upper bounds; predictions where `crossing_bytes` cross from host memory to the GPU for every token.
+    `assumed`: by assumed rates, in host memory. `predicted`: the decoding rate is no bound (llama.cpp's).
     """
 
     decode_tokens_per_s: float | None
@@ -67,7 +67,7 @@ def speed_text(speed: Speed) -> str | None:
     if speed.decode_tokens_per_s is None:
         return None
     if speed.predicted:
-        assumed = ", by assumed rates of main memory" if speed.assumed else ""
+        assumed = ", by assumed rates of host memory" if speed.assumed else ""
         return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{_wait(speed)} (predicted{assumed})"
     if speed.crossing_bytes:
         crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
@@ -78,7 +78,7 @@ def speed_text(speed: Speed) -> str | None:
     if many:
         bound = f"not limited by memory, which allows over {MANY_TOKENS:,} tokens/s"
     bound += _wait(speed)
-    rates = "assumed rates of main memory" if speed.assumed else "the card's rates"
+    rates = "assumed rates of host memory" if speed.assumed else "the card's rates"
     return f"{bound} (roofline, by {rates}; real use is slower)"
 
 
@@ -96,7 +96,7 @@ def seconds(duration_s: float) -> str:
 
 
 def copy_rate(gpu: Gpu) -> float:
-    """Bytes per second from pageable main memory to a GPU."""
+    """Bytes per second from pageable host memory to a GPU."""
     return min((gpu.link_bandwidth or ASSUMED_LINK) / 2, STAGED_RATE)
 
 

@@ -41,7 +41,7 @@ class Wishes:
         language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits as well.
         kv_cache: the format of keys and values.
-        embedding: where the embedding is to be; auto has it in main memory where that makes room.
+        embedding: where the embedding is to be; auto has it in host memory where that makes room.
         purpose: what the plan is good at, see `goals`.
         float32: activations, and weights that aren't quantised; None: where a CPU has plenty of room.
         step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.

@@ -133,13 +133,13 @@ def test_a_failure_is_said_and_tried_again_at_the_next_start(
     assert not list(tmp_path.iterdir())
 
 
-def test_little_main_memory_is_left_alone(
+def test_little_host_memory_is_left_alone(
     wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "snugvl")
     monkeypatch.setattr(host, "memory", lambda: host.HostMemory(2 << 30, 1 << 30))
     attempt("raise SystemExit").compile(wanted, tmp_path, "3.6.0")
-    assert caplog.messages == ["too little main memory is free to compile kernels ahead"]
+    assert caplog.messages == ["too little host memory is free to compile kernels ahead"]
 
 
 def test_stopping_ends_the_process_and_says_nothing(

@@ -86,7 +86,7 @@ def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
     place = (
         gpu(plan.budget.free_bytes, system=system)
         if not none
-        else TargetDevice(torch.device("cpu"), "main memory", here.ram_free_bytes)
+        else TargetDevice(torch.device("cpu"), "host memory", here.ram_free_bytes)
     )
     if place.usable_bytes >= planned.footprint.total_bytes:
         assert allocate(facts, options, place, planned) is planned

@@ -200,7 +200,7 @@ def test_an_inbox_gives_what_came_before_an_error_first() -> None:
         (-11, "", "the engine process died (signal 11, SIGSEGV)"),
         (-40, "", "the engine process died (signal 40)"),
         (-signal.SIGKILL, "", "(signal 9, SIGKILL): killed from outside, perhaps by the system"),
-        (1, "MemoryError\n", 'exit code 1: main memory ran out (it said: "MemoryError")'),
+        (1, "MemoryError\n", 'exit code 1: host memory ran out (it said: "MemoryError")'),
         (1, "a\ntorch.AcceleratorError: CUDA error: device-side assert\nCompile with\n",
          ': a GPU kernel failed (it said: "torch.AcceleratorError: CUDA error: device-side assert")'),
         (1, "ImportError: libx.so: cannot open shared object file\n", ": the installation is incomplete"),

@@ -230,7 +230,7 @@ def test_dtype_auto_takes_float32_where_it_leaves_half_of_the_memory(
 
 
 PLACEMENTS = {
-    "main memory": (("", "cpu"),),
+    "host memory": (("", "cpu"),),
     "the tower on disk": (("model.visual", "disk"), ("model.language_model", "cpu"), ("lm_head", "cpu")),
     "layers on disk": (
         ("model.visual", "cpu"),
@@ -309,7 +309,7 @@ def test_a_placement_that_names_no_module_is_refused(folder: Path) -> None:
         load_engine(folder, device="cpu", placement=(("model.visual", "cpu"),))
 
 
-def test_the_plans_map_may_mix_the_gpu_main_memory_and_disk() -> None:
+def test_the_plans_map_may_mix_the_gpu_host_memory_and_disk() -> None:
     skeleton = torch.nn.ModuleDict({name: torch.nn.Linear(1, 1) for name in "abc"})
     placement = (("a", "cuda:0"), ("b", "cpu"), ("c", "disk"))
     assert checked(placement, skeleton, torch.device("cuda:0")) == dict(placement)

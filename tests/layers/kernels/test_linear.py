@@ -140,7 +140,7 @@ def test_smaller_groups(group: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 200])
-def test_scales_of_ready_made_weights_are_float16(tokens: int, device: torch.device) -> None:
+def test_scales_of_prequantized_weights_are_float16(tokens: int, device: torch.device) -> None:
     made = stored("int4", 32, 256, device, group=32)
     assert made.scale is not None
     assert made.zero is not None

@@ -1,6 +1,6 @@
 """A prompt and a decode step of a whole small Qwen2.5 by the kernels, against plain torch.
 
-Without a GPU the kernels are interpreted, and tensors in main memory say that they are on one, so that the
+Without a GPU the kernels are interpreted, and tensors in host memory say that they are on one, so that the
 layers choose as they do there. What other families would launch is asked in `tests/engine/test_families.py`.
 """
 
@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
 
 
 class _Seeming(torch.Tensor):
-    """In main memory, but code takes the path of a GPU's."""
+    """In host memory, but code takes the path of a GPU's."""
 
     is_cuda = True
 

@@ -1,4 +1,4 @@
-"""Memory that the processes of a child engine hold: of a GPU, or of main memory where there is none."""
+"""Memory that the processes of a child engine hold: of a GPU, or of host memory where there is none."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ class Gauge:
     def read(self, family: Sequence[psutil.Process]) -> Held:
         """What it holds now. Takes milliseconds: call it in a thread."""
         gpu = self._gpu({process.pid for process in family})
-        return gpu if gpu is not None else main_memory(family)
+        return gpu if gpu is not None else host_memory(family)
 
     def _gpu(self, pids: set[int]) -> Held | None:
         """Name, total, free and held bytes of the GPU that holds most of it; None without a GPU."""
@@ -55,11 +55,11 @@ class Gauge:
         ]
 
 
-def main_memory(family: Sequence[psutil.Process]) -> Held:
-    """Main memory, and what they hold of it."""
+def host_memory(family: Sequence[psutil.Process]) -> Held:
+    """Host memory, and what they hold of it."""
     held_bytes = 0
     for process in family:
         with suppress(psutil.Error):
             held_bytes += process.memory_info().rss
     memory = host.memory()
-    return Held("main memory", memory.total_bytes, memory.free_bytes, held_bytes)
+    return Held("host memory", memory.total_bytes, memory.free_bytes, held_bytes)

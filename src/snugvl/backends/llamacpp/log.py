@@ -41,7 +41,7 @@ FORM: Final = LogForm(
 
 
 def read_buffers(lines: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Bytes of each buffer by its name and its device ("CPU" for all of main memory)."""
+    """Bytes of each buffer by its name and its device ("CPU" for all of host memory)."""
     text = "\n".join(lines)
     tower = _TOWER_DEVICE.search(text)
     found: dict[tuple[str, str], int] = {}

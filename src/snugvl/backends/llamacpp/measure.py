@@ -48,7 +48,7 @@ def _samples(text: str) -> Iterable[tuple[str, float]]:
 
 
 class LlamacppGauge:
-    """The ledger of one llama.cpp server, of the GPU where buffers are on one, else of main memory."""
+    """The ledger of one llama.cpp server, of the GPU where buffers are on one, else of host memory."""
 
     def __init__(
         self,

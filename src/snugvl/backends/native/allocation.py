@@ -103,7 +103,7 @@ def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:
             "max_num_seqs": settings.sequences,
             "max_batched_tokens": settings.chunk,
             "kv_cache": settings.kv,
-            "state_checkpoints": settings.state_checkpoints,
+            "state_snapshots": settings.state_snapshots,
             "encoder_cache_bytes": settings.encoder_cache_bytes,
             "step_graph_bytes": allocation.footprint.named(POOL),
         }

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Ahead = Literal["none", "kernels", "graphs"]
 VARIABLE = "SNUGVL_AHEAD"
 MOST = 8  # and half of the processors; each has one thread, as several would wait for Python's lock
-LEAST_MEMORY_BYTES = 2 << 30  # of main memory that must be free for the first, which takes about half a GiB
+LEAST_MEMORY_BYTES = 2 << 30  # of host memory that must be free for the first, which takes about half a GiB
 MORE_MEMORY_BYTES = 1 << 30  # and for each of the others
 COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_processes")
 LOOK_S = 0.5  # between two looks at the parent
@@ -73,7 +73,7 @@ class KernelProcesses:
             if not self.stopped and not self._started:
                 self._started = [self._one() for _ in range(room())]
                 if not self._started:
-                    logger.info("too little main memory is free to compile kernels ahead")
+                    logger.info("too little host memory is free to compile kernels ahead")
             return bool(self._started) and not self.stopped
 
     def stop(self) -> None:

@@ -39,8 +39,8 @@ from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.reasoning import ThinkingDefault
+from snugvl.models.host_memory import NoPageLockedMemory
 from snugvl.models.loader import Storage, load_model, tensor_bytes
-from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.planner.engines.native.footprint import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
 from snugvl.planner.footprint.weights import part_bytes
@@ -206,7 +206,7 @@ def _network(
         )
     except NoPageLockedMemory as error:
         raise DoesNotFit(
-            f"the system gives no {format_size(error.nbytes)} of page-locked main memory, where the "
+            f"the system gives no {format_size(error.nbytes)} of page-locked host memory, where the "
             "embedding was to be; keep it on the GPU: --embedding gpu"
         ) from None
 

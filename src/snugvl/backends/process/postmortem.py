@@ -13,7 +13,7 @@ _CAUSES: Final = (
     (r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
      "the GPU's memory ran out; another program may have taken it"),
     (r"MemoryError|std::bad_alloc|can't allocate memory|Cannot allocate memory",
-     "main memory ran out"),
+     "host memory ran out"),
     (r"uncorrectable ECC|Xid|fallen off the bus|device unavailable",
      "the GPU reported a hardware fault"),
     (r"device-side assert|illegal memory access|misaligned address|unspecified launch failure",
@@ -73,7 +73,7 @@ def _why(returncode: int | None, lines: tuple[str, ...]) -> str:
     text = "\n".join(lines)
     cause = next((meaning for pattern, meaning in _CAUSES if re.search(pattern, text)), None)
     if cause is None and returncode == -signal.SIGKILL and not lines:
-        cause = "killed from outside, perhaps by the system because main memory ran out"
+        cause = "killed from outside, perhaps by the system because host memory ran out"
     lines = tuple(line for line in lines if not _TRACEBACK.match(line))
     said = [line for line in lines if _ERROR_LINE.match(line)] or list(lines)
     quoted = f' (it said: "{_TENANTS.sub("", said[-1])}")' if said else ""

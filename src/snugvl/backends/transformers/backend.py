@@ -175,7 +175,7 @@ class LoadedParts:
     """What was loaded, and how.
 
     Attributes:
-        placed: module to device, or None for plain main memory.
+        placed: module to device, or None for plain host memory.
         parameters: of the files; 0 where they don't tell.
     """
 
@@ -298,7 +298,7 @@ def _ends(network: Any) -> frozenset[int]:
 class TransformersMeter:
     """Measures one model of transformers in this process.
 
-    What differs from our engine: the cache is as large as what is in it, and weights may wait in main memory
+    What differs from our engine: the cache is as large as what is in it, and weights may wait in host memory
     beside a GPU, where they are no part of its sum.
     """
 

@@ -1,6 +1,6 @@
 """Requests on a model of transformers, one after the other, each through the model's own `generate`.
 
-This backend is for models that no other engine runs, and for layers that wait in main memory. Nothing here
+This backend is for models that no other engine runs, and for layers that wait in host memory. Nothing here
 knows how a family computes: whatever `generate` runs is run.
 
     submit ─ queue ─► generate: forward ─ sampling ─ forward ─ sampling ─ … ─► the next choice or request
@@ -81,7 +81,7 @@ class TransformersEngine:
         self._dtype = dtype
         self._masks = MaskThreads(mask_threads(), self.vocab_size)
         self._claim = claim or DeviceClaim(device)
-        # What accelerate keeps in main memory is in a circle of its hooks and modules, and nowhere else: only
+        # What accelerate keeps in host memory is in a circle of its hooks and modules, and nowhere else: only
         # the garbage collector finds that.
         more = () if claim is None else (partial(_empty, model), gc.collect)
         self._claim.use(lambda: None, self._masks.close, self._take_off_hooks, *more)
@@ -311,7 +311,7 @@ class TransformersEngine:
     def _see_progress(self) -> None:
         """Wait until a layer or a token is begun, or nothing runs.
 
-        Who watches the engine must not take a forward of minutes for a hang (layers wait in main memory, or
+        Who watches the engine must not take a forward of minutes for a hang (layers wait in host memory, or
         the GPU is a CPU), and must still notice one: a layer that lasts for minutes is one.
         """
         beats = self._beats

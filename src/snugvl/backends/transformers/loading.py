@@ -186,7 +186,7 @@ def _device_map(
     *,
     language_only: bool,
 ) -> dict[str, str] | None:
-    """Module to device; None: plain main memory."""
+    """Module to device; None: plain host memory."""
     from snugvl.backends.transformers.network import checked, skeleton_of, without_tower
 
     if placement:
@@ -202,6 +202,6 @@ def _too_large(model: str, estimate: int, place: TargetDevice) -> str:
     return (
         f"the weights of {model} need {format_size(estimate)}, but {place.name} has "
         f"{format_size(place.free_bytes)} free, of which {format_size(place.usable_bytes)} may be used; "
-        "keep layers in main memory (snugvl plan says how many and what that costs), take "
+        "keep layers in host memory (snugvl plan says how many and what that costs), take "
         f"{' or '.join(BITSANDBYTES)} weights, or a smaller model"
     )

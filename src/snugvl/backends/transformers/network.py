@@ -1,4 +1,4 @@
-"""The network of a checkpoint with its weights where the plan wants them: GPU, main memory, disk."""
+"""The network of a checkpoint with its weights where the plan wants them: GPU, host memory, disk."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ def open_model(
 
     Args:
         dtype: of what the checkpoint doesn't quantise.
-        device_map: module to device, or None for main memory.
+        device_map: module to device, or None for host memory.
         weights: those of `BITSANDBYTES` are made by it on the way.
 
     Raises:
@@ -146,7 +146,7 @@ def checked(
 
 
 def without_tower(skeleton: torch.nn.Module, device: torch.device) -> dict[str, str]:
-    """Everything on `device` but the vision tower, which is never asked, in main memory.
+    """Everything on `device` but the vision tower, which is never asked, in host memory.
 
     `skeleton`: the network without memory ("meta").
     """
@@ -175,7 +175,7 @@ def _spread(
 
 
 def split_bytes(model: Any, placed: Mapping[str, str] | None, device: torch.device) -> dict[str, int]:
-    """Bytes of the weights by row of the ledger: on the device, and offloaded to main memory."""
+    """Bytes of the weights by row of the ledger: on the device, and offloaded to host memory."""
     rows: dict[str, int] = {Kind.WEIGHTS: 0}
     main = device.type
     seen: set[int] = set()

@@ -124,7 +124,7 @@ def stored_bytes(folder: Path) -> int:
 def _way_out(fits: int) -> str:
     if fits > 0:
         return f"a context of {fits:,} tokens fits"
-    return "free some memory, keep layers in main memory (snugvl plan says how many), or take a smaller model"
+    return "free some memory, keep layers in host memory (snugvl plan says how many), or take a smaller model"
 
 
 def _number(config: Any, names: tuple[str, ...], default: int) -> int:

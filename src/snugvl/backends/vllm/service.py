@@ -46,7 +46,7 @@ class Sleeper:
 
     awake ── idle for so long ──► POST /sleep ──► asleep ── a request ──► POST /wake_up ──► awake
 
-    Level 1 keeps the weights in main memory. Level 2 drops them too; then waking reads them from disk again.
+    Level 1 keeps the weights in host memory. Level 2 drops them too; then waking reads them from disk again.
     """
 
     def __init__(self, api: VllmApi, after_s: float, level: int, busy: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ class VllmChoice(ChildChoice):
 
     Attributes:
         sleep_after_s: seconds without a request after which the GPU's memory is given back; None: never.
-        sleep_level: 1 keeps the weights in main memory; 2 drops them, and waking reads them again.
+        sleep_level: 1 keeps the weights in host memory; 2 drops them, and waking reads them again.
 
     Raises:
         RequestError: settings that contradict each other.

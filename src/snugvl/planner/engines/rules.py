@@ -56,13 +56,13 @@ class EngineRules(ABC):
         has_parts: embedding, head and vision tower may be in other formats and places than the layers.
         pooled: its KV cache is a pool that is planned for itself, with states of their own beside it.
         one_at_a_time: it answers one request after the other.
-        offloads: it can keep decoder layers in main memory.
+        offloads: it can keep decoder layers in host memory.
         reads_only_gguf: it reads GGUF files, nothing else, and of them it is the first choice.
         runs_remote_code: it can run Python files that a checkpoint brings.
         starts: snugvl starts it; else it is planned for alone, and its own command is what is printed.
         in_process: a task's command runs it; others come with the server alone.
         drops_unused_tower: without images the vision tower isn't loaded.
-        process_bytes: main memory of its process without a GPU, idle.
+        process_bytes: host memory of its process without a GPU, idle.
         spare_note: what it does with memory that the plan leaves free; empty where nothing.
         predicts_rate: `decode_rate` says how fast it decodes; else the roofline bounds it.
     """
@@ -112,9 +112,9 @@ class EngineRules(ABC):
         """Ways to try a model on a kind of device, best first, or why there is none."""
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:
-        """An option with layers in main memory, or why they can't be there."""
+        """An option with layers in host memory, or why they can't be there."""
         able = " and ".join(rules.title for rules in map(rules_of, ENGINES) if rules.offloads)
-        return Reason(self.engine, f"only {able} keep layers in main memory")
+        return Reason(self.engine, f"only {able} keep layers in host memory")
 
     def stored_as(self, option: Option) -> str:
         """Why it has no other weights of a checkpoint than these, as a clause."""
@@ -141,8 +141,8 @@ class EngineRules(ABC):
         return []
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
-        """Main memory that its process takes beside a GPU."""
-        raise NotImplementedError(f"{self.engine} keeps nothing in main memory")
+        """Host memory that its process takes beside a GPU."""
+        raise NotImplementedError(f"{self.engine} keeps nothing in host memory")
 
     @abstractmethod
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
@@ -179,7 +179,7 @@ class EngineRules(ABC):
         return None
 
     def host_text(self, choice: Choice) -> str | None:
-        """Parts of a plan that stay in main memory beside a GPU, for people; None where none do."""
+        """Parts of a plan that stay in host memory beside a GPU, for people; None where none do."""
         return None
 
     def command(self, choice: Choice) -> str | None:

@@ -6,7 +6,7 @@
 
 Summed over layers, times concurrency. Image tokens are tokens like any other. Our own engine allocates states
 for all sequences that may run, and one more for rows that only fill up a CUDA graph: a row of their own. Its
-prefix cache needs copies of states besides, checkpoints: as many as the solver finds room for.
+prefix cache needs copies of states besides, snapshots: as many as the solver finds room for.
 Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2309.06180) for the blocks.
 
 Windows are honoured by vLLM, whose blocks are a chapter of their own (`engines/vllm/footprint.py`), and by
@@ -77,7 +77,7 @@ def predictor_component(model: Inventory, settings: Settings) -> Component:
 
 def checkpoint_component(model: Inventory, settings: Settings) -> Component:
     """States that our own engine keeps where the next turn, or another question, may start."""
-    each, count = state_bytes(model, settings), settings.state_checkpoints
+    each, count = state_bytes(model, settings), settings.state_snapshots
     why = f"{count} × {each / 2**20:,.1f} MiB, where the next turn can start"
     return Component("recurrent state, kept", Kind.STATES, each * count, why=why)
 

@@ -102,12 +102,12 @@ class Device:
     Attributes:
         context_bytes: CUDA context, torch's libraries and cuBLAS' workspace.
         context_measured: on this machine; otherwise the documented default.
-        cpu: main memory, no GPU; `free_bytes` of it decide about float32.
+        cpu: host memory, no GPU; `free_bytes` of it decide about float32.
         multiprocessors: bound how small products are split; that of the largest GPUs where it isn't known.
-        host_bytes: what weights beside a GPU may take of main memory; None where nobody has looked.
-        pinned_bytes: page-locked main memory that can be had, where it is scarce (WSL2, Windows), or None.
+        host_bytes: what weights beside a GPU may take of host memory; None where nobody has looked.
+        pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2, Windows), or None.
         api: how the GPU is reached, as people call it.
-        unified: its memory is main memory, so what an engine has beside it counts as well.
+        unified: its memory is host memory, so what an engine has beside it counts as well.
     """
 
     context_bytes: int

@@ -9,16 +9,16 @@
 
 A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
-row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Ready-made 4- and
+row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Pre-quantized 4- and
 8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale, and our own
 format is what it has, tensor for tensor. A GGUF's
 blocks are the file's bytes in another order, what isn't quantised in it is 16-bit.
 
-A streamed vision tower keeps its blocks and mergers in main memory, each in one piece with its tensors at
+A streamed vision tower keeps its blocks and mergers in host memory, each in one piece with its tensors at
 multiples of 256 bytes. They pass through a room on the GPU for the largest block beside the largest piece
-(`models/main_memory.py`). What embeds patches and positions stays there: it is used first, so that nothing
-could hide its copy, and is a hundredth of the tower. An embedding in main memory takes nothing on the GPU,
-which reads rows of it there (`models/main_memory.py`).
+(`models/host_memory.py`). What embeds patches and positions stays there: it is used first, so that nothing
+could hide its copy, and is a hundredth of the tower. An embedding in host memory takes nothing on the GPU,
+which reads rows of it there (`models/host_memory.py`).
 """
 
 import re
@@ -64,7 +64,7 @@ def int8_parts(rows: int, columns: int) -> tuple[int, ...]:
 def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = None) -> tuple[int, ...]:
     """Bytes of the planes of codes, of the scales and of the zero points of a matrix in few bits.
 
-    `group`: other than the format's of a ready-made one.
+    `group`: other than the format's of a pre-quantized one.
     """
     group = group or form.group
     scales = rows * columns // group * SCALE_BYTES
@@ -72,8 +72,8 @@ def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = No
     return () if columns % group else (*planes, scales, scales)
 
 
-def ready_made_parts(group: TensorGroup, settings: Settings, facts: ModelFacts) -> tuple[int, ...]:
-    """Bytes of the tensors that one of `group` becomes, of a checkpoint with ready-made integers.
+def prequantized_parts(group: TensorGroup, settings: Settings, facts: ModelFacts) -> tuple[int, ...]:
+    """Bytes of the tensors that one of `group` becomes, of a checkpoint with pre-quantized integers.
 
     Beside these there are their scales, and what wasn't meant to be packed.
     """
@@ -91,8 +91,8 @@ def ready_made_parts(group: TensorGroup, settings: Settings, facts: ModelFacts) 
     return (group.nbytes, group.nbytes) if group.nbytes == SCALE_BYTES * group.elements else ()
 
 
-def ready_made_group(model: Inventory) -> int:
-    """Columns that share a scale in a ready-made 4-bit checkpoint; `GROUP` of others."""
+def prequantized_group(model: Inventory) -> int:
+    """Columns that share a scale in a pre-quantized 4-bit checkpoint; `GROUP` of others."""
     scales = sum(
         group.elements * group.count
         for group in model.groups
@@ -103,7 +103,7 @@ def ready_made_group(model: Inventory) -> int:
 
 
 def codes_of_byte(model: Inventory) -> int:
-    """Codes in a byte of a ready-made checkpoint's packed tensors."""
+    """Codes in a byte of a pre-quantized checkpoint's packed tensors."""
     return 8 // FORMATS[model.facts.quantization or "fp8"].planes[0]
 
 
@@ -173,7 +173,7 @@ def sizes(
     for group in model.groups:
         if group.part != part or (experts and not group.expert):
             continue
-        ready = ready_made_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
+        ready = prequantized_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
         yield from ((nbytes, group.count) for nbytes in ready)
 
 
@@ -187,7 +187,7 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
         return
     w = widths(model)
     stored = model.facts.quantization == "fp8"
-    columns_of_scale = ready_made_group(model) if model.facts.quantization in FEW_BITS else None
+    columns_of_scale = prequantized_group(model) if model.facts.quantization in FEW_BITS else None
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
         for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored, group=columns_of_scale):
             yield nbytes, model.facts.text.num_layers
@@ -206,18 +206,18 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder":
-            made[JOINED.sub(_matrix, tensor.name)] += sum(ready_made_parts(group, settings, model.facts))
+            made[JOINED.sub(_matrix, tensor.name)] += sum(prequantized_parts(group, settings, model.facts))
     yield from ((nbytes, 1) for nbytes in made.values())
 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """(bytes, how many) of ready-made integers, whose widths differ from layer to layer."""
+    """(bytes, how many) of pre-quantized integers, whose widths differ from layer to layer."""
     made: dict[tuple[str, int], int] = defaultdict(int)
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder" and tensor.loaded:
             # Codes, scales, zero points.
-            for number, nbytes in enumerate(ready_made_parts(group, settings, model.facts)):
+            for number, nbytes in enumerate(prequantized_parts(group, settings, model.facts)):
                 made[JOINED.sub(_matrix, tensor.name), number] += nbytes
     yield from ((nbytes, 1) for nbytes in made.values())
 
@@ -308,7 +308,7 @@ def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int
 
 
 def crossing_bytes(model: Inventory, settings: Settings) -> int:
-    """What main memory holds of a streamed tower, and crosses to the GPU for every picture."""
+    """What host memory holds of a streamed tower, and crosses to the GPU for every picture."""
     if settings.vision != "streamed" or without_tower(settings):
         return 0
     return sum(_pieces(model, settings)[0].values())

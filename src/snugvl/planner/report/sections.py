@@ -126,7 +126,7 @@ def headline(plan: Plan, machine: Machine) -> str:
         return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
     name, engine = plan.choice.option.model.name, rules_of(plan.choice.option.engine).title
     slow = _paced(plan.choice, ", at about", digits=1)
-    only = f", only with layers in main memory{slow}" if plan.choice.option.offload else ""
+    only = f", only with layers in host memory{slow}" if plan.choice.option.offload else ""
     if only and plan.instead is not None:
         other = plan.instead
         same = other.option.model.name == name
@@ -160,11 +160,11 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     if beside := rules.host_text(choice):
         facts.append(("host", beside))
     if crossing := crossing_bytes(model, settings):
-        facts.append(("tower", f"{format_size(crossing)} of it stay in main memory; {_crossing(choice)}"))
+        facts.append(("tower", f"{format_size(crossing)} of it stay in host memory; {_crossing(choice)}"))
     if settings.embedding == "cpu":
         held = f"{format_size(part_bytes(model, settings, 'embedding'))}, {settings.head}"
         facts.append(
-            ("host", f"the embedding stays in main memory ({held}); the GPU reads a row for each token")
+            ("host", f"the embedding stays in host memory ({held}); the GPU reads a row for each token")
         )
     if speed := speed_text(choice.speed):
         facts.append(("speed", speed))
@@ -383,7 +383,7 @@ def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:
 
 
 def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
-    """Note on an embedding that keeps the head in int8 where main memory would take it, if one asks."""
+    """Note on an embedding that keeps the head in int8 where host memory would take it, if one asks."""
     settings, model = choice.settings, choice.option.model
     honours = rules_of(settings.engine).honours
     if "embedding" not in honours or settings.head == "bf16" or model.facts.tied:
@@ -395,7 +395,7 @@ def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
     freed = format_size(part_bytes(model, settings, "embedding"))
     return [
         f"--embedding cpu would free {freed} more: the GPU then "
-        "reads the embedding from page-locked main memory. Of that this system gives "
+        "reads the embedding from page-locked host memory. Of that this system gives "
         f"{format_size(choice.budget.device.pinned_bytes or 0)} at most, and at times less, so it is not "
         "done unasked."
     ]

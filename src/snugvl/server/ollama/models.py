@@ -207,4 +207,4 @@ def _weight_bytes(context: Context) -> int:
 
 
 def _on_gpu(ledger: Ledger) -> bool:
-    return ledger.device not in ("main memory", "CPU")
+    return ledger.device not in ("host memory", "CPU")

@@ -1,18 +1,18 @@
-"""What llama.cpp holds of a GGUF, on the GPU and in main memory, as its log names it.
+"""What llama.cpp holds of a GGUF, on the GPU and in host memory, as its log names it.
 
-    model buffer      tensors as the file has them; the embedding stays in main memory, and a tied head is a
+    model buffer      tensors as the file has them; the embedding stays in host memory, and a tied head is a
                       copy of it on the GPU
     KV buffer         cells of every slot, in whole 256; q8_0 takes 34 bytes for 32 values; layers with a
                       window keep the window and a step, in whole 256
     RS buffer         both states of layers with linear attention, float32, one of each slot
     compute buffer    `llamacpp_graphs.py`; flash attention on CUDA makes f16 of a quantised cache's layer;
-                      steps of 32 tokens or more are computed there with copies of weights in main memory,
+                      steps of 32 tokens or more are computed there with copies of weights in host memory,
                       one tensor after the other
-    checkpoints       states and windows at earlier ends of a prompt, in main memory (`--ctx-checkpoints`)
-    output buffer     logits of a token of each slot, in main memory
+    snapshots       states and windows at earlier ends of a prompt, in host memory (`--ctx-checkpoints`)
+    output buffer     logits of a token of each slot, in host memory
     mmproj            the tower as its file has it, and its own compute buffer for the largest picture
 
-Experts, then layers, the first ones, may stay in main memory (`--n-cpu-moe`, `-ngl`), where a processor
+Experts, then layers, the first ones, may stay in host memory (`--n-cpu-moe`, `-ngl`), where a processor
 computes them: nothing crosses the link but activations.
 """
 
@@ -33,10 +33,10 @@ from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
 CELLS: Final = 256  # a cache is made of whole ones
-CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of main memory
+SNAPSHOTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of host memory
 QUANTISED_BLOCK: Final = (32, 34)  # values and bytes of q8_0
 HALF: Final = 2
-COPIED_SINCE: Final = 32  # tokens of a step whose products with weights in main memory are the GPU's
+COPIED_SINCE: Final = 32  # tokens of a step whose products with weights in host memory are the GPU's
 # Scratch of the decoder's products, which ggml keeps beside its buffers and its log doesn't name.
 POOL_BYTES: Final = 16 << 20
 HOST_PROCESS_BYTES: Final = 160 << 20  # of `llama-server` or Python with the wheel, beside its buffers
@@ -51,7 +51,7 @@ KINDS: Final = {
 
 
 def placed(model: Inventory, settings: Settings, *, gpu: bool) -> dict[str, int]:
-    """Bytes of weights by part, on the GPU or in main memory; without a GPU all are there."""
+    """Bytes of weights by part, on the GPU or in host memory; without a GPU all are there."""
     facts, found = model.facts, defaultdict[str, int](int)
     for (part, layer), nbytes in _weights(model).items():
         if part == TOWER and (settings.language_only or not settings.images):
@@ -103,7 +103,7 @@ def _cache_bytes(layer: KVLayer, settings: Settings) -> int:
 
 
 def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int, int]:
-    """KV and recurrent states on the GPU or in main memory, where their layers are."""
+    """KV and recurrent states on the GPU or in host memory, where their layers are."""
     layers = model.facts.text.kv_layers
     host = settings.offloaded if settings.on_gpu else len(layers)
     mine = layers[host:] if gpu else layers[:host]
@@ -111,8 +111,8 @@ def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int
     return sum(_cache_bytes(layer, settings) for layer in mine), states
 
 
-def checkpoint_bytes(model: Inventory, settings: Settings) -> int:
-    """Bytes of one slot's checkpoint: states and windowed cells can't be cut back to an earlier token."""
+def snapshot_bytes(model: Inventory, settings: Settings) -> int:
+    """Bytes of one slot's snapshot: states and windowed cells can't be cut back to an earlier token."""
     one = replace(settings, concurrency=1)
     layers = model.facts.text.kv_layers
     windows = sum(_cache_bytes(layer, one) for layer in layers if layer.window is not None)
@@ -152,7 +152,7 @@ def tower_bytes(model: Inventory, max_pixels: int | None) -> int:
 def llamacpp_components(
     model: Inventory, settings: Settings, *, gpu: bool, cublas_bytes: int = 0, api: str = "CUDA"
 ) -> list[Component]:
-    """Everything on the GPU; or in main memory, where there is none (`gpu` False).
+    """Everything on the GPU; or in host memory, where there is none (`gpu` False).
 
     `api`: how the GPU is reached; Metal has no scratch beside its buffers.
     """
@@ -202,21 +202,21 @@ def llamacpp_components(
         pool, of = scratch + cublas_bytes, "cuBLAS and scratch" if cublas_bytes else "scratch"
         parts.append(Component(f"{api} pool", Kind.OTHER, pool, basis="default", why=f"{of} of products"))
     if not gpu:
-        each = checkpoint_bytes(model, settings)
-        kept = f"{CHECKPOINTS} a slot, for the next turn"
+        each = snapshot_bytes(model, settings)
+        kept = f"{SNAPSHOTS} a slot, for the next turn"
         output = FLOAT * text.vocab_size * settings.concurrency
         parts.append(Component("output buffer", Kind.OTHER, output))
         parts.append(
-            Component("state checkpoints", Kind.OTHER, CHECKPOINTS * settings.concurrency * each, why=kept)
+            Component("state snapshots", Kind.OTHER, SNAPSHOTS * settings.concurrency * each, why=kept)
         )
     return parts
 
 
 def host_bytes(model: Inventory, settings: Settings) -> int:
-    """Main memory beside a GPU."""
+    """Host memory beside a GPU."""
     weights = sum(placed(model, settings, gpu=False).values())
     cache = sum(cache_bytes(model, settings, gpu=False))
     tower = tower_bytes(model, settings.max_pixels) if settings.images and settings.vision == "cpu" else 0
     buffer = decoder_bytes(model, settings, gpu=False)  # inputs alone where no layer is there
-    kept = CHECKPOINTS * settings.concurrency * checkpoint_bytes(model, settings)
+    kept = SNAPSHOTS * settings.concurrency * snapshot_bytes(model, settings)
     return weights + cache + tower + buffer + kept + HOST_PROCESS_BYTES

@@ -25,7 +25,7 @@ POSITION_BYTES: Final = 16  # M-RoPE's four
 def decoder_graph(model: Inventory, settings: Settings, cells: int, *, gpu: bool) -> Graph:
     """One step of a whole chunk over `cells` tokens of a slot's cache.
 
-    `gpu`: rows of the embedding come from main memory.
+    `gpu`: rows of the embedding come from host memory.
     """
     text, gguf = model.facts.text, model.facts.gguf
     assert gguf is not None, "only a GGUF runs on llama.cpp"

@@ -2,7 +2,7 @@
 
 **Flags** of `llama-server`, every one computed (names and meaning as in llama.cpp of October 2026). Nothing
 is left to its own fitting (`-fit off`): that knows free memory, but no later picture. The prompts that it
-would keep in main memory (`--cache-ram`, 8 GiB) aren't planned; a slot keeps its own all the same.
+would keep in host memory (`--cache-ram`, 8 GiB) aren't planned; a slot keeps its own all the same.
 
 **Speed** is a prediction, held against what people publish (`test_llamacpp_speed.py`):
 
@@ -11,7 +11,7 @@ would keep in main memory (`--cache-ram`, 8 GiB) aren't planned; a slot keeps it
 Of a mixture only the experts of a token are read. Share and microseconds were fitted to published rows of
 Q4_K_M and Q8_0 on six cards from an RTX 2080 to an RTX 5090, all within a factor of 1.3; cards before Turing
 reach less than half of their bandwidth. Other makers' have a share of their own, from published rows of an
-RX 7900 XTX, an M1 Max and an M4. Main memory is assumed: two channels of DDR5, half of it used.
+RX 7900 XTX, an M1 Max and an M4. Host memory is assumed: two channels of DDR5, half of it used.
 """
 
 import shlex
@@ -25,18 +25,18 @@ from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import Gpu, OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.engines.llamacpp.footprint import (
-    CHECKPOINTS,
     EMBEDDING,
     EXPERTS,
     HEAD,
     HOST_PROCESS_BYTES,
+    SNAPSHOTS,
     TOWER,
     cache_bytes,
     cells,
-    checkpoint_bytes,
     host_bytes,
     llamacpp_components,
     placed,
+    snapshot_bytes,
 )
 from snugvl.planner.engines.rules import EngineRules
 from snugvl.planner.footprint.images import scales
@@ -56,7 +56,7 @@ SHARE_BEFORE_TURING: Final = 0.4
 SHARE_OF_OTHERS: Final = 0.72  # of AMD, Intel and Apple, between 0.63 (M1 Max) and 0.9 (M4)
 TURING: Final = (7, 0)
 LAYER_S: Final = 65e-6
-HOST_RATE: Final = 30e9  # bytes per second that a processor reads of main memory
+HOST_RATE: Final = 30e9  # bytes per second that a processor reads of host memory
 
 
 class LlamacppRules(EngineRules):
@@ -111,7 +111,7 @@ class LlamacppRules(EngineRules):
         return kinds
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
-        """Main memory that llama-server takes beside a GPU, in bytes."""
+        """Host memory that llama-server takes beside a GPU, in bytes."""
         return host_bytes(model, settings)
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
@@ -160,7 +160,7 @@ class LlamacppRules(EngineRules):
         parts += ["the vision tower"] if settings.vision == "cpu" else []
         held = format_size(host_bytes(model, settings))
         return (
-            f"{', '.join(parts) or 'the embedding'} in main memory ({held} in all), computed by the processor"
+            f"{', '.join(parts) or 'the embedding'} in host memory ({held} in all), computed by the processor"
         )
 
     def command(self, choice: Choice) -> str | None:
@@ -193,8 +193,8 @@ def llamacpp_flags(choice: Choice) -> list[str]:
         words += ["-dev", "none"]
     if settings.host_experts:
         words += ["--n-cpu-moe", str(settings.host_experts)]
-    if checkpoint_bytes(model, settings):
-        words += ["--ctx-checkpoints", str(CHECKPOINTS)]
+    if snapshot_bytes(model, settings):
+        words += ["--ctx-checkpoints", str(SNAPSHOTS)]
     if settings.kv == "fp8":
         words += ["-ctk", "q8_0", "-ctv", "q8_0"]
     vision = model.facts.vision

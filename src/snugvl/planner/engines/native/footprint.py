@@ -33,7 +33,7 @@ from snugvl.planner.engines.transformers.footprint import logits
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.vision import SLICE_ROWS, encoder_bytes_per_token, slice_rows
-from snugvl.planner.footprint.weights import GROUP, ready_made_group
+from snugvl.planner.footprint.weights import GROUP, prequantized_group
 from snugvl.planner.inventory import Inventory, Widths, widths
 from snugvl.planner.settings import Settings
 
@@ -73,7 +73,7 @@ PUT_BYTES: Final[dict[Precision, int]] = {
 }  # fmt: skip
 DEQUANTISED_BYTES: Final = 12
 BLOCK_BYTES: Final = 6  # of a byte of a GGUF's blocks that are sorted: `layers/ggml.py`
-READY_MADE_BYTES: Final = 1  # codes of a piece that are moved at once
+PREQUANTIZED_BYTES: Final = 1  # codes of a piece that are moved at once
 
 
 def prefill_per_token(model: Inventory, settings: Settings) -> int:
@@ -173,7 +173,7 @@ def split_workspace(model: Inventory, settings: Settings, tokens: int, multiproc
             Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
         )  # fmt: skip
         others = (Product(rows, columns) for rows, columns in hybrid.products(model))
-        group = ready_made_group(model)
+        group = prequantized_group(model)
         found += [split_bytes(product, tokens, multiprocessors, group) for product in (*products, *others)]
     if settings.weights in FEW_BITS and FORMATS[settings.weights].upper and tokens > WIDENED_ROWS:
         found = [slice_bytes(model, settings)]
@@ -231,8 +231,8 @@ def loading_bytes(model: Inventory, settings: Settings, readers: int, piece_byte
     element = 1 if stored else 2
     columns = max((group.shape[-1] for group in model.groups if len(group.shape) > 1), default=1)
     piece = max(piece_bytes, columns * element * (GROUP if stored else 1))
-    ready_made = any(group.kind == "packed" for group in model.groups)
-    each = READY_MADE_BYTES if ready_made else PUT_BYTES[settings.weights]
+    prequantized = any(group.kind == "packed" for group in model.groups)
+    each = PREQUANTIZED_BYTES if prequantized else PUT_BYTES[settings.weights]
     if model.has("blocks"):
         each = BLOCK_BYTES * element
     if "int8" in (settings.head, settings.vision_weights):

@@ -3,9 +3,9 @@
 Formats of the decoder's matrices, and on a GPU with each of them embedding, head and vision tower: in which
 formats, and where
 
-    all in bf16 on the GPU > embedding in main memory > both heads in int8 > tower in int8 > tower streamed
+    all in bf16 on the GPU > embedding in host memory > both heads in int8 > tower in int8 > tower streamed
 
-An embedding in main memory costs neither quality nor time worth naming: the GPU reads a row of it for each
+An embedding in host memory costs neither quality nor time worth naming: the GPU reads a row of it for each
 token, some kilobytes. So it comes before any coarser format. But that memory has to be page-locked, of which
 WSL2 gives little and at times nothing: there it comes for who asks. An embedding that is the head as well is
 read whole for every token, and stays on the GPU.
@@ -71,7 +71,7 @@ class NativeRules(EngineRules):
                 what = f"run this {model.facts.family} in the {stored} form that it is stored in"
             return Reason("native", f"our engine does not {what}")
         if model.has("packed", "embedding", "lm_head", "vision"):
-            return Reason("native", "our engine reads ready-made integers of the decoder's layers alone")
+            return Reason("native", "our engine reads pre-quantized integers of the decoder's layers alone")
         if why := too_old(model.facts, capability, cpu=device.cpu):
             return Reason("native", why)
         tower = "resident" if wishes.language_only else wishes.tower
@@ -162,7 +162,7 @@ def _as_stored(parts: Parts, model: Inventory) -> Parts:
 
 
 def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
-    """Formats of our engine in main memory: as they are, then what makes room and costs time."""
+    """Formats of our engine in host memory: as they are, then what makes room and costs time."""
     stored = stored_format(model)
     wide = prefers_fp32(model, device) if wishes.float32 is None else wishes.float32
     kinds = (True, False) if wide and wishes.float32 is None else (wide,)
@@ -207,7 +207,7 @@ def _impossible(model: Inventory, device: Device, tower: TowerName, embedding: E
             if device.cpu
             else "it is lm_head as well, read whole for every token"
         )
-        return f"the embedding can't be apart in main memory: {why}"
+        return f"the embedding can't be apart in host memory: {why}"
     return None
 
 
@@ -223,7 +223,7 @@ def _towers(model: Inventory, wish: TowerName) -> list[tuple[Parts, ...]]:
 def _embeddings(
     formats: tuple[Parts, ...], model: Inventory, device: Device, wish: EmbeddingName
 ) -> list[Parts]:
-    """Formats with the embedding where it may be; what main memory has no room for is left out."""
+    """Formats with the embedding where it may be; what host memory has no room for is left out."""
     on_gpu = [parts for parts in formats if _has_room(parts, model, device)]
     beside = [replace(parts, embedding="cpu") for parts in formats]
     beside = [parts for parts in beside if _has_room(parts, model, device)]
@@ -235,8 +235,8 @@ def _embeddings(
     return [*(parts for parts in on_gpu if parts.head == "bf16"), *beside]
 
 
-def main_memory_bytes(parts: Parts, model: Inventory) -> int:
-    """What stays in main memory, at most."""
+def host_memory_bytes(parts: Parts, model: Inventory) -> int:
+    """What stays in host memory, at most."""
     settings = Settings("native", head=parts.head, vision_weights=parts.vision_weights)
     tower = part_bytes(model, settings, "vision") if parts.vision == "streamed" else 0
     return tower + (part_bytes(model, settings, "embedding") if parts.embedding == "cpu" else 0)
@@ -244,7 +244,7 @@ def main_memory_bytes(parts: Parts, model: Inventory) -> int:
 
 def _has_room(parts: Parts, model: Inventory, device: Device) -> bool:
     room = _room(device)
-    return room is None or main_memory_bytes(parts, model) <= room
+    return room is None or host_memory_bytes(parts, model) <= room
 
 
 def _room(device: Device) -> int | None:
@@ -253,17 +253,17 @@ def _room(device: Device) -> int | None:
 
 
 def _too_much(model: Inventory, device: Device, tower: TowerName, embedding: EmbeddingName) -> str:
-    """Why what is wished can't be in main memory."""
+    """Why what is wished can't be in host memory."""
     place: Placement = "streamed" if tower == "streamed" else "gpu"
     other: Placement = "cpu" if embedding == "cpu" else "gpu"
-    least = main_memory_bytes(Parts("int8", "int8", place, other), model)
+    least = host_memory_bytes(Parts("int8", "int8", place, other), model)
     wished = [
         *(["the vision tower can't be streamed"] if place == "streamed" else []),
-        *(["the embedding can't be in main memory"] if other == "cpu" else []),
+        *(["the embedding can't be in host memory"] if other == "cpu" else []),
     ]
     room = format_size(_room(device) or 0)
     return (
-        f"{', and '.join(wished)}: it takes {format_size(least)} of main memory, of which {room} may be used"
+        f"{', and '.join(wished)}: it takes {format_size(least)} of host memory, of which {room} may be used"
     )
 
 

@@ -1,4 +1,4 @@
-"""transformers at work, and weights that stay in main memory and cross to the GPU for every forward pass.
+"""transformers at work, and weights that stay in host memory and cross to the GPU for every forward pass.
 
 With h hidden, i intermediate, q = heads · head_dim, k = kv_heads · head_dim, d = head_dim, 16-bit values, a
 prompt takes per token, MLP being the peak (traced on transformers 5.23)
@@ -35,7 +35,7 @@ LAYER: Final = re.compile(r"^(?P<module>.*\blayers\.(?P<number>\d+))\.")
 LOGIT_BYTES: Final = 2 + 4  # as computed, and as float32
 # transformers' cache grows by concatenation, which leaves holes: 8 to 30 % of cache and workspace on an H200.
 FRAGMENTATION_PERCENT: Final = 30
-HOST_PROCESS_BYTES: Final = 1 << 30  # assumed: Python, torch and CUDA's libraries in main memory
+HOST_PROCESS_BYTES: Final = 1 << 30  # assumed: Python, torch and CUDA's libraries in host memory
 
 
 @lru_cache(maxsize=64)
@@ -65,7 +65,7 @@ def vision_bytes(model: Inventory, settings: Settings) -> int:
 
 
 def host_bytes(model: Inventory, settings: Settings) -> int:
-    """Main memory that the process takes."""
+    """Host memory that the process takes."""
     return layer_bytes(model, settings) + vision_bytes(model, settings) + HOST_PROCESS_BYTES
 
 
@@ -78,7 +78,7 @@ def offload_components(model: Inventory, settings: Settings) -> list[Component]:
     if vision_bytes(model, settings):
         largest = max(group.elements for group in model.groups if group.part == "vision")
         passing = max(passing, largest * settings.itemsize)
-    why = "the largest layer that crosses from main memory"
+    why = "the largest layer that crosses from host memory"
     return [Component("place of offloaded weights", Kind.OTHER, passing, basis="predicted", why=why)]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from snugvl.checkpoint.facts import TensorFact
-from snugvl.core.formats import BITSANDBYTES, INTEGERS, READY_MADE, WeightsName
+from snugvl.core.formats import BITSANDBYTES, INTEGERS, PREQUANTIZED, WeightsName
 from snugvl.core.options import LoadOptions
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import MIB, format_size
@@ -58,7 +58,7 @@ class TransformersRules(EngineRules):
         if refusal := self.unread(model):
             return refusal
         stored = stored_format(model)
-        if stored in READY_MADE.values():
+        if stored in PREQUANTIZED.values():
             return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
         wide = Option(model, "transformers", "fp32", stored, float32=True)
         plain = Option(model, "transformers", "bf16", stored)
@@ -78,20 +78,18 @@ class TransformersRules(EngineRules):
         ]
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:
-        """Layers in main memory, of weights that aren't quantised."""
+        """Layers in host memory, of weights that aren't quantised."""
         if device.cpu:
             return super().offloading(option, device)
         if option.model.facts.quantization is not None or option.weights != "bf16":
-            why = "layers of quantised checkpoints can't stay in main memory; the bf16 edition's can"
+            why = "layers of quantised checkpoints can't stay in host memory; the bf16 edition's can"
             return Reason("transformers", why)
         return replace(option, offload=True)
 
     def stored_as(self, option: Option) -> str:
         """bitsandbytes rounds what isn't quantised, but no experts."""
         if option.model.mixed and stored_format(option.model) == "bf16":
-            return (
-                "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a ready-made edition"
-            )
+            return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a 4-bit edition"
         return super().stored_as(option)
 
     def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
@@ -124,7 +122,7 @@ class TransformersRules(EngineRules):
         tower = " and the vision tower" if vision_bytes(model, settings) else ""
         held = layer_bytes(model, settings) + vision_bytes(model, settings)
         return (
-            f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory "
+            f"{settings.offloaded} of {layers} decoder layers{tower} stay in host memory "
             f"({format_size(held)}) and cross PCI Express when they are computed"
         )
 

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from snugvl.checkpoint.facts import TensorFact
 from snugvl.checkpoint.families import traits_of
-from snugvl.core.formats import READY_MADE
+from snugvl.core.formats import PREQUANTIZED
 from snugvl.core.sizes import MIB
 from snugvl.planner.footprint.allocator import CachingAllocator, up
 from snugvl.planner.inventory import Inventory, Kind, Part, group_of, widths
@@ -89,7 +89,7 @@ def loaded_tensors(
         tower: the vision tower is loaded.
     """
     layers = -(-model.facts.text.num_layers // pipeline_parallel)
-    ready_made = model.facts.quantization in READY_MADE.values()
+    prequantized = model.facts.quantization in PREQUANTIZED.values()
     sizes: dict[tuple[_Piece, ...], int] = {}  # most layers are alike
     found = []
     for part, layer, pieces in _joined(model):
@@ -100,7 +100,7 @@ def loaded_tensors(
             nbytes = 0
             for piece in pieces:
                 share = min(tensor_parallel, piece.most_shares)
-                nbytes += -(-_nbytes(piece, weights, itemsize, ready_made) // share)
+                nbytes += -(-_nbytes(piece, weights, itemsize, prequantized) // share)
             sizes[pieces] = nbytes
         found.append(Loaded(part, nbytes))
     return tuple(found)
@@ -193,12 +193,12 @@ def _piece(model: Inventory, tensor: TensorFact, part: Part) -> _Piece:
     return _Piece(group.kind, elements, group.nbytes, _most_shares(model, tensor))
 
 
-def _nbytes(piece: _Piece, weights: str, itemsize: int, ready_made: bool) -> int:
-    """Bytes when it is loaded, on all GPUs together. `ready_made`: a checkpoint of packed integers."""
+def _nbytes(piece: _Piece, weights: str, itemsize: int, prequantized: bool) -> int:
+    """Bytes when it is loaded, on all GPUs together. `prequantized`: a checkpoint of packed integers."""
     if piece.kind == "packed":
         return piece.nbytes
     if piece.kind in ("scale", "scale8"):
-        plain = piece.nbytes if ready_made else 0
+        plain = piece.nbytes if prequantized else 0
         return SCALE_BYTES * piece.elements if weights == "fp8" else plain
     return piece.elements * (1 if piece.kind == "fp8" and weights == "fp8" else itemsize)
 

@@ -53,7 +53,7 @@ function kvUse({ free_blocks: free, num_blocks: all }) {
 }
 
 const KINDS = {
-  "weights": "weights", "text weights": "weights", "weights in main memory": "weights", "vision weights": "vision-weights",
+  "weights": "weights", "text weights": "weights", "weights in host memory": "weights", "vision weights": "vision-weights",
   "KV cache": "kv", "CUDA context and libraries": "context", "Python and libraries": "context", "CUDA graphs": "other",
 };
 

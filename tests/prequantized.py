@@ -1,4 +1,4 @@
-"""Ready-made 4-bit checkpoints, packed here from the formats' definitions, and what they mean in float32.
+"""Pre-quantized 4-bit checkpoints, packed here from the formats' definitions, and what they mean in float32.
 
 Codes, scales and zero points are drawn, so that nothing depends on how a library would round.
 """

@@ -1,8 +1,8 @@
-"""Weights that stay in main memory: a tower's, which pass through the GPU; an embedding, read there.
+"""Weights that stay in host memory: a tower's, which pass through the GPU; an embedding, read there.
 
 A tower's units go through a small room on the GPU, one after the other:
 
-    main memory  │ block 0 │ block 1 │ … │ block 5 │ merger 0 │ block 6 │ …     every unit in one piece
+    host memory  │ block 0 │ block 1 │ … │ block 5 │ merger 0 │ block 6 │ …     every unit in one piece
     room         │ even ones ▸ ─ ─ ─ ─ ─ ◂ odd ones │
 
 Even units lie at the room's beginning, odd ones at its end: while one computes, the next arrives. The room
@@ -18,7 +18,7 @@ later, when there is work in front of the GPU.
 
 An embedding's rows are read where they are:
 
-    main memory  │ row 0 │ row 1 │ …   page-locked, and part of the GPU's addresses
+    host memory  │ row 0 │ row 1 │ …   page-locked, and part of the GPU's addresses
     GPU          reads `ids` rows over PCI Express: 8 KiB a token of an 8B in bf16
 
 The lookup is the kernel of an embedding on the GPU, in the same CUDA graphs: no copy, and no host that waits.
@@ -81,7 +81,7 @@ class Resident:
 
 
 class WeightStream:
-    """Units in main memory, in the order of their use, and their room on the GPU.
+    """Units in host memory, in the order of their use, and their room on the GPU.
 
     Attributes:
         ahead: copies run beside the host, so the next is asked for before it is needed.
@@ -162,7 +162,7 @@ def room_bytes(units: Sequence[nn.Module], sizes: Sequence[int]) -> int:
 
 
 def to_host(units: Sequence[nn.Module], *, pinned: bool) -> list[torch.Tensor]:
-    """Give units without memory their place in main memory; the bytes of each.
+    """Give units without memory their place in host memory; the bytes of each.
 
     `pinned`: where that can be had; copies run beside the host then.
     """
@@ -212,7 +212,7 @@ class NoPageLockedMemory(Exception):
         self.nbytes = nbytes
 
 
-def to_main_memory(embedding: Linear, device: torch.device) -> None:
+def to_host_memory(embedding: Linear, device: torch.device) -> None:
     """Give an embedding without memory its place, in one piece, for a GPU to read.
 
     Raises:

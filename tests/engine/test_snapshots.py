@@ -1,6 +1,6 @@
-"""Checkpoints of recurrent states: where they are left, who starts from them, and that no token tells.
+"""Snapshots of recurrent states: where they are left, who starts from them, and that no token tells.
 
-`SPACING` is a block here, where a test doesn't say otherwise, so that short prompts have checkpoints, too.
+`SPACING` is a block here, where a test doesn't say otherwise, so that short prompts have snapshots, too.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine import checkpoints
+from snugvl.engine import snapshots
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.kv_cache import StateCache
@@ -25,15 +25,15 @@ LONG = tuple(range(1, 19))  # 18 tokens: four full blocks of 4, and two tokens
 
 @pytest.fixture(autouse=True, scope="module", params=[4, 64], ids=["landing", "stopping"])
 def spacing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Checkpoints on a chunk's way, or where it stops."""
+    """Snapshots on a chunk's way, or where it stops."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SPACING", 1)
-        patch.setattr(checkpoints, "LANDING", request.param)
+        patch.setattr(snapshots, "SPACING", 1)
+        patch.setattr(snapshots, "LANDING", request.param)
         yield
 
 
 def make(model: HybridToy = MODEL, *, ahead: bool = False, **config: int) -> Engine:
-    here = engine(model, **{"state_checkpoints": 8} | config)
+    here = engine(model, **{"state_snapshots": 8} | config)
     if ahead:
         here._runner.graphs, here._runner.has_graphs = EagerGraphs(here), True
     return here
@@ -62,8 +62,8 @@ def states(here: Engine) -> StateCache:
 
 
 def found(here: Engine) -> int:
-    """Checkpoints that there are."""
-    return len(here._scheduler.checkpoints._found)
+    """Snapshots that there are."""
+    return len(here._scheduler.snapshots._found)
 
 
 # What is found
@@ -121,7 +121,7 @@ def test_a_checkpoint_moves_along_with_an_answer() -> None:
     assert found(here) == 3, "one of each answer, and one of the prompt"
 
 
-def test_choices_start_from_and_leave_checkpoints() -> None:
+def test_choices_start_from_and_leave_snapshots() -> None:
     here = make(max_num_seqs=2)
     item = request("r", *LONG, n=3, temperature=1.5, seed=5, max_tokens=14)
     first = run(here, item)["r"]
@@ -134,8 +134,8 @@ def test_choices_start_from_and_leave_checkpoints() -> None:
         assert ask(here, *LONG, *tokens(first, choice), 9)[0] == 28
 
 
-def test_choices_leave_checkpoints_as_far_apart_as_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "SPACING", 4)
+def test_choices_leave_snapshots_as_far_apart_as_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SPACING", 4)
     here = make()
     run(here, request("r", *LONG, n=2, temperature=1.5, seed=5, max_tokens=8))
     assert found(here) == 1
@@ -175,13 +175,13 @@ def marks_of(here: Engine, *parts: int | VisionItem) -> list[int]:
     return marks
 
 
-def test_few_checkpoints_of_a_prompt_and_not_close_to_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_snapshots_of_a_prompt_and_not_close_to_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = [part for turn in range(10) for part in (*range(1, 12), STOP)]
     assert marks_of(make(), *turns) == [84, 96, 108, 116], "the last four"
-    assert marks_of(make(state_checkpoints=3), *turns) == [96, 108, 116]
-    monkeypatch.setattr(checkpoints, "SPACING", 4)
+    assert marks_of(make(state_snapshots=3), *turns) == [96, 108, 116]
+    monkeypatch.setattr(snapshots, "SPACING", 4)
     assert marks_of(make(), *turns) == [48, 72, 96, 116]
-    monkeypatch.setattr(checkpoints, "SPACING", 16)
+    monkeypatch.setattr(snapshots, "SPACING", 16)
     assert marks_of(make(), *turns) == [72]
     assert marks_of(make(), *turns[:60]) == []
     assert marks_of(make(), 1, picture(1, 16, 16), *range(1, 9)) == [64], "in the picture: the text is short"
@@ -194,7 +194,7 @@ def test_a_step_goes_on_with_others_where_a_text_pauses_but_not_before_another_p
     for name in "abc":
         here.add(request(name, ord(name) % 40, *LONG))
     here.step()
-    first = 16 if checkpoints.LANDING > BLOCK_TOKENS else 19  # one lands on its way, the others stop
+    first = 16 if snapshots.LANDING > BLOCK_TOKENS else 19  # one lands on its way, the others stop
     assert here.stats.prompt_tokens == first + 2 * 16
     here.step()
     assert here.stats.prompt_tokens == 3 * 19 + (first == 19), "it decodes"
@@ -211,7 +211,7 @@ def test_a_step_goes_on_with_others_where_a_text_pauses_but_not_before_another_p
 
 
 def test_blocks_without_their_checkpoint_are_computed_again() -> None:
-    here = make(state_checkpoints=2)
+    here = make(state_snapshots=2)
     ask(here, *LONG, max_tokens=1)
     used = here._scheduler.pool.num_free - len(here._scheduler.pool._blank)
     for start in (10, 20):
@@ -223,7 +223,7 @@ def test_blocks_without_their_checkpoint_are_computed_again() -> None:
 
 
 def test_who_was_used_last_stays() -> None:
-    here = make(state_checkpoints=2)
+    here = make(state_snapshots=2)
     ask(here, *LONG, max_tokens=1)
     ask(here, *range(10, 28), max_tokens=1)
     assert ask(here, *LONG, max_tokens=1)[0] == 16
@@ -242,7 +242,7 @@ def test_a_checkpoint_goes_with_its_block() -> None:
 
 
 def test_one_alone_stays_where_a_prompt_ends() -> None:
-    here = make(state_checkpoints=1)
+    here = make(state_snapshots=1)
     ask(here, *LONG, max_tokens=20)
     assert ask(here, *LONG, max_tokens=20)[0] == 16
 
@@ -255,7 +255,7 @@ def test_off_takes_no_memory() -> None:
         assert tokens(run(none, request("r", *LONG))["r"]) == right(request("r", *LONG), 8)
     assert (none.stats.prefix_query_tokens, none.stats.prefix_hit_tokens) == (0, 0)
     assert none.stats.prompt_tokens == 2 * (18 + 7)
-    assert Engine(Toy(), EngineConfig(8, state_checkpoints=5)).config.state_checkpoints == 0
+    assert Engine(Toy(), EngineConfig(8, state_snapshots=5)).config.state_snapshots == 0
 
 
 def test_a_fault_and_a_reset_forget_everything() -> None:
@@ -288,7 +288,7 @@ def test_what_made_no_number_is_not_kept(ahead: bool) -> None:
 
 
 def test_preemption_and_company_change_no_token() -> None:
-    here = make(num_blocks=11, max_model_len=44, max_batched_tokens=8, state_checkpoints=3)
+    here = make(num_blocks=11, max_model_len=44, max_batched_tokens=8, state_snapshots=3)
     for _ in range(3):
         items = [request(str(w), *range(w // 2, 8), w, picture(w, 2, 2), 5, max_tokens=12) for w in range(4)]
         outputs = run(here, *items)
@@ -298,8 +298,8 @@ def test_preemption_and_company_change_no_token() -> None:
 
 
 def test_who_waits_for_a_picture_keeps_the_state_that_it_began_with() -> None:
-    """Its checkpoint may be taken for another one before its first chunk runs."""
-    here = make(state_checkpoints=1, max_num_seqs=3)
+    """Its snapshot may be taken for another one before its first chunk runs."""
+    here = make(state_snapshots=1, max_num_seqs=3)
     ask(here, *LONG, max_tokens=1)
     here.add(request("decodes", 1, 2, max_tokens=40))
     said = here.step()
@@ -309,17 +309,17 @@ def test_who_waits_for_a_picture_keeps_the_state_that_it_began_with() -> None:
     said += here.step()
     (sequence,) = here._requests["waits"]
     assert (sequence.slot is not None, sequence.computed) == (True, 16)
-    here._scheduler.checkpoints.forget(sequence.keys)
+    here._scheduler.snapshots.forget(sequence.keys)
     states(here).recurrent[:, states(here).slots + 1 :] = 1e9  # whatever others leave there
     for late in run(here).values():
         said += late
     assert tokens([o for o in said if o.request_id == "waits"]) == oracle(MODEL, request("r", *parts), 4)
 
 
-def test_memory_pressure_takes_checkpoints_and_brings_them_back() -> None:
+def test_memory_pressure_takes_snapshots_and_brings_them_back() -> None:
     config = EngineConfig(
         num_blocks=64, block_size=4, max_model_len=64, max_num_seqs=8, max_batched_tokens=16,
-        state_checkpoints=6,
+        state_snapshots=6,
     )  # fmt: skip
     card = Card()
     here = Engine(MODEL, config, card.watch())
@@ -354,7 +354,7 @@ def test_memory_pressure_takes_checkpoints_and_brings_them_back() -> None:
 @pytest.mark.sample("stopping")
 def test_the_second_turn_of_a_long_conversation_computes_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of 16,384 tokens and four pictures of a megapixel, in blocks a quarter as large."""
-    monkeypatch.setattr(checkpoints, "SPACING", 16)
+    monkeypatch.setattr(snapshots, "SPACING", 16)
     sizes = {"num_blocks": 1200, "max_model_len": 2048, "max_batched_tokens": 200}
     texts = [tuple((7 * i + turn) % 40 for i in range(300)) for turn in range(4)]
     first = [p for seed, text in enumerate(texts) for p in (picture(seed, 20, 20), *text, STOP)]

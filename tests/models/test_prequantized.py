@@ -1,4 +1,4 @@
-"""Ready-made 4-bit checkpoints on our engine: every weight exactly as stored, and strict about the rest."""
+"""Pre-quantized 4-bit checkpoints on our engine: each weight as stored, and strict about the rest."""
 
 import json
 import shutil
@@ -20,13 +20,13 @@ from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError
 from snugvl.layers.linear import Linear
 from snugvl.models import tensor_files
 from snugvl.models.loader import Storage, load_model
-from snugvl.models.ready_made import move_awq
+from snugvl.models.prequantized import move_awq
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
-from tests import qwen2_5_vl, ready_made, text_checkpoints
+from tests import prequantized, qwen2_5_vl, text_checkpoints
 from tests.inputs import pieces
 from tests.models.forward import Prompt, logits
 from tests.planner.machines import GIB, machine
@@ -47,13 +47,13 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     """By form: a 4-bit text model, and the same in float32."""
-    root = tmp_path_factory.mktemp("ready-made")
+    root = tmp_path_factory.mktemp("pre-quantized")
     source = text_checkpoints.write(pieces.write(root / "plain"), TEXT)
 
     def made(form: str) -> Pair:
         folder = root / form.replace(" ", "_").replace(",", "")
         pair = Pair(folder / "packed", folder / "wide")
-        ready_made.write(source, *pair, ready_made.FORMS[form])
+        prequantized.write(source, *pair, prequantized.FORMS[form])
         return pair
 
     return cache(made)
@@ -63,7 +63,7 @@ def load(folder: Path, **options: Any) -> Any:
     return load_model(folder, dtype=torch.float32, device=CPU, **options)
 
 
-@pytest.mark.parametrize("form", ready_made.FORMS)
+@pytest.mark.parametrize("form", prequantized.FORMS)
 def test_weights_logits_and_bytes_are_those_of_the_float32_model(
     form: str, pairs: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +87,7 @@ def test_weights_logits_and_bytes_are_those_of_the_float32_model(
     assert weight_bytes(model, Settings("native", "int4", float32=True)) == sum(distinct.values())
 
 
-@pytest.mark.parametrize("form", [form for form in ready_made.FORMS if "128" not in form])
+@pytest.mark.parametrize("form", [form for form in prequantized.FORMS if "128" not in form])
 def test_from_a_folder_to_an_answer(form: str, pairs: Callable[[str], Pair]) -> None:
     pair = pairs(form)
     request = snugvl.Request(
@@ -100,7 +100,7 @@ def test_from_a_folder_to_an_answer(form: str, pairs: Callable[[str], Pair]) -> 
         assert "".join(delta.text for delta in model.backend.submit(request)) == packed
     with pytest.raises(RequestError, match="stored in int4"):
         snugvl.load(pair.packed, device="cpu", weights="bf16")
-    with pytest.raises(UnsupportedModel, match="ready-made weights stay int4, not int8"):
+    with pytest.raises(UnsupportedModel, match="pre-quantized weights stay int4, not int8"):
         load(pair.packed, storage=Storage("int8"))
 
 
@@ -109,8 +109,8 @@ def test_a_vision_language_model_as_the_hub_names_it(tmp_path: Path, monkeypatch
     monkeypatch.setitem(qwen2_5_vl.TEXT, "intermediate_size", 128)
     (tmp_path / "plain").mkdir()
     source = qwen2_5_vl.write(tmp_path / "plain", placeholders=qwen2_5_vl.PLACEHOLDERS)
-    ready_made.write(
-        source, tmp_path / "packed", tmp_path / "wide", ready_made.FORMS["awq"], skip=("visual",)
+    prequantized.write(
+        source, tmp_path / "packed", tmp_path / "wide", prequantized.FORMS["awq"], skip=("visual",)
     )
     packed, wide = load(tmp_path / "packed"), load(tmp_path / "wide")
     kinds = {module.format for module in packed.decoder.layers.modules() if isinstance(module, Linear)}
@@ -125,8 +125,8 @@ def test_a_vision_language_model_as_the_hub_names_it(tmp_path: Path, monkeypatch
 
 def test_layers_left_out_of_the_quantisation_stay_wide(pairs: Callable[[str], Pair], tmp_path: Path) -> None:
     source = pairs("awq").wide
-    ready_made.write(
-        source, tmp_path / "packed", tmp_path / "wide", ready_made.FORMS["awq"], skip=("layers.1.", "down")
+    prequantized.write(
+        source, tmp_path / "packed", tmp_path / "wide", prequantized.FORMS["awq"], skip=("layers.1.", "down")
     )
     packed, wide = load(tmp_path / "packed"), load(tmp_path / "wide")
     assert packed.decoder.layers[1].mlp.gate_up_proj.format == "bf16"
@@ -288,7 +288,7 @@ def test_plain_files_under_a_4_bit_configuration_are_refused(
 ) -> None:
     folder = Path(shutil.copytree(pairs("awq").wide, tmp_path / "copy"))
     values = json.loads((folder / "config.json").read_text())
-    values["quantization_config"] = ready_made.FORMS["awq"].config
+    values["quantization_config"] = prequantized.FORMS["awq"].config
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=r"no 4-bit tensor, but its config\.json names 'awq'"):
         load(folder)
@@ -296,7 +296,7 @@ def test_plain_files_under_a_4_bit_configuration_are_refused(
 
 def scheme(weights: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """compressed-tensors' only scheme with changes."""
-    values = ready_made.FORMS["compressed"].config["config_groups"]["group_0"]
+    values = prequantized.FORMS["compressed"].config["config_groups"]["group_0"]
     return {"config_groups": {"group_0": values | changes | {"weights": values["weights"] | weights}}}
 
 
@@ -338,7 +338,7 @@ def test_other_layouts_are_refused_by_name(
 
 
 def test_moving_codes_needs_no_more_than_planned() -> None:
-    from snugvl.planner.engines.native.footprint import READY_MADE_BYTES
+    from snugvl.planner.engines.native.footprint import PREQUANTIZED_BYTES
     from tests.planner.trace import Trace
 
     words, out = torch.zeros(512, 1024, dtype=torch.int32), torch.zeros(8192, 64, dtype=torch.int32)
@@ -347,10 +347,10 @@ def test_moving_codes_needs_no_more_than_planned() -> None:
     trace.keep(out)
     with torch.inference_mode(), trace:
         move_awq(words, out)
-    assert 0 < trace.peak <= READY_MADE_BYTES * words.nbytes // 2
+    assert 0 < trace.peak <= PREQUANTIZED_BYTES * words.nbytes // 2
 
 
-@pytest.mark.parametrize("form", ready_made.FORMS)
+@pytest.mark.parametrize("form", prequantized.FORMS)
 def test_a_plan_takes_our_engine_with_the_weights_as_they_are(
     form: str, pairs: Callable[[str], Pair]
 ) -> None:
@@ -369,5 +369,5 @@ def test_a_plan_sends_a_4_bit_head_to_another_engine(pairs: Callable[[str], Pair
     plan = solve([Candidate(facts_of(str(folder), offline=True))], machine(8 * GIB), Wishes(backend="native"))
     assert plan.choice is None
     assert [refusal.text for refusal in plan.refusals] == [
-        "our engine reads ready-made integers of the decoder's layers alone"
+        "our engine reads pre-quantized integers of the decoder's layers alone"
     ]

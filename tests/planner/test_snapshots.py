@@ -1,4 +1,4 @@
-"""Checkpoints of recurrent states in plans: to the byte, as many as are of use, and never for comfort."""
+"""Snapshots of recurrent states in plans: to the byte, as many as are of use, and never for comfort."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import LoadOptions
 from snugvl.engine.memory import allocate
 from snugvl.hardware.machine import Machine
-from snugvl.planner.engines.native.hybrid import CHECKPOINTS, EACH, TOKENS
+from snugvl.planner.engines.native.hybrid import EACH, SNAPSHOTS, TOKENS
 from snugvl.planner.footprint.kv import checkpoint_component, state_bytes, state_component
 from snugvl.planner.plan import Choice, allocation_of
 from snugvl.planner.settings import Settings
@@ -44,7 +44,7 @@ def plan(size: str, total: int, **wishes: Any) -> Choice | None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_they_are_planned_to_the_byte(size: str, dtype: torch.dtype) -> None:
     model, planned = network(size).to(dtype), model_of(size)
-    chosen = Settings("native", sequences=3, state_checkpoints=5, float32=dtype == torch.float32)
+    chosen = Settings("native", sequences=3, state_snapshots=5, float32=dtype == torch.float32)
     found = solve([Candidate(FACTS[size])], machine(24 * GIB), Wishes(backend="native")).choice
     assert found is not None
     config = engine_config(replace(allocation_of(found), settings=chosen), LoadOptions("x"))
@@ -59,13 +59,13 @@ def test_they_are_planned_to_the_byte(size: str, dtype: torch.dtype) -> None:
 def test_the_ledger_and_the_engine_have_what_is_printed() -> None:
     found = solve([Candidate(FACTS["4B"])], rtx_5060(), Wishes(backend="native"))
     choice, options = require(found), LoadOptions("x")
-    allocation, count = allocation_of(choice), choice.settings.state_checkpoints
+    allocation, count = allocation_of(choice), choice.settings.state_snapshots
     each = state_bytes(choice.option.model, choice.settings)
     rows = planned_rows(allocation, choice.option.model)
-    assert count >= CHECKPOINTS
+    assert count >= SNAPSHOTS
     assert rows["recurrent state"] == (choice.settings.sequences + 1 + count) * each
     assert sum(rows.values()) == choice.footprint.total_bytes
-    assert engine_config(allocation, options).state_checkpoints == count
+    assert engine_config(allocation, options).state_snapshots == count
     kept = next(part for part in choice.footprint.components if part.name == "recurrent state, kept")
     assert kept.why == f"{count} × {each / 2**20:,.1f} MiB, where the next turn can start"
 
@@ -78,10 +78,10 @@ def test_without_a_prefix_cache_or_states_there_are_none() -> None:
         ):
             choice = solve([Candidate(FACTS["4B"])], machine(total * MIB), wishes).choice
             assert choice is not None
-            assert choice.settings.state_checkpoints == choice.footprint.named("recurrent state, kept") == 0
+            assert choice.settings.state_snapshots == choice.footprint.named("recurrent state, kept") == 0
         plain = solve([Candidate(qwen3_vl("2B", fp8=True))], machine(total * MIB), Wishes()).choice
         assert plain is not None
-        assert plain.settings.state_checkpoints == 0
+        assert plain.settings.state_snapshots == 0
 
 
 @pytest.mark.parametrize("size", ["0.8B", "2B", "4B"])
@@ -121,12 +121,12 @@ def test_they_cost_no_comfort_and_more_memory_never_gives_less(
     assert up_to_comfort[0] == up_to_comfort[1]
     chosen = small.settings
     assert small.footprint.total_bytes <= small.budget.usable_bytes
-    assert chosen.state_checkpoints <= max(CHECKPOINTS, EACH * chosen.sequences)
-    assert chosen.state_checkpoints * TOKENS <= chosen.kv_tokens
+    assert chosen.state_snapshots <= max(SNAPSHOTS, EACH * chosen.sequences)
+    assert chosen.state_snapshots * TOKENS <= chosen.kv_tokens
 
 
 @pytest.mark.parametrize(("size", "total"), [("4B", 6400), ("4B", 8 << 10), ("9B", 8160), ("2B", 6 << 10)])
 def test_small_cards_have_some(size: str, total: int) -> None:
     choice = plan(size, total)
     assert choice is not None
-    assert choice.settings.state_checkpoints >= CHECKPOINTS
+    assert choice.settings.state_snapshots >= SNAPSHOTS

@@ -13,9 +13,9 @@ from snugvl.backends.native import loading
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import DoesNotFit
-from snugvl.models import main_memory
+from snugvl.models import host_memory
+from snugvl.models.host_memory import NoPageLockedMemory, page_locked
 from snugvl.models.loader import Storage, load_model, tensor_bytes
-from snugvl.models.main_memory import NoPageLockedMemory, page_locked
 from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
@@ -40,7 +40,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
         found.append(torch.full((nbytes,), 255, dtype=torch.uint8))
         return found[-1]
 
-    monkeypatch.setattr(main_memory, "page_locked", plain)
+    monkeypatch.setattr(host_memory, "page_locked", plain)
     return found
 
 
@@ -65,11 +65,11 @@ def test_memory_that_the_system_does_not_give_is_said(folder: Path, monkeypatch:
     def none(nbytes: int, _device: torch.device) -> torch.Tensor:
         raise NoPageLockedMemory(nbytes)
 
-    monkeypatch.setattr(main_memory, "page_locked", none)
+    monkeypatch.setattr(host_memory, "page_locked", none)
     with pytest.raises(NoPageLockedMemory):
         load_model(folder, dtype=torch.bfloat16, device=CPU, storage=Storage(embedding="cpu"))
     monkeypatch.setattr(loading, "storage_of", lambda *_: Storage(embedding="cpu"))
-    with pytest.raises(DoesNotFit, match=r'page-locked main memory.*: embedding="gpu"'):
+    with pytest.raises(DoesNotFit, match=r'page-locked host memory.*: embedding="gpu"'):
         snugvl.load(folder, device="cpu")
 
 

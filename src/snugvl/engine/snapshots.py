@@ -1,13 +1,13 @@
-"""Checkpoints of recurrent states: copies from which a prompt can start, as it does from KV blocks.
+"""Snapshots of recurrent states: copies from which a prompt can start, as it does from KV blocks.
 
 Keys and values of every block are kept anyway, a recurrent state only moves on. So a model with linear
 attention can start from cached blocks only where the state was copied when it stood just behind them:
 
     blocks       [ 0 | 1 | … | 64 | 65 | … | 80 ][ 81 | …          a block has a key (`prefix.py`)
     prompt       system │ picture ▒▒▒▒▒│ question │ answer …
-    checkpoints                      ▲ 65       ▲ 81      ▲ moves along
+    snapshots                      ▲ 65       ▲ 81      ▲ moves along
 
-A checkpoint has the key of the last block before it: it is the state after exactly the tokens that the key
+A snapshot has the key of the last block before it: it is the state after exactly the tokens that the key
 stands for, whoever has computed them. It is of use with all blocks up to it, goes with the last of them, and
 gives way to a new one when it is the one that was unused for longest.
 
@@ -15,7 +15,7 @@ They are wanted at the last block boundary of each turn and of each picture, whe
 this one. A step leaves the state behind its last token, and in the scratch slot one behind a *landing*: so
 many times `LANDING` tokens after the beginning of one of its chunks. There the delta rule's kernels pass with
 the state at hand; so most prompts take no more steps than without. Where that doesn't fit a chunk ends at the
-checkpoint. Each costs a copy, and takes the memory of a thousand tokens and more; what computes in no time
+snapshot. Each costs a copy, and takes the memory of a thousand tokens and more; what computes in no time
 needs none. In an answer there is one that moves along: no chat template has to render the answer again as it
 was, but where it does (a tool's result follows, say), the next turn starts there. A step that takes several
 tokens of an answer at once and would pass its place leaves those behind it to the next step, too.
@@ -36,23 +36,23 @@ from snugvl.layers.delta_rule import CHUNK
 if TYPE_CHECKING:
     from snugvl.engine.scheduler import Chunk
 
-SPACING: Final = 16  # blocks from one checkpoint of a sequence to the next, and to the first
+SPACING: Final = 16  # blocks from one snapshot of a sequence to the next, and to the first
 MOST: Final = 4  # of one prompt
 LANDING: Final = CHUNK  # tokens
 
 
 class StateCopy(NamedTuple):
-    """A running sequence's slot and a checkpoint, one of which becomes a copy of the other.
+    """A running sequence's slot and a snapshot, one of which becomes a copy of the other.
 
     `slot`: None for the state that a step left behind a landing.
     """
 
     slot: int | None
-    checkpoint: int
+    snapshot: int
 
 
-class Checkpoints:
-    """Which block's end has which checkpoint, a number below `count`."""
+class Snapshots:
+    """Which block's end has which snapshot, a number below `count`."""
 
     def __init__(self, count: int, block_size: int) -> None:
         self.count = count
@@ -61,12 +61,12 @@ class Checkpoints:
         self._found: OrderedDict[Key, int] = OrderedDict()  # least recently used first
 
     def usable(self, blocks: list[int], keys: list[Key]) -> list[int]:
-        """The beginning of cached blocks, known by `keys`, that ends at a checkpoint."""
+        """The beginning of cached blocks, known by `keys`, that ends at a snapshot."""
         whole = next((n for n in range(len(blocks), 0, -1) if keys[n - 1] in self._found), 0)
         return blocks[:whole]
 
     def begin(self, sequence: Sequence) -> StateCopy | None:
-        """What an admitted sequence starts from, if it found blocks; and where it will leave checkpoints."""
+        """What an admitted sequence starts from, if it found blocks; and where it will leave snapshots."""
         sequence.kept = last = sequence.computed
         sequence.marks, sequence.trail = [], None
         for place in _ends(sequence, self._block_size) if self.count else ():
@@ -96,14 +96,14 @@ class Checkpoints:
         return [*chain.from_iterable(landed), *self.take(chunk.sequence for chunk in chunks)]
 
     def landing(self, start: int, mark: int, end: int) -> int:
-        """Where a chunk `start … end` can leave the checkpoint wanted at `mark` on its way; 0 for nowhere."""
+        """Where a chunk `start … end` can leave the snapshot wanted at `mark` on its way; 0 for nowhere."""
         place = start + (mark - start) // LANDING * LANDING
         return place if start < place and mark < end and place % self._block_size == 0 else 0
 
     def again(self, sequence: Sequence, end: int) -> int:
         """How many of a decoding sequence's tokens before `end` a state leaves to the next step.
 
-        So that it stops where a checkpoint is due. None of more than the delta rule reads at once.
+        So that it stops where a snapshot is due. None of more than the delta rule reads at once.
         """
         place = end // self._block_size * self._block_size
         due = place - sequence.kept >= SPACING * self._block_size and place > sequence.computed
@@ -111,19 +111,19 @@ class Checkpoints:
         return end - place if self.count > 1 and due and fits else 0
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Let go of checkpoints whose blocks can't be found any more, or are wrong."""
+        """Let go of snapshots whose blocks can't be found any more, or are wrong."""
         for key in keys:
             if key in self._found:
                 self._free.append(self._found.pop(key))
 
     def check(self) -> None:
-        """Assert that each checkpoint is free, or found by one key."""
+        """Assert that each snapshot is free, or found by one key."""
         assert sorted([*self._free, *self._found.values()]) == list(range(self.count)), (
-            "a checkpoint is lost, or is found by two keys"
+            "a snapshot is lost, or is found by two keys"
         )
 
     def _due(self, sequence: Sequence) -> bool:
-        """Whether a checkpoint is wanted here. One alone is better kept where a prompt ends."""
+        """Whether a snapshot is wanted here. One alone is better kept where a prompt ends."""
         place = sequence.computed
         if place % self._block_size:
             return False
@@ -132,7 +132,7 @@ class Checkpoints:
         return self.count > 1 and place - sequence.kept >= SPACING * self._block_size
 
     def _place(self, sequence: Sequence, place: int, slot: int | None) -> list[StateCopy]:
-        """What to copy for a checkpoint behind so many tokens; nothing where there is one."""
+        """What to copy for a snapshot behind so many tokens; nothing where there is one."""
         extend_keys(sequence, self._block_size)
         key, answering = sequence.keys[place // self._block_size - 1], place > len(sequence.prompt)
         if answering and sequence.trail is not None:

@@ -1,4 +1,4 @@
-"""Ready-made 4-bit weights from a checkpoint's tensors to ours: every code as it is stored, only moved.
+"""Pre-quantized 4-bit weights from a checkpoint's tensors to ours: every code as it is stored, only moved.
 
 Checkpoints in our own format are `own_format.py`'s. Others:
 
@@ -235,7 +235,7 @@ def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, Tensor
     """
     parts: dict[int | str, list[tuple[TensorEntry, LoadTarget]]] = defaultdict(list)
     for name, target in targets.items():
-        if name in tensors:  # ready-made 4-bit matrices are none of a GGUF's
+        if name in tensors:  # pre-quantized 4-bit matrices are none of a GGUF's
             parts[id(target.linear) if target.linear is not None else name].append((tensors[name], target))
     for each in parts.values():
         quantised = [entry for entry, target in each if ggml_type(entry.dtype)]
