@@ -81,7 +81,7 @@ class Inventory:
         return any(group.kind == kind and (not parts or group.part in parts) for group in self.groups)
 
 
-@lru_cache(maxsize=64)  # as many as the catalogue's forms: what is derived from one serves the next plan, too
+@lru_cache(maxsize=128)  # more than the catalogue has forms: what is derived of one serves the next plan
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
     alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
