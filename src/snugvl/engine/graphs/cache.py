@@ -1,51 +1,80 @@
-"""CUDA graphs of steps and pictures that come again in the same size, in one piece of memory.
+"""All CUDA graphs of an engine: decode steps, steps with prompts, pictures and drafts.
+
+A graph reads and writes fixed addresses. Two kinds of them differ in when they are captured, and in how they
+end:
+
+    kind                    captured                                   ends
+    decode, choose          at once, before the step that needs it     `clear`: another cache size, the end
+    step, picture, drafts   when its size comes for the second time    as above; under memory pressure; and
+                                                                       the least recently used beyond `MOST`
+
+The first kind is *lasting*, the second *spare*: it saves time where memory is plenty.
 
     first use     runs as ever, launch by launch          one of a size that never comes again costs nothing
     second use    runs on the graph's buffers, which compiles what is missing; before the next step, when its
-                  tokens are told, it is captured
+                  tokens are delivered, it is captured
     later ones    the host fills the buffers and starts all of its kernels at once
 
-A graph reads and writes fixed addresses: what `buffers` gives. Graphs are never replayed side by side, so all
-that is in between shares one memory pool, which is claimed as one piece before the first is captured. When
-memory is short, all of them and the pool go at once, and whatever they did runs launch by launch.
+Graphs are never replayed side by side, so those of a kind share one memory pool of torch's, which gives its
+memory back when all of its graphs are gone, and not before: under pressure the spare ones and their pool go
+at once, and decode steps go on. The spare pool is claimed as one piece before its first graph is captured.
 """
 
 import gc
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from traceback import clear_frames
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from snugvl.engine.oom import out_of_memory
+from snugvl.engine.oom import out_of_memory, release
 from snugvl.layers.shared import capturing
 from snugvl.models.batch import Network
 
 logger = logging.getLogger(__name__)
 
 SMALL_BYTES = 8 << 20  # of a piece, for tensors of up to 1 MiB, which torch's allocator keeps apart
-MOST = 24  # graphs; the least recently used goes
+MOST = 24  # spare graphs; the least recently used goes
 LATELY = 64  # sizes without one that are remembered
 Work = Callable[[], None]
 T = TypeVar("T")
+Pool = Literal["lasting", "spare"]
+Kind = Literal["decode", "choose", "step", "picture", "drafts"]
+LASTING: Final = ("decode", "choose")
+
+
+class GraphKey(NamedTuple):
+    """What a graph does, and how much of it: sequences; tokens and sequences; a grid; rows and drafts."""
+
+    kind: Kind
+    size: tuple[int, ...]
+
+    @property
+    def pool(self) -> Pool:
+        """The memory pool that its graph is captured in."""
+        return "lasting" if self.kind in LASTING else "spare"
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {' × '.join(map(str, self.size))}"
 
 
 class GraphCapturer(Protocol):
     """How work becomes a CUDA graph. One that stores the work itself stands in for a GPU in tests."""
 
-    def capture(self, work: Work) -> Work:
-        """What does the work again on the same addresses. Nothing is computed now."""
+    def capture(self, work: Work, pool: Pool) -> Work:
+        """Capture work in a pool; returns what does it again on the same addresses. Nothing is computed."""
         ...
 
     def synchronize(self) -> None:
         """Wait for everything that was started."""
         ...
 
-    def drop_pool(self) -> None:
-        """Let go of the memory pool, whose graphs are gone."""
+    def drop_pool(self, pool: Pool) -> None:
+        """Let go of a memory pool, whose graphs are gone."""
         ...
 
 
@@ -53,15 +82,15 @@ class CudaCapturer:
     """CUDA graphs."""
 
     def __init__(self, device: torch.device, stream: Callable[[], Any]) -> None:
-        """`stream`: that of all captures of the process; the library gets a workspace for each."""
+        """`stream`: returns the stream of all captures of the process; the library gets a workspace each."""
         self._device = device
         self._stream = stream
-        self._pool: Any = None
+        self._pools: dict[Pool, Any] = {}
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, pool: Pool) -> Work:
         """See `GraphCapturer`."""
-        graph, _ = capture(work, self._pool, self._stream())
-        self._pool = self._pool or graph.pool()
+        graph = captured(work, self._pools.get(pool), self._stream())
+        self._pools.setdefault(pool, graph.pool())
         replay: Work = graph.replay
         return replay
 
@@ -69,13 +98,13 @@ class CudaCapturer:
         """See `GraphCapturer`."""
         torch.cuda.synchronize(self._device)
 
-    def drop_pool(self) -> None:
+    def drop_pool(self, pool: Pool) -> None:
         """See `GraphCapturer`."""
-        self._pool = None
+        self._pools.pop(pool, None)
 
 
-def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
-    """A CUDA graph of `work`, and what that returned; its kernels are compiled, its handles made already.
+def captured(work: Work, pool: Any, stream: Any) -> Any:
+    """A CUDA graph of `work`, whose kernels are compiled and whose handles are made already.
 
     Args:
         pool: memory pool to capture in, or None for a new one.
@@ -89,10 +118,10 @@ def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
         stream.wait_stream(before)
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
-            result = work()
+            work()
         finally:
             graph.capture_end()
-    return graph, result
+    return graph
 
 
 @contextmanager
@@ -107,39 +136,109 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-class GraphPool:
+class GraphCache:
     """The graphs that there are now, and their memory. Not thread-safe.
 
     Attributes:
-        on: whether graphs are captured. Not since memory was short, until `start`; nor since something
+        capturer: what makes graphs.
+        nbytes: of the spare graphs' pool, what is held in it included; 0: there are none.
+        most: spare graphs at most; the least recently used goes. `lately`: sizes that are remembered.
+        on: whether spare graphs are captured. Not since memory was short, until `start`; nor since something
             couldn't be captured, for good.
-        captures: how many were captured.
-        replays: how often one was used.
+        captures: how many graphs were captured, each again after a `clear`.
+        replays: how often a spare one was used.
+        released: whether a lasting one was short of memory, so that torch gave the driver back what was free,
+            the claimed workspace included. `engine/memory.py` claims it again, and sets this to False.
     """
 
     def __init__(
-        self, capturer: GraphCapturer, model: Network, nbytes: int, most: int = MOST, lately: int = LATELY
+        self, capturer: GraphCapturer, model: Network, nbytes: int = 0, most: int = MOST, lately: int = LATELY
     ) -> None:
-        """`nbytes`: of the pool, what is held in it included."""
-        self.on = True
+        self.nbytes = nbytes
+        self.on = nbytes > 0
         self.captures = self.replays = 0
-        self._capturer = capturer
+        self.released = False
+        self.capturer = capturer
         self._device, self._dtype = model.device, model.dtype
-        self._nbytes = nbytes
-        self._most, self._lately = most, lately
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
-        self._replays: OrderedDict[Hashable, Work] = OrderedDict()
+        self.most, self.lately = most, lately
+        self._replays: OrderedDict[GraphKey, Work] = OrderedDict()
+        self._short: set[GraphKey] = set()  # lasting ones that memory was short of
+        self._seen: OrderedDict[GraphKey, None] = OrderedDict()
         self._buffers: dict[str, Any] = {}
         self._kept: list[Work] = []  # graphs that made the buffers: their pool lives as long as they
         self._broken = False
-        self._due: dict[Hashable, Work] = {}  # has run, and is to be captured
+        self._due: dict[GraphKey, Work] = {}  # has run, and is to be captured
+        self._forget: dict[Pool, list[Callable[[], None]]] = {"lasting": [], "spare": []}
 
-    def __len__(self) -> int:
-        """How many there are now."""
-        return len(self._replays)
+    @property
+    def given_bytes(self) -> int:
+        """Bytes of the plan that spare graphs don't take, because they were given up."""
+        return 0 if self.on else self.nbytes
 
-    def admit(self, key: Hashable) -> bool:
-        """Whether work of this size is to go through `run`: it has a graph, or came lately.
+    @property
+    def spare(self) -> int:
+        """How many spare graphs there are now."""
+        return sum(key.pool == "spare" for key in self._replays)
+
+    def on_void(self, pool: Pool, forget: Callable[[], None]) -> None:
+        """Have `forget` called whenever the graphs of a pool go: it lets go of tensors that they use."""
+        self._forget[pool].append(forget)
+
+    def note_release(self) -> None:
+        """Note that free memory of torch's allocator went back to the driver. Safe to call in any thread."""
+        self.released = True
+
+    # Lasting graphs
+
+    def lacks(self, key: GraphKey) -> bool:
+        """Whether a lasting graph isn't captured, and memory wasn't short of it since the last `clear`."""
+        return key not in self._replays and key not in self._short
+
+    def ensure(self, key: GraphKey, attempt: Work) -> bool:
+        """Have a lasting graph captured at once unless there is one; whether there is one now.
+
+        One that memory was short of is tried once more with all that torch keeps for later given back, which
+        it can't do while it captures; then not before `clear`.
+
+        Args:
+            attempt: makes what the graph reads and writes, does the work once (which compiles its kernels and
+                makes its handles, as a capture can't), and calls `capture`.
+        """
+        if self.lacks(key) and not self._fits(attempt):
+            self.released = True
+            release(self._device)
+            if not self._fits(attempt):
+                self._short.add(key)
+                logger.warning("no memory for the CUDA graph of %s: its steps run without", key)
+        return key in self._replays
+
+    def capture(self, key: GraphKey, work: Work) -> None:
+        """Capture a graph, on the stream of all captures."""
+        begun = time.monotonic()
+        self._replays[key] = self.capturer.capture(work, key.pool)
+        self.captures += 1
+        logger.info("captured the CUDA graph of %s in %.2f s", key, time.monotonic() - begun)
+
+    def replay(self, key: GraphKey) -> None:
+        """Start a graph that there is."""
+        self._replays[key]()
+
+    def _fits(self, attempt: Work) -> bool:
+        """Whether there was memory to capture a lasting graph."""
+        try:
+            attempt()
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            logger.info("no memory for a CUDA graph: %s", error)
+            clear_frames(error.__traceback__)  # they hold the step's tensors
+            return False
+        return True
+
+    # Spare graphs
+
+    def admit(self, key: GraphKey) -> bool:
+        """Whether spare work of this size is to go through `run`: it has a graph, or came lately.
 
         Remembers the size, and claims the pool before the first graph.
         """
@@ -148,12 +247,12 @@ class GraphPool:
         if key in self._replays or key in self._seen:
             return bool(self._kept) or self._claim_pool()
         self._seen[key] = None
-        if len(self._seen) > self._lately:
+        if len(self._seen) > self.lately:
             self._seen.popitem(last=False)
         return False
 
     def buffers(self, name: str, make: Callable[[], T]) -> T:
-        """Zeroed tensors that graphs read and write, made in their pool on first use; after `admit`."""
+        """Zeroed tensors that spare graphs use, made in their pool on first use; call it after `admit`."""
         if name not in self._buffers:
             made: list[T] = []
             self._hold(lambda: made.append(make()))
@@ -161,7 +260,7 @@ class GraphPool:
         result: T = self._buffers[name]
         return result
 
-    def run(self, key: Hashable, work: Work) -> None:
+    def run(self, key: GraphKey, work: Work) -> None:
         """Do `work` by its graph, or do it; `capture_due` will capture it. What it raises passes through."""
         replay = self._replays.get(key)
         if replay is not None:
@@ -178,41 +277,61 @@ class GraphPool:
         return self.on and bool(self._due)
 
     def capture_due(self) -> None:
-        """Capture what ran since the last time. It takes as long as a step: nobody should wait for it."""
+        """Capture what ran since the last time, between steps: each capture takes as long as a step."""
         while self.on and self._due:
             key, work = self._due.popitem()
-            begun = time.monotonic()
             try:
-                self._replays[key] = self._capturer.capture(work)
+                self.capture(key, work)
             except Exception as error:
                 self._give_up(error)
                 return
-            self.captures += 1
-            logger.info("captured the CUDA graph of %s in %.2f s", key, time.monotonic() - begun)
             self._seen.pop(key, None)
-            if len(self._replays) > self._most:
-                self._capturer.synchronize()
-                self._replays.popitem(last=False)
+            if self.spare > self.most:
+                self.capturer.synchronize()
+                del self._replays[next(key for key in self._replays if key.pool == "spare")]
+
+    # How graphs end
 
     def stop(self) -> None:
-        """Let go of all of them and their memory, and make no more."""
-        self.clear()
+        """Let go of all spare graphs and their memory, and capture no more."""
         self.on = False
+        self._drop("spare")
+        self._void("spare")
 
     def start(self) -> None:
-        """Make them again, as they are needed."""
-        self.on = not self._broken
+        """Capture spare graphs again, as they are needed."""
+        self.on = self.nbytes > 0 and not self._broken
 
     def clear(self) -> None:
-        """Let go of all of them; each is captured again when it is needed."""
-        if self._kept:
-            self._capturer.synchronize()  # one may be running
-        self._replays.clear()
-        self._due.clear()
-        self._seen.clear()
-        self._buffers.clear()
-        self._kept.clear()
-        self._capturer.drop_pool()
+        """Let go of all graphs and their memory; each is captured again when it is needed."""
+        self._drop("lasting")
+        self._drop("spare")
+        self._void("lasting")
+        self._void("spare")
+
+    def close(self) -> None:
+        """Let go of all graphs for good, and of whatever was given to `on_void`."""
+        self.clear()
+        self._forget = {"lasting": [], "spare": []}
+
+    def _drop(self, pool: Pool) -> None:
+        gone = [key for key in self._replays if key.pool == pool]
+        if gone or (pool == "spare" and self._kept):
+            self.capturer.synchronize()  # one may be running
+        for key in gone:
+            del self._replays[key]
+        if pool == "lasting":
+            self._short.clear()
+        else:
+            self._due.clear()
+            self._seen.clear()
+            self._buffers.clear()
+            self._kept.clear()
+        self.capturer.drop_pool(pool)
+
+    def _void(self, pool: Pool) -> None:
+        for forget in self._forget[pool]:
+            forget()
 
     def _give_up(self, error: Exception) -> None:
         if out_of_memory(error):
@@ -220,10 +339,13 @@ class GraphPool:
         else:
             logger.exception("a step or a picture can't be captured; from now on none is")
             self._broken = True
-        self.stop()
+        claimed, self.on = bool(self._kept), False
+        self._drop("spare")
+        if claimed:  # else nothing stands in the pool, and a step may be about to read drafts
+            self._void("spare")
 
     def _claim_pool(self) -> bool:
-        """Claim the pool; whether that worked."""
+        """Claim the spare pool; whether that worked."""
         try:
             self._warm_up()  # its handles and kernels can't be made while something is captured
             self._hold(self._claim)
@@ -232,19 +354,19 @@ class GraphPool:
         return self.on
 
     def _hold(self, make: Work) -> None:
-        """Capture how tensors are made, so that they are in the pool, and fill them."""
-        fill = self._capturer.capture(make)
+        """Capture how tensors are made, so that they are in the spare pool, and fill them."""
+        fill = self.capturer.capture(make, "spare")
         fill()
         self._kept.append(fill)
 
     def _claim(self) -> None:
-        """Take the pool in one piece, of which later graphs are cut.
+        """Take the spare pool in one piece, of which later graphs are cut.
 
         Before it comes what the library works in, which it keeps for good, once a stream: a part of the piece
         would hold all of it.
         """
         self._warm_up()
-        claim = max(self._nbytes - SMALL_BYTES, 0)
+        claim = max(self.nbytes - SMALL_BYTES, 0)
         torch.empty(claim, dtype=torch.uint8, device=self._device)
 
     def _warm_up(self) -> None:
