@@ -18,7 +18,7 @@ from snugvl.inputs.tools import in_text
 from snugvl.server.anthropic import conversation as anthropic
 from snugvl.server.anthropic.schemas import MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.ollama import conversation as ollama
 from snugvl.server.ollama.schemas import ChatRequest
 from snugvl.server.openai import responses_request as responses
@@ -74,11 +74,11 @@ def test_more_pictures_than_are_taken_are_refused_before_one_is_looked_at(
     path, body = bodies(MAX_MEDIA + 1, "aaaa")[name]
     looked: list[str] = []
 
-    async def look(self: Intake, url: str, **_: Any) -> Picture:
+    async def look(self: MediaLoader, url: str, **_: Any) -> Picture:
         looked.append(url)
         raise AssertionError("too late")
 
-    with patch.object(Intake, "picture", look):
+    with patch.object(MediaLoader, "picture", look):
         answer = http.post(path, json=body)
     assert (answer.status_code, looked) == (400, [])
     assert f"{MAX_MEDIA + 1} pictures and videos; at most {MAX_MEDIA}" in answer.text

@@ -12,7 +12,7 @@ from snugvl import errors as ours
 from snugvl.server import errors
 from snugvl.server.body import parse_json
 from snugvl.server.fields import Strict
-from snugvl.server.wishes import refused
+from snugvl.server.unsupported import refused
 
 
 class TextPart(Strict):
@@ -31,7 +31,7 @@ class MessageIn(Strict):
 
 
 class Body(Strict):
-    wishes: ClassVar = {
+    unsupported: ClassVar = {
         "n": refused("one", 1),
         "store": refused("no", False),
         "logit_bias": refused("no", {}),

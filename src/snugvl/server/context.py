@@ -1,4 +1,4 @@
-"""What every handler gets: the engine, the settings, the intake, the metrics, the validation."""
+"""What every handler gets: the engine, the settings, the media, the metrics, the validation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from snugvl.core.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallParser
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.metrics import Metrics
 from snugvl.server.settings import ServerSettings
 from snugvl.server.validation import Validation
@@ -23,14 +23,14 @@ class Context:
 
     service: EngineService
     settings: ServerSettings
-    intake: Intake
+    media: MediaLoader
     metrics: Metrics = field(init=False)
     validation: Validation = field(init=False, default_factory=Validation)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", Metrics(self.service))
-        self.intake.before = self._check_sight
-        self.intake.before_all = self._check_number
+        self.media.before = self._check_sight
+        self.media.before_all = self._check_number
 
     @property
     def capabilities(self) -> Capabilities:

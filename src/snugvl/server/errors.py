@@ -186,7 +186,7 @@ class InvalidRequest(RequestError):
 def invalid_request(error: RequestValidationError) -> InvalidRequest:
     """The error that comes nearest to what was meant: of a union's, the one deepest in the body."""
     found = [
-        ((*_path(entry, error.body), *entry.get("ctx", {}).get("wish", ())), entry)
+        ((*_path(entry, error.body), *entry.get("ctx", {}).get("unsupported", ())), entry)
         for entry in error.errors()[:LOOKED_AT]
     ]
     path, entry = max(found, key=lambda pair: len(pair[0]))

@@ -1,14 +1,14 @@
 """The base of every request body. Nothing that would change the answer is ignored; what can't change it is.
 
     class ChatRequest(Body):
-        wishes = CHAT                  # of fields that aren't declared: refused, or read as one (`wishes.py`)
+        unsupported = CHAT             # fields that it doesn't declare: refused, or read as one of those
         messages: list[MessageIn]      # a field that is declared is honoured, or checked at least
 
-Three kinds of objects, by what they do with a name that neither their fields nor their wishes have:
+Three kinds of objects, by what they do with a name that neither their fields nor their unsupported ones have:
 
     Exact   refuse it: our own protocol, where it is a mistake of whoever wrote it
     Part    ignore it: inside of messages and tools, where a client's own history has names of its own
-    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a wish that nobody here knows
+    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a field that nobody here knows
 
 Every error has the path of the field as people write it ("messages[0].content[1].type"); `server.errors`
 makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8, finite numbers, no duplicate
@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from snugvl.server.record import current
-from snugvl.server.wishes import Wish, settled
+from snugvl.server.unsupported import UnsupportedField, settled
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
@@ -119,20 +119,22 @@ class Strict(BaseModel):
     """A JSON object of a request.
 
     Attributes:
-        wishes: fields of the protocol that it doesn't declare and that are not just ignored.
+        unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
         tells: whether a name that nobody here knows is told to the client; `place`: what stands before it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    wishes: ClassVar[Mapping[str, Wish]] = {}
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = {}
     tells: ClassVar[bool] = False
     place: ClassVar[str] = ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
         super().__pydantic_init_subclass__(**given)
-        cls.wishes = settled(cls.wishes, {field.alias or name for name, field in cls.model_fields.items()})
+        cls.unsupported = settled(
+            cls.unsupported, {field.alias or name for name, field in cls.model_fields.items()}
+        )
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -148,21 +150,23 @@ class Strict(BaseModel):
             return values
         _check_names(values)
         _check_parts(values)
-        for name in values.keys() & cls.wishes.keys():
-            cls.wishes[name].check(name, values[name])
+        for name in values.keys() & cls.unsupported.keys():
+            cls.unsupported[name].check(name, values[name])
         if cls.tells:
             cls._tell(values)
         values = dict(values)
-        for name in [name for name in values if name in cls.wishes and cls.wishes[name].verdict == "read"]:
-            cls.wishes[name].settle(name, values)
-        return {name: value for name, value in values.items() if name not in cls.wishes}
+        for name in [
+            name for name in values if name in cls.unsupported and cls.unsupported[name].verdict == "read"
+        ]:
+            cls.unsupported[name].settle(name, values)
+        return {name: value for name, value in values.items() if name not in cls.unsupported}
 
     @classmethod
     def _tell(cls, values: dict[str, Any]) -> None:
         """Name what is ignored and was asked for."""
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in values.items():
-            if name in known or name in cls.wishes or value in (None, False, "", [], {}):
+            if name in known or name in cls.unsupported or value in (None, False, "", [], {}):
                 continue
             if len(current().warnings) < TOLD:
                 current().warn(f"ignored {cls.place}{name}")

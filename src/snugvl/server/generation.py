@@ -35,7 +35,7 @@ from snugvl.core.training import Training
 from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import Context
-from snugvl.server.intake.intake import only_sizes
+from snugvl.server.media.loading import only_sizes
 from snugvl.server.record import current
 from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json

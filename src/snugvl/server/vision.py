@@ -206,13 +206,13 @@ class Received(Generic[OptionsT]):
         Raises:
             RequestError, ImageError: there are several, or it can't be had.
         """
-        source, intake = self._only(), self.context.intake
+        source, intake = self._only(), self.context.media
         if isinstance(source.value, bytes):
             return await intake.picture_bytes(source.value, field=source.field)
         return await intake.picture(source.value, field=source.field)
 
     async def _decode(self, source: PictureSource) -> Picture | Video:
-        return await self.context.intake.picture_or_video(
+        return await self.context.media.picture_or_video(
             source.value,
             videos=self.capabilities.video,
             field=source.field,

@@ -89,9 +89,7 @@ async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Messa
         async for index, each in in_turns(enumerate(body.messages))
         for path, block in _pictures(each.content, f"messages[{index}].content")
     }
-    found = await fetch_all(
-        wanted, lambda block, path: _fetch(context, block, path), context.intake.check_all
-    )
+    found = await fetch_all(wanted, lambda block, path: _fetch(context, block, path), context.media.check_all)
     system = _join_texts(body.system)
     turns = [Message("system", (Text(system),))] if system else []
     async for index, each in in_turns(enumerate(body.messages)):
@@ -159,7 +157,7 @@ async def _fetch(context: Context, block: ImageBlock, field: str) -> Picture:
             url, name = f"data:{kind};base64,{data}", f"{field}.source.data"
         case UrlSource(url=url):
             name = f"{field}.source.url"
-    return await context.intake.picture(url, field=name)
+    return await context.media.picture(url, field=name)
 
 
 def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[Message]:

@@ -200,11 +200,11 @@ def _paths(images: list[str] | None, field: str) -> dict[str, str]:
 
 async def _fetch(context: Context, images: dict[str, str]) -> dict[str, Picture]:
     return await fetch_all(
-        images, lambda image, path: _picture(context, image, path), context.intake.check_all
+        images, lambda image, path: _picture(context, image, path), context.media.check_all
     )
 
 
 async def _picture(context: Context, image: str, field: str) -> Picture:
     if ":" in image[:16]:
         raise RequestError(f"{field} is a URL; send the picture itself, in base64", field=field)
-    return await context.intake.picture(f"data:;base64,{image}", field=field)
+    return await context.media.picture(f"data:;base64,{image}", field=field)

@@ -11,7 +11,7 @@ from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part
 from snugvl.server.forms import MAX_TOOLS, Stop, ToolName, stops_of
 from snugvl.server.record import current
-from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, Wishes
+from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
@@ -19,7 +19,7 @@ UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is fu
 class OllamaOptions(Body):
     """What Ollama's options mean here. Those that tune llama.cpp are ignored."""
 
-    wishes: ClassVar[Wishes] = OLLAMA_OPTIONS
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA_OPTIONS
     place: ClassVar[str] = "options."
 
     temperature: Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")] | None = None
@@ -101,7 +101,7 @@ class PastCall(Part):
 class ChatMessage(Part):
     """One turn. `images`: shown before the text; `tool_name`, `tool_call_id`: which call a tool answers."""
 
-    wishes: ClassVar[Wishes] = OLLAMA_PICTURES
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA_PICTURES
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -130,7 +130,7 @@ class OllamaTool(Part):
 class Generating(Body):
     """What chat and generate have in common."""
 
-    wishes: ClassVar[Wishes] = OLLAMA
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA
 
     model: Name
     stream: bool | None = Field(default=None, description="a line of JSON for each piece; true without")

@@ -43,16 +43,16 @@ from snugvl.server.openai.constraints import (
     form_of,
 )
 from snugvl.server.openai.document import ChatCompletion
-from snugvl.server.openai.media import (
+from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
+from snugvl.server.openai.upload import (
     MediaSource,
     Pixels,
     UploadRoute,
     attachments_of,
     multipart_document,
 )
-from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.streaming import Event, compact, event_stream
-from snugvl.server.wishes import CHAT, Wishes
+from snugvl.server.unsupported import CHAT, UnsupportedFields
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
@@ -79,7 +79,7 @@ class ProcessorOptions(Part):
 class ChatCompletionRequest(SamplingFields):
     """A chat completion to make."""
 
-    wishes: ClassVar[Wishes] = CHAT
+    unsupported: ClassVar[UnsupportedFields] = CHAT
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
@@ -129,7 +129,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     model = context.check_model(body.model)
     options = stream_options_of(body.stream, body.stream_options)
     most = None if body.mm_processor_kwargs is None else body.mm_processor_kwargs.max_pixels
-    media = MediaSource(context.intake, attachments_of(http), most)
+    media = MediaSource(context.media, attachments_of(http), most)
     with rename_fields(
         NAMES
         | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})

@@ -36,7 +36,7 @@ from snugvl.server.openai.common import (
 from snugvl.server.openai.document import Completion
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
-from snugvl.server.wishes import COMPLETIONS, Wishes
+from snugvl.server.unsupported import COMPLETIONS, UnsupportedFields
 
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
@@ -90,7 +90,7 @@ EchoedTokens = Annotated[
 class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts."""
 
-    wishes: ClassVar[Wishes] = COMPLETIONS
+    unsupported: ClassVar[UnsupportedFields] = COMPLETIONS
 
     prompt: Prompt
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")

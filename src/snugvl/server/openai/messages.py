@@ -10,10 +10,10 @@ from snugvl.errors import RequestError
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.fields import StringOrArray, StringOrObject
 from snugvl.server.forms import call_arguments
-from snugvl.server.openai.media import Detail, MediaSource, Pixels
+from snugvl.server.openai.upload import Detail, MediaSource, Pixels
 from snugvl.server.record import current
 from snugvl.server.together import fetch_all, in_turns
-from snugvl.server.wishes import PICTURE_PART, WRITTEN, Wishes
+from snugvl.server.unsupported import PICTURE_PART, WRITTEN, UnsupportedFields
 
 MAX_PARTS = 1024
 
@@ -131,7 +131,7 @@ class SystemMessage(RequestPart):
 class UserMessage(RequestPart):
     """What the user said, with pictures and videos."""
 
-    wishes: ClassVar[Wishes] = PICTURE_PART
+    unsupported: ClassVar[UnsupportedFields] = PICTURE_PART
 
     role: Literal["user"]
     content: UserContent
@@ -156,7 +156,7 @@ class AssistantCall(RequestPart):
 class AssistantMessage(RequestPart):
     """What the model answered before."""
 
-    wishes: ClassVar[Wishes] = WRITTEN
+    unsupported: ClassVar[UnsupportedFields] = WRITTEN
 
     role: Literal["assistant"]
     content: TextContent | None = None

@@ -24,9 +24,9 @@ from snugvl.server.openai.common import (
     token_logprobs,
 )
 from snugvl.server.openai.document import ResponseAnswer
-from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
 from snugvl.server.openai.responses_tools import VENDOR, Called, called_names
+from snugvl.server.openai.upload import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -49,7 +49,7 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     """Answer input items with output items; whole, or as a stream of events."""
     context = context_of(http)
     model = context.check_model(body.model)
-    media = MediaSource(context.intake, attachments_of(http))
+    media = MediaSource(context.media, attachments_of(http))
     with rename_fields(NAMES):
         answer = await read_answer(context, await _request(body, media))
         written = WrittenResponse(new_response(body, model), answer, called_names(body.tools or ()))

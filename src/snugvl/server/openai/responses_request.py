@@ -22,7 +22,6 @@ from snugvl.server.openai.constraints import (
     NamedSchema,
     TextFormat,
 )
-from snugvl.server.openai.media import Detail, MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, parts_of
 from snugvl.server.openai.responses_tools import (
     INPUT,
@@ -32,15 +31,16 @@ from snugvl.server.openai.responses_tools import (
     full_name,
     response_tool_use,
 )
+from snugvl.server.openai.upload import Detail, MediaSource
 from snugvl.server.record import current
 from snugvl.server.together import fetch_all, in_turns
-from snugvl.server.wishes import (
+from snugvl.server.unsupported import (
     INPUT_IMAGE,
     INPUT_PICTURE,
     ITEM,
     RESPONSES,
     TEXT_FORM,
-    Wishes,
+    UnsupportedFields,
 )
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -56,7 +56,7 @@ class InputText(RequestPart):
 class InputImage(RequestPart):
     """A picture: a data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
 
-    wishes: ClassVar[Wishes] = INPUT_IMAGE
+    unsupported: ClassVar[UnsupportedFields] = INPUT_IMAGE
 
     type: Literal["input_image"]
     image_url: str
@@ -77,7 +77,7 @@ WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 class InputMessage(RequestPart):
     """What a user or an instruction says."""
 
-    wishes: ClassVar[Wishes] = INPUT_PICTURE
+    unsupported: ClassVar[UnsupportedFields] = INPUT_PICTURE
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer"]
@@ -293,7 +293,7 @@ class SchemaFormat(NamedSchema):
 class TextForm(RequestPart):
     """The form of the answer."""
 
-    wishes: ClassVar[Wishes] = TEXT_FORM
+    unsupported: ClassVar[UnsupportedFields] = TEXT_FORM
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "text."
 
@@ -319,7 +319,7 @@ class ResponseStreamOptions(RequestPart):
 class ResponseRequest(Body):
     """A response to make. Nothing is stored: `store` is false here by default."""
 
-    wishes: ClassVar[Wishes] = RESPONSES
+    unsupported: ClassVar[UnsupportedFields] = RESPONSES
 
     input: Input
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")

@@ -22,7 +22,7 @@ from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import MAX_TOOLS, JsonSchema, Mode, ToolName, offered_tool, tool_use
 from snugvl.server.generation import arguments_of
 from snugvl.server.record import current
-from snugvl.server.wishes import RESPONSE_TOOL, Wishes
+from snugvl.server.unsupported import RESPONSE_TOOL, UnsupportedFields
 
 VENDOR: Final = re.compile(
     r"(web_search|file_search|computer|code_interpreter|image_generation|local_shell|shell|mcp|apply_patch"
@@ -38,7 +38,7 @@ Namespace = Annotated[str, Field(min_length=1, max_length=128)]
 class FunctionTool(RequestPart):
     """A function. `strict`: a keyword of `parameters` that can't be enforced is refused, not left out."""
 
-    wishes: ClassVar[Wishes] = RESPONSE_TOOL
+    unsupported: ClassVar[UnsupportedFields] = RESPONSE_TOOL
 
     type: Literal["function"]
     name: ToolName
@@ -58,7 +58,7 @@ class InputFormat(RequestPart):
 class CustomTool(RequestPart):
     """A free-form tool, which takes a text."""
 
-    wishes: ClassVar[Wishes] = RESPONSE_TOOL
+    unsupported: ClassVar[UnsupportedFields] = RESPONSE_TOOL
 
     type: Literal["custom"]
     name: ToolName

@@ -11,9 +11,9 @@ from PIL import Image
 
 from snugvl.core.messages import Picture
 from snugvl.errors import ImageError
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.room import PIXEL_BYTES
-from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.media.budget import PIXEL_BYTES
+from snugvl.server.media.loading import MediaLoader
+from snugvl.server.media.settings import MediaSettings
 from snugvl.server.record import REQUEST_RECORD, RequestRecord
 
 LIMIT = 100  # pixels of all pictures
@@ -81,13 +81,13 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def run(work: Callable[[Intake, Web], Awaitable[None]]) -> None:
+def run(work: Callable[[MediaLoader, Web], Awaitable[None]]) -> None:
     """Runs it, and sees that nothing is left behind."""
 
     async def clean() -> None:
         web = Web()
-        settings = replace(IntakeSettings(), max_live_bytes=PIXEL_BYTES * LIMIT + FILES)
-        intake = Intake(settings, fetcher=web)  # type: ignore[arg-type]
+        settings = replace(MediaSettings(), max_live_bytes=PIXEL_BYTES * LIMIT + FILES)
+        intake = MediaLoader(settings, fetcher=web)  # type: ignore[arg-type]
         intake._pictures = intake._videos = web  # type: ignore[assignment]
         await work(intake, web)
         await turns()  # until then the loop holds what was awaited last

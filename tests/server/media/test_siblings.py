@@ -9,23 +9,23 @@ import pytest
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
-from snugvl.server.intake import intake as module
-from snugvl.server.intake.decoders import Decoders
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media import loading as module
+from snugvl.server.media.decoders import Decoders
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.record import REQUEST_RECORD, RequestRecord
 from snugvl.server.together import together
-from tests.server.intake.pictures import png
-from tests.server.intake.test_room import PIXELS
-from tests.server.intake.web import FILES, LIMIT, Web, begin, run, turns
+from tests.server.media.pictures import png
+from tests.server.media.test_budget import PIXELS
+from tests.server.media.web import FILES, LIMIT, Web, begin, run, turns
 
 WORD = "take more than"
 
 
-def all_of(intake: Intake, *urls: str) -> Coroutine[Any, Any, list[Picture]]:
+def all_of(intake: MediaLoader, *urls: str) -> Coroutine[Any, Any, list[Picture]]:
     return together(intake.picture(f"http://{url}", field=url[0]) for url in urls)
 
 
-async def each_of(intake: Intake, *urls: str) -> list[Picture | BaseException]:
+async def each_of(intake: MediaLoader, *urls: str) -> list[Picture | BaseException]:
     """Whatever becomes of them, side by side."""
     work = (intake.picture(f"http://{url}", field=url[0]) for url in urls)
     return await asyncio.gather(*work, return_exceptions=True)
@@ -33,7 +33,7 @@ async def each_of(intake: Intake, *urls: str) -> list[Picture | BaseException]:
 
 @pytest.mark.parametrize("order", ["abcde", "edcba", "cadbe"])
 def test_of_five_huge_pictures_none_is_decoded_however_they_come(order: str) -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = begin(all_of(intake, "a/40", "b/40", "c/40", "d/40", "e/40"))
         await turns()
         for name in order[:2]:
@@ -48,7 +48,7 @@ def test_of_five_huge_pictures_none_is_decoded_however_they_come(order: str) -> 
 
 
 def test_who_is_known_last_is_counted_with_all_others() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30", "d/30"))
         await turns()
         await web.let("a", "c", "d")
@@ -65,7 +65,7 @@ def test_who_is_known_last_is_counted_with_all_others() -> None:
 def test_a_refusal_is_for_all_that_are_on_their_way() -> None:
     """Also where nobody ends the others at the first error."""
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = begin(each_of(intake, "a/60", "b/60", "c/1", "d/1"))
         await turns()
         await web.let("a", "c")
@@ -80,7 +80,7 @@ def test_a_refusal_is_for_all_that_are_on_their_way() -> None:
 
 
 def test_pictures_wait_for_the_sizes_of_their_siblings() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30"))
         await turns()
         await web.let("a")
@@ -96,7 +96,7 @@ def test_pictures_wait_for_the_sizes_of_their_siblings() -> None:
 
 
 def test_those_of_messages_within_messages_are_siblings() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         async def nested() -> list[list[Picture]]:
             return await together([all_of(intake, "a/60"), all_of(intake, "b/60")])
 
@@ -113,7 +113,7 @@ def test_those_of_messages_within_messages_are_siblings() -> None:
 
 
 def test_a_failure_ends_the_others_before_they_are_decoded() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30"))
         await turns()
         await web.let("a", "b")
@@ -126,7 +126,7 @@ def test_a_failure_ends_the_others_before_they_are_decoded() -> None:
 
 
 def test_nobody_waits_for_who_has_failed() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = begin(each_of(intake, "a/30", "b/30", "c/999"))
         await turns()
         await web.let("a", "b")
@@ -143,7 +143,7 @@ def test_nobody_waits_for_who_is_refused_at_once() -> None:
         if field == "c":
             raise RequestError("no")
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         intake.before = refuse
         task = begin(each_of(intake, "c/30", "b/30"))
         await web.let("b")
@@ -155,7 +155,7 @@ def test_nobody_waits_for_who_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_nobody_waits_for_who_is_cancelled(known: bool) -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         leaves = begin(all_of(intake, "a/60"))
         stays, last = begin(all_of(intake, "b/60")), begin(all_of(intake, "c/30"))
         await turns()
@@ -172,7 +172,7 @@ def test_nobody_waits_for_who_is_cancelled(known: bool) -> None:
 
 
 def test_a_request_that_leaves_leaves_nothing() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30"))
         await turns()
         await web.let("a")
@@ -185,10 +185,10 @@ def test_a_request_that_leaves_leaves_nothing() -> None:
 
 
 def test_one_after_the_other_none_waits() -> None:
-    async def in_turn(intake: Intake, *urls: str) -> list[Picture]:
+    async def in_turn(intake: MediaLoader, *urls: str) -> list[Picture]:
         return [await intake.picture(f"http://{url}", field="a") for url in urls]
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         await web.let("a", "b", "c")
         assert len(await begin(in_turn(intake, "a/40", "b/30", "c/30"))) == 3
         assert web.decoded == ["a", "b", "c"]
@@ -200,7 +200,7 @@ def test_one_after_the_other_none_waits() -> None:
 
 
 def test_requests_do_not_wait_for_each_other() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         slow = begin(all_of(intake, "a/60", "b/60"), "1")
         quick = begin(all_of(intake, "c/60", "d/30"), "2")
         await turns()
@@ -217,7 +217,7 @@ def test_requests_do_not_wait_for_each_other() -> None:
 
 
 def test_without_a_request_each_picture_stands_alone() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         task = asyncio.create_task(all_of(intake, "a/60", "b/30"))
         await turns()
         await web.let("a")
@@ -231,7 +231,7 @@ def test_without_a_request_each_picture_stands_alone() -> None:
 def test_nobody_waits_for_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_video", lambda data: data.startswith(b"http://v/"))
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         limits = replace(intake._settings.video, max_total_pixels=30)
         intake._settings = replace(intake._settings, video=limits)
 
@@ -255,7 +255,7 @@ def test_nobody_waits_for_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_frames_of_a_list_are_siblings_of_pictures() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         def shown(pixels: int) -> Coroutine[Any, Any, list[Any]]:
             frames = intake.video(["http://f/20", "http://g/20"], field="video")
             return together([frames, intake.picture(f"http://a/{pixels}", field="a")])
@@ -279,7 +279,7 @@ def test_frames_of_a_list_are_siblings_of_pictures() -> None:
 def test_files_need_room_beside_all_pictures_one_by_one(largest: int, fits: bool) -> None:
     """The largest may come first: what follows has no room beside it all the same."""
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: MediaLoader, web: Web) -> None:
         urls = [f"a/{LIMIT - 70}/".ljust(largest - len("http://"), "."), "b/40/".ljust(50, "."), "c/30"]
         task = begin(all_of(intake, *urls))
         await turns()
@@ -303,7 +303,7 @@ def test_true_decoders_are_given_no_picture_of_a_request_that_is_too_large(
     async def decode(*_: object, **__: object) -> Picture:
         raise AssertionError("a picture was decoded")
 
-    async def work(intake: Intake) -> None:
+    async def work(intake: MediaLoader) -> None:
         REQUEST_RECORD.set(RequestRecord("1"))
         data = png(8000, 7936, PIXELS)
 
@@ -319,4 +319,4 @@ def test_true_decoders_are_given_no_picture_of_a_request_that_is_too_large(
         assert not intake._live._siblings
 
     monkeypatch.setattr(Decoders, "picture", decode)
-    asyncio.run(work(Intake()))
+    asyncio.run(work(MediaLoader()))

@@ -27,7 +27,7 @@ from snugvl.server.record import REQUEST_RECORD
 PIXEL_BYTES = 3
 
 
-class PixelRoom:
+class PixelBudget:
     """So many bytes, or whatever is counted. Used from one thread; pictures may be let go from any."""
 
     def __init__(self, limit: int, wait_s: float | None, shared: int | None = None) -> None:
@@ -287,7 +287,7 @@ class Coming:
 class PixelShare:
     """A part of a room. `count`: what of it is not kept by pictures."""
 
-    def __init__(self, room: PixelRoom, count: int, owner: str) -> None:
+    def __init__(self, room: PixelBudget, count: int, owner: str) -> None:
         self._room = room
         self.count = count
         self.owner = owner

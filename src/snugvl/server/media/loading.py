@@ -22,11 +22,11 @@ from PIL import Image
 from snugvl.core.messages import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.inputs.frames import is_video
-from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
-from snugvl.server.intake.fetch import Fetcher, is_foreign
-from snugvl.server.intake.room import PIXEL_BYTES, Coming, PixelRoom
-from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.intake.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
+from snugvl.server.media.budget import PIXEL_BYTES, Coming, PixelBudget
+from snugvl.server.media.decoders import Decoders, memory_for_pictures, memory_for_videos
+from snugvl.server.media.fetch import Fetcher, is_foreign
+from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
 from snugvl.server.record import current
 from snugvl.server.settings import ServerSettings
 from snugvl.server.together import together
@@ -53,7 +53,7 @@ def only_sizes(yes: bool) -> Iterator[None]:
         _SIZES.reset(token)
 
 
-class Intake:
+class MediaLoader:
     """Fetches, checks and decodes. One instance a server; `close` stops its workers.
 
     Attributes:
@@ -61,13 +61,13 @@ class Intake:
         before_all: called with the fields of all of a conversation that is to be answered; may refuse them.
     """
 
-    def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, settings: MediaSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
         """`fetcher`: in place of the one that the settings describe.
 
         Raises:
             InputError: `settings.local_folder` is not a folder.
         """
-        self._settings = settings = settings or IntakeSettings()
+        self._settings = settings = settings or MediaSettings()
         self._folder = check_folder(settings.local_folder) if settings.local_folder else None
         self._fetcher = fetcher or Fetcher(
             settings.fetch,
@@ -76,9 +76,9 @@ class Intake:
         )
         self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
         self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
-        self._live = PixelRoom(settings.max_live_bytes, settings.wait_s, settings.shared_bytes)
+        self._live = PixelBudget(settings.max_live_bytes, settings.wait_s, settings.shared_bytes)
         # While it is decoded a picture takes several times what it takes then: few large ones at once.
-        self._at_work = PixelRoom(settings.image.max_pixels, None)
+        self._at_work = PixelBudget(settings.image.max_pixels, None)
         self._one_video = asyncio.Lock()
         self._encoded = 0
         self.before: Callable[[str], None] = lambda _field: None
@@ -92,7 +92,7 @@ class Intake:
             InputError: `settings.allow_local_media` is not a folder.
         """
         return cls(
-            IntakeSettings(
+            MediaSettings(
                 local_folder=settings.allow_local_media,
                 allow_private=settings.allow_private_media,
                 domains=settings.allowed_media_domains,

@@ -22,7 +22,7 @@ from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
 from snugvl.server.body import MAX_FORM_FILES, Handler, JsonRoute, bytes_of, form_of, read_json
 from snugvl.server.fields import WHOLE
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 
 Detail = Literal["auto", "low", "high", "original"]
 Pixels = Annotated[int, Field(ge=1, le=2**53), WHOLE]
@@ -33,7 +33,7 @@ class MediaSource:
     """Fetches what a request refers to. `attachments`: files of a multipart upload by name."""
 
     def __init__(
-        self, intake: Intake, attachments: Mapping[str, bytes], max_pixels: int | None = None
+        self, intake: MediaLoader, attachments: Mapping[str, bytes], max_pixels: int | None = None
     ) -> None:
         """`max_pixels`: of every picture of the request, where the checkpoint has a higher limit."""
         self._intake = intake
