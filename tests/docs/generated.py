@@ -26,6 +26,7 @@ from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Body, Strict
 from snugvl.server.forms import MAX_ARGUMENTS
 from snugvl.server.media import urls
+from snugvl.server.media.loading import MAX_MEDIA
 from snugvl.server.media.settings import MediaSettings
 from snugvl.server.metrics import Metrics
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
@@ -36,7 +37,6 @@ from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, Completio
 from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
-from snugvl.server.together import MAX_MEDIA
 from tests.docs import clients
 from tests.server.fake import FakeService
 

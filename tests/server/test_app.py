@@ -63,7 +63,7 @@ def test_nothing_of_a_stream_goes_on_when_it_has_ended() -> None:
     async def left() -> set[asyncio.Task[Any]]:
         context: Any = SimpleNamespace(settings=ServerSettings())
         nobody: Any = None
-        answer = event_stream(nobody, context, events())
+        answer = event_stream(context, events())
         await answer({"type": "http"}, nobody, AsyncMock())
         await asyncio.sleep(0)  # the turn in which what was cancelled ends
         return asyncio.all_tasks() - {asyncio.current_task()}
@@ -92,7 +92,7 @@ def test_streams_of_every_protocol(path: str, sse: bool, expected: str) -> None:
 
     async def route(request: Request) -> Response:
         stream = event_stream if sse else line_stream
-        return stream(request, context_of(request), events())  # type: ignore[arg-type]
+        return stream(context_of(request), events())  # type: ignore[arg-type]
 
     app = create_app(Context(FakeService(), ServerSettings(), MediaLoader()))
     app.router.add_route(path, route, methods=["GET"])

@@ -347,6 +347,7 @@ THREE_PICTURES: dict[str, tuple[dict[str, Any], str | None]] = {  # bodies, and 
         None,
     ),
     "/api/generate": ({"model": "pocket", "prompt": "a", "images": [DOT] * 3}, None),
+    "/v1/vision/ask": ({"question": "a", "images": [URL] * 3}, "images[2]"),
 }
 
 

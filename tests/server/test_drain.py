@@ -77,7 +77,7 @@ def test_the_decoder_is_started_while_the_engine_loads(
 
     async def test() -> None:
         service = FakeService(health=Health("starting", "starting torch", 0.0))
-        context: Any = SimpleNamespace(service=service, intake=MediaLoader())
+        context: Any = SimpleNamespace(service=service, media=MediaLoader())
         warmer = asyncio.ensure_future(run_module._warm(context))
         await asyncio.sleep(3 * run_module.POLL_S)
         assert not warmed.is_set()  # torch is being imported

@@ -15,7 +15,6 @@ makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8,
 keys, not too deep.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import (
@@ -25,12 +24,13 @@ from pydantic import (
     Discriminator,
     GetCoreSchemaHandler,
     Tag,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from snugvl.server.record import current
-from snugvl.server.unsupported import UnsupportedField, settled
+from snugvl.server.record import Notes
+from snugvl.server.unsupported import UnsupportedFields, settled
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
@@ -49,7 +49,7 @@ def _whole(value: object) -> object:
 # Stands after the bounds in Annotated, or the OpenAPI document loses them.
 WHOLE = BeforeValidator(_whole)
 
-TOLD = 12  # fields that are ignored; there is room for what matters more
+MOST_IGNORED = 12  # warnings of fields that are ignored; others matter more
 MAX_NAME = 1024  # characters of a field's name, known or not
 MAX_ALL_PARTS = 16_384  # of all messages of a conversation
 MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one would be an error of its own
@@ -118,23 +118,28 @@ def _stop_at_first(schema: Any) -> None:
 class Strict(BaseModel):
     """A JSON object of a request.
 
+    Validated with `context=` a `Notes`, it warns there of what it ignores.
+
     Attributes:
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
-        tells: whether a name that nobody here knows is told to the client; `place`: what stands before it.
+        warns: whether names that nobody here knows are a warning; `place`: what stands before them in it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    unsupported: ClassVar[Mapping[str, UnsupportedField]] = {}
-    tells: ClassVar[bool] = False
+    unsupported: ClassVar[UnsupportedFields] = {}
+    warns: ClassVar[bool] = False
     place: ClassVar[str] = ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
         super().__pydantic_init_subclass__(**given)
-        cls.unsupported = settled(
-            cls.unsupported, {field.alias or name for name, field in cls.model_fields.items()}
-        )
+        cls.unsupported = settled(cls.unsupported, cls._declared())
+
+    @classmethod
+    def _declared(cls) -> set[str]:
+        """Names of its fields, as a request writes them."""
+        return {field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -144,32 +149,31 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _settle_wishes(cls, values: Any) -> Any:
+    def _settle(cls, values: Any, info: ValidationInfo) -> Any:
         """Refuse what would change the answer; leave out what can't."""
         if not isinstance(values, dict):
             return values
         _check_names(values)
         _check_parts(values)
-        for name in values.keys() & cls.unsupported.keys():
-            cls.unsupported[name].check(name, values[name])
-        if cls.tells:
-            cls._tell(values)
+        table = cls.unsupported
+        for name in values.keys() & table.keys():
+            table[name].check(name, values[name])
+        if cls.warns and isinstance(info.context, Notes):
+            cls._warn_ignored(values, info.context)
         values = dict(values)
-        for name in [
-            name for name in values if name in cls.unsupported and cls.unsupported[name].verdict == "read"
-        ]:
-            cls.unsupported[name].settle(name, values)
-        return {name: value for name, value in values.items() if name not in cls.unsupported}
+        for name in [name for name in values if name in table and table[name].verdict == "read"]:
+            table[name].settle(name, values)
+        return {name: value for name, value in values.items() if name not in table}
 
     @classmethod
-    def _tell(cls, values: dict[str, Any]) -> None:
+    def _warn_ignored(cls, values: dict[str, Any], notes: Notes) -> None:
         """Name what is ignored and was asked for."""
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        known = cls._declared() | cls.unsupported.keys()
         for name, value in values.items():
-            if name in known or name in cls.unsupported or value in (None, False, "", [], {}):
+            if name in known or value in (None, False, "", [], {}):
                 continue
-            if len(current().warnings) < TOLD:
-                current().warn(f"ignored {cls.place}{name}")
+            if len(notes.warnings) < MOST_IGNORED:
+                notes.warn(f"ignored {cls.place}{name}")
 
 
 class Exact(Strict):
@@ -185,8 +189,8 @@ class Part(Exact):
 
 
 class Body(Exact):
-    """A request as a whole. Names that nobody here knows are ignored, and told."""
+    """A request as a whole. Names that nobody here knows are ignored, with a warning."""
 
     model_config = ConfigDict(extra="ignore")
 
-    tells = True
+    warns = True

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError
-from snugvl.server.media.loading import MediaLoader
 from snugvl.server.media.settings import MediaSettings
 from tests.server.media.films import film
 from tests.server.media.pictures import animation, encoded
+from tests.server.media.single import Loader
 
 PICTURES = tuple(encoded(kind, (40, 30)) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"))
 VIDEOS = (
@@ -56,7 +56,7 @@ def test_damaged_files(seed: int) -> None:
         return True
 
     async def run() -> None:
-        intake = MediaLoader()
+        intake = Loader()
         try:
             pictures = [opened(intake.picture_bytes, damaged(d, chance)) for d in PICTURES * 15]
             videos = [opened(intake.video_bytes, damaged(d, chance)) for d in VIDEOS * 5]

@@ -19,11 +19,11 @@ from snugvl.errors import EngineUnavailable, ImageTooLarge
 from snugvl.inputs.image import open_image
 from snugvl.server.media import pipe
 from snugvl.server.media.decoders import Decoders, memory_for_pictures
-from snugvl.server.media.loading import MediaLoader
 from snugvl.server.media.settings import MediaSettings, workers_for
 from tests.patience import PATIENCE_S, until_async
 from tests.server.media.pictures import encoded, png_bomb
 from tests.server.media.pool import LIMITS, MIB, decoded, only_process, pixels
+from tests.server.media.single import Loader
 
 
 def rare(kind: str) -> bytes:
@@ -139,7 +139,7 @@ def test_messages_round_trip() -> None:
 
 def test_many_at_once_come_back_to_their_own_requests() -> None:
     async def run() -> None:
-        intake = MediaLoader()
+        intake = Loader()
         try:
             sizes = [(i + 1, 2 * i + 1) for i in range(40)]
             found = await asyncio.gather(
@@ -198,7 +198,7 @@ def test_the_system_ends_a_decoder_that_nobody_watches(decoders: Decoders) -> No
 
 def test_a_picture_knows_its_file() -> None:
     async def run() -> None:
-        intake = MediaLoader()
+        intake = Loader()
         try:
             one, other = encoded("PNG", (100, 99)), encoded("PNG", (99, 100))
             found = [await intake.picture_bytes(data, field="a") for data in (one, one, other)]

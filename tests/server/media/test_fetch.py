@@ -14,10 +14,10 @@ import pytest
 
 from snugvl.errors import ImageError, QueueFull, SnugvlError
 from snugvl.server.media.fetch import Address, Fetcher, resolve
-from snugvl.server.media.loading import MediaLoader
 from snugvl.server.media.settings import FetchLimits, MediaSettings
 from tests.patience import PATIENCE_S
 from tests.server.media.pictures import encoded
+from tests.server.media.single import Loader
 from tests.server.media.standin import StandIn, answer, certificate, redirect, standing_in
 
 PICTURE = encoded("PNG")
@@ -294,7 +294,7 @@ def test_who_never_gets_a_slot_is_told_to_come_back() -> None:
 
 def test_private_media_only_by_choice() -> None:
     async def run(url: str, allow: bool) -> tuple[int, int]:
-        intake = MediaLoader(MediaSettings(allow_private=allow))
+        intake = Loader(MediaSettings(allow_private=allow))
         try:
             return (await intake.picture(url, field="url")).image.size
         finally:

@@ -260,7 +260,7 @@ Format = Annotated[JsonFormat, only("a format", "json_schema")]
 class OutputConfig(Part):
     """What form the answer has."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "output_config."
 
     format: Format | None = None

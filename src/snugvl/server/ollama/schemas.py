@@ -10,7 +10,7 @@ from snugvl.errors import RequestError
 from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part
 from snugvl.server.forms import MAX_TOOLS, Stop, ToolName, stops_of
-from snugvl.server.record import current
+from snugvl.server.record import Notes
 from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
@@ -42,7 +42,7 @@ class OllamaOptions(Body):
 
 
 def sampling_of(
-    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities
+    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities, notes: Notes
 ) -> SamplingParams:
     """The sampling parameters behind `options`; `logprobs` as in `SamplingParams`.
 
@@ -51,9 +51,7 @@ def sampling_of(
     """
     options = options or OllamaOptions()
     if options.num_ctx is not None and options.num_ctx > capabilities.context_tokens:
-        current().warn(
-            f"lowered options.num_ctx to {capabilities.context_tokens}, the context that is served"
-        )
+        notes.warn(f"lowered options.num_ctx to {capabilities.context_tokens}, the context that is served")
     if options.num_predict == 0:
         raise RequestError(
             "options.num_predict is 0, which leaves no answer; -1 is what fits", field="options.num_predict"
