@@ -26,8 +26,8 @@ from snugvl.inputs.frames import Frames, VideoLimits, decode_video
 from snugvl.inputs.frames import preload as preload_video_reader
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image
 from snugvl.inputs.iso_media import hide
-from snugvl.server.intake import pipe
-from snugvl.server.intake.confine import confine
+from snugvl.server.media import pipe
+from snugvl.server.media.confine import confine
 
 # Imported by Pillow, or by our own code, only when a rare picture needs it: by then no file can be opened.
 _LATER = (

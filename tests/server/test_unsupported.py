@@ -15,22 +15,22 @@ from snugvl.server.ollama.schemas import ChatRequest
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import CompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest
-from snugvl.server.wishes import Wishes
+from snugvl.server.unsupported import UnsupportedFields
 from tests.server.live import asking
 from tests.server.openai.scripted import Scripted
 
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-BODIES: dict[str, tuple[str, dict[str, Any], Wishes]] = {
-    "chat": ("/v1/chat/completions", {"messages": [HI]}, ChatCompletionRequest.wishes),
-    "completions": ("/v1/completions", {"prompt": "Hi"}, CompletionRequest.wishes),
-    "responses": ("/v1/responses", {"input": "Hi"}, ResponseRequest.wishes),
+BODIES: dict[str, tuple[str, dict[str, Any], UnsupportedFields]] = {
+    "chat": ("/v1/chat/completions", {"messages": [HI]}, ChatCompletionRequest.unsupported),
+    "completions": ("/v1/completions", {"prompt": "Hi"}, CompletionRequest.unsupported),
+    "responses": ("/v1/responses", {"input": "Hi"}, ResponseRequest.unsupported),
     "messages": (
         "/v1/messages",
         {"model": "pocket", "max_tokens": 9, "messages": [HI]},
-        MessagesRequest.wishes,
+        MessagesRequest.unsupported,
     ),
-    "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, ChatRequest.wishes),
+    "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, ChatRequest.unsupported),
 }
 WISHED: dict[str, Any] = {"best_of": 3, "mirostat": 2}  # a value that asks for something
 FAR: Any = {"wished": ["much"]}
@@ -49,7 +49,7 @@ def http(scripted: Scripted) -> Iterator[httpx.Client]:
 
 def test_fifty_wishes_are_refused() -> None:
     refused = {
-        name for _, _, table in BODIES.values() for name, wish in table.items() if wish.verdict == "refused"
+        name for _, _, table in BODIES.values() for name, field in table.items() if field.verdict == "refused"
     }
     assert len(refused) >= 50
 
@@ -58,14 +58,14 @@ def test_fifty_wishes_are_refused() -> None:
 def test_every_field_gets_its_verdict(http: httpx.Client, protocol: str) -> None:
     path, body, table = BODIES[protocol]
     assert len(table) >= 40
-    for name, wish in table.items():
-        if wish.verdict == "read":
+    for name, field in table.items():
+        if field.verdict == "read":
             assert http.post(path, json={**body, name: None}).status_code == 200, name
             continue
         answer = http.post(path, json={**body, name: WISHED.get(name, FAR)})
         assert answer.status_code == 400, (name, answer.text)
-        assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"'), name
-        for nothing in (None, *wish.nothing):
+        assert f"{name} is not supported: {field.why}" in answer.text.replace('\\"', '"'), name
+        for nothing in (None, *field.nothing):
             assert http.post(path, json={**body, name: nothing}).status_code == 200, (name, nothing)
 
 

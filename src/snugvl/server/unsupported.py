@@ -1,10 +1,10 @@
 """What becomes of a field that a body doesn't declare: the one place that says it.
 
-Clients' programs write requests, not people: their defaults and no-op knobs are no wishes. So there is one
+Clients' programs write requests, not people: their defaults and no-op knobs ask for nothing. So there is one
 rule, for every protocol. What would change the answer and can't be done is refused, with what to do instead;
 those fields stand here. What another program calls a field that there is here is read as that. Everything
 else is ignored, and the answer's `Snugvl-Warning` header names it. A declared field is honoured, or only
-checked (`DECLARED_ONLY`), and no wish. docs/api.md is written from these tables.
+checked (`DECLARED_ONLY`), and not in these tables. docs/api.md is written from these tables.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ ONE: Final = (1, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class UnsupportedField:
     """A field that is not honoured under its own name.
 
     Attributes:
@@ -42,7 +42,9 @@ class Wish:
             PydanticCustomError: with what to do instead, and the name for the path of the field.
         """
         if self.verdict == "refused" and self._asks(value):
-            raise PydanticCustomError("unsupported_parameter", "{why}", {"why": self.why, "wish": (name,)})
+            raise PydanticCustomError(
+                "unsupported_parameter", "{why}", {"why": self.why, "unsupported": (name,)}
+            )
 
     def settle(self, name: str, values: dict[str, Any]) -> None:
         """Move a value of a body to the field that it is here; what an object has there already stays.
@@ -62,7 +64,7 @@ class Wish:
             raise PydanticCustomError(
                 "two_names",
                 "it is another name for {field}, which has another value; send one of them",
-                {"field": self.why, "wish": (name,)},
+                {"field": self.why, "unsupported": (name,)},
             )
 
     def _asks(self, value: object) -> bool:
@@ -71,26 +73,26 @@ class Wish:
         return value is not None and not any(same)
 
 
-Wishes = Mapping[str, Wish]
+UnsupportedFields = Mapping[str, UnsupportedField]
 
 
-def refused(why: str, *nothing: object) -> Wish:
+def refused(why: str, *nothing: object) -> UnsupportedField:
     """It would change the answer."""
-    return Wish("refused", why, nothing)
+    return UnsupportedField("refused", why, nothing)
 
 
-def read(field: str, *nothing: object, meant: Callable[[Any], Any] | None = None) -> Wish:
+def read(field: str, *nothing: object, meant: Callable[[Any], Any] | None = None) -> UnsupportedField:
     """Another name for a field."""
-    return Wish("read", field, nothing, meant)
+    return UnsupportedField("read", field, nothing, meant)
 
 
-def settled(wishes: Wishes, declared: Collection[str]) -> Wishes:
-    """The wishes of a body with these fields: none of them, and nothing is read as what it doesn't have."""
+def settled(fields: UnsupportedFields, declared: Collection[str]) -> UnsupportedFields:
+    """Unsupported fields of a body that declares these; none is read as a field that it lacks."""
     return {
-        name: refused(CHAT_ALONE, *wish.nothing)
-        if wish.verdict == "read" and wish.why not in declared
-        else wish
-        for name, wish in wishes.items()
+        name: refused(CHAT_ALONE, *field.nothing)
+        if field.verdict == "read" and field.why not in declared
+        else field
+        for name, field in fields.items()
         if name not in declared
     }
 
@@ -132,7 +134,7 @@ FORMS: Final = ("format", "response_format", "structured_outputs", "guided_json"
                 "guided_choice", "guided_grammar")  # fmt: skip
 
 
-def _in(place: str) -> Wishes:
+def _in(place: str) -> UnsupportedFields:
     """Pictures beside the messages, or beside the content of one: unseen, they would change every answer."""
     return dict.fromkeys(BESIDE_CONTENT, refused(f"pictures go into {place}", "", []))
 
@@ -143,7 +145,7 @@ PICTURE_BLOCK: Final = _in('a message\'s content, as {"type": "image", "source":
 OLLAMA_PICTURES: Final = _in("images, a list of base64, of the message (of the prompt on /api/generate)")
 
 # Of any program that generates text; what OpenAI's own API has, then vLLM's, llama.cpp's and others'.
-GENERATION: Final[Wishes] = {
+GENERATION: Final[UnsupportedFields] = {
     "audio": refused("this server answers with text only; leave it out"),
     "modalities": refused('this server answers with text only; leave it out or send ["text"]', ["text"]),
     "web_search_options": refused("this server doesn't search; offer a tool that does"),
@@ -218,7 +220,7 @@ GENERATION: Final[Wishes] = {
     "tool_choice": refused(CHAT_ALONE, "none", "auto"),
 }  # fmt: skip
 
-CHAT: Final[Wishes] = {
+CHAT: Final[UnsupportedFields] = {
     **GENERATION,
     **PICTURE_PART,
     "prompt": refused("send it as a user's message, or to /v1/completions"),
@@ -226,12 +228,12 @@ CHAT: Final[Wishes] = {
     "system": refused("send it as a message of role system"),
     "instructions": refused("send them as a message of role system"),
 }
-COMPLETIONS: Final[Wishes] = {
-    **{name: wish for name, wish in GENERATION.items() if name not in ("mm_processor_kwargs", *THINKING)},
+COMPLETIONS: Final[UnsupportedFields] = {
+    **{name: field for name, field in GENERATION.items() if name not in ("mm_processor_kwargs", *THINKING)},
     **_in("a message of /v1/chat/completions"),
     "messages": refused("send them to /v1/chat/completions"),
 }
-RESPONSES: Final[Wishes] = {
+RESPONSES: Final[UnsupportedFields] = {
     **GENERATION,
     **INPUT_PICTURE,
     "reasoning_effort": read("reasoning", meant=lambda value: {"effort": value}),
@@ -249,25 +251,25 @@ RESPONSES: Final[Wishes] = {
     "context_management": refused("shorten input yourself", []),
     "messages": refused("send them as input, or to /v1/chat/completions"),
 }
-WRITTEN: Final[Wishes] = {
+WRITTEN: Final[UnsupportedFields] = {
     "audio": refused("send what was said as text of content"),
     "function_call": refused("it is deprecated; send tool_calls"),
 }
-TEXT_FORM: Final[Wishes] = {
+TEXT_FORM: Final[UnsupportedFields] = {
     "verbosity": refused("say in instructions how long the answer should be", "medium")
 }
-ITEM: Final[Wishes] = {"item_reference": refused(f"{STATELESS}; send the item itself, not its id")}
-INPUT_IMAGE: Final[Wishes] = {"file_id": refused(f"{STATELESS}; send image_url")}
-RESPONSE_TOOL: Final[Wishes] = {
+ITEM: Final[UnsupportedFields] = {"item_reference": refused(f"{STATELESS}; send the item itself, not its id")}
+INPUT_IMAGE: Final[UnsupportedFields] = {"file_id": refused(f"{STATELESS}; send image_url")}
+RESPONSE_TOOL: Final[UnsupportedFields] = {
     "defer_loading": refused("every tool is shown to the model; leave it out", False),
     "allowed_callers": refused("this server runs no code; leave it out"),
 }
 
-MESSAGES_PROMPT: Final[Wishes] = {
+MESSAGES_PROMPT: Final[UnsupportedFields] = {
     "container": refused("this server runs no code"),
     "mcp_servers": refused("this server calls no other servers; run their tools in your program", []),
 }
-MESSAGES: Final[Wishes] = {
+MESSAGES: Final[UnsupportedFields] = {
     **GENERATION,
     **PICTURE_BLOCK,
     **MESSAGES_PROMPT,
@@ -276,13 +278,13 @@ MESSAGES: Final[Wishes] = {
     "response_format": refused("send output_config.format", PLAIN_TEXT),
     "format": refused("send output_config.format", ""),
 }
-CLIENT_TOOL: Final[Wishes] = {
+CLIENT_TOOL: Final[UnsupportedFields] = {
     "allowed_callers": refused("this server runs no code; leave it out", ["direct"]),
     "defer_loading": refused("every tool is shown to the model; leave it out", False),
     "input_examples": refused("put the examples into the description", []),
 }
 
-OLLAMA: Final[Wishes] = {
+OLLAMA: Final[UnsupportedFields] = {
     **GENERATION,
     **OLLAMA_PICTURES,
     **dict.fromkeys(("enable_thinking", "thinking"), read("think", meant=thinks)),
@@ -299,14 +301,14 @@ OLLAMA: Final[Wishes] = {
     "tool_choice": refused("Ollama's protocol has none; use /v1/chat/completions", "auto"),
     "grammar": refused("send a JSON schema in format", ""),
 }
-OLLAMA_OPTIONS: Final[Wishes] = {
+OLLAMA_OPTIONS: Final[UnsupportedFields] = {
     "mirostat": refused(SAMPLER, 0),
     "tfs_z": refused(SAMPLER, *ONE),
     "typical_p": refused(SAMPLER, *ONE),
     "repeat_last_n": refused("penalties look at all tokens; send -1 or leave it out", -1, 64),
     "penalize_newline": refused("penalties look at all tokens; leave it out", True),
 }  # fmt: skip
-TOKENIZE: Final[Wishes] = {
+TOKENIZE: Final[UnsupportedFields] = {
     "add_generation_prompt": refused("leave it out; it is always there", True),
     "return_token_strs": refused("POST /detokenize gives texts of ids", False),
 }
@@ -322,13 +324,13 @@ DECLARED_ONLY: Final[Mapping[str, str]] = {
 """Fields that bodies declare to check their form, and that are otherwise without effect."""
 
 
-def listed(wishes: Wishes, declared: Mapping[str, Any]) -> dict[str, list[str]]:
+def listed(fields: UnsupportedFields, declared: Mapping[str, Any]) -> dict[str, list[str]]:
     """Names of a body's fields by what becomes of them: honoured, checked, read, refused."""
     found: dict[str, list[str]] = {
         "honoured": [name for name in declared if name not in DECLARED_ONLY],
         "checked": [name for name in declared if name in DECLARED_ONLY],
     }
-    for name, wish in wishes.items():
-        shown = f"{name} ({wish.why})" if wish.verdict == "read" else name
-        found.setdefault(wish.verdict, []).append(shown)
+    for name, field in fields.items():
+        shown = f"{name} ({field.why})" if field.verdict == "read" else name
+        found.setdefault(field.verdict, []).append(shown)
     return found

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from snugvl.errors import ImageError, ImageTooLarge, InputError, RequestError
-from snugvl.server.intake import urls
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.urls import check_folder, read_file_url
+from snugvl.server.media import urls
+from snugvl.server.media.urls import check_folder, read_file_url
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S
-from tests.server.intake.pictures import encoded
+from tests.server.media.pictures import encoded
+from tests.server.media.single import Loader
 
 PICTURE = encoded("PNG")
 OUTSIDE = "the image is not a readable file inside the folder that --allow-local-media names"
@@ -160,13 +160,13 @@ def test_no_descriptor_is_left_open(folder: Path) -> None:
 
 
 @pytest.fixture
-def intake(folder: Path) -> Iterator[Intake]:
-    made = Intake.from_settings(ServerSettings(allow_local_media=folder))
+def intake(folder: Path) -> Iterator[Loader]:
+    made = Loader.from_settings(ServerSettings(allow_local_media=folder))
     yield made
     asyncio.run(made.close())
 
 
-def test_a_server_reads_the_folder_it_was_told(intake: Intake, folder: Path) -> None:
+def test_a_server_reads_the_folder_it_was_told(intake: Loader, folder: Path) -> None:
     picture = asyncio.run(intake.picture(f"file://{folder}/sub/picture.png", field="url"))
     assert picture.image.size == (8, 6)
     with pytest.raises(ImageError, match="not a readable file inside"):
@@ -176,7 +176,7 @@ def test_a_server_reads_the_folder_it_was_told(intake: Intake, folder: Path) -> 
 def test_what_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(InputError, match=f"--allow-local-media {missing} is not a folder"):
-        Intake.from_settings(ServerSettings(allow_local_media=missing))
+        Loader.from_settings(ServerSettings(allow_local_media=missing))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")

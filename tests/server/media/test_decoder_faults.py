@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError
-from snugvl.server.intake import pipe
-from snugvl.server.intake.decoders import Decoders
-from tests.server.intake.pictures import encoded, png_bomb
-from tests.server.intake.pool import decoded, only_process, stopped_in_the_middle
+from snugvl.server.media import pipe
+from snugvl.server.media.decoders import Decoders
+from tests.server.media.pictures import encoded, png_bomb
+from tests.server.media.pool import decoded, only_process, stopped_in_the_middle
 
 
 @pytest.mark.parametrize("lie", [-1, "144", 1 << 40, 143, 145, None])

@@ -18,7 +18,7 @@ from typing import Any
 
 from snugvl.core.region import Region
 from snugvl.errors import ImageError
-from snugvl.server.intake import worker
+from snugvl.server.media import worker
 
 ATTACK = b"ATTACK"
 Tries = dict[str, Callable[[], Any]]

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError, SnugvlError
-from snugvl.server.intake import confine
-from snugvl.server.intake.confine import ALL_RIGHTS
-from snugvl.server.intake.decoders import Decoders, Kind, memory_for_pictures
-from tests.server.intake import taken_over as probe
-from tests.server.intake.pictures import encoded
-from tests.server.intake.pool import LIMITS, decoded
+from snugvl.server.media import confine
+from snugvl.server.media.confine import ALL_RIGHTS
+from snugvl.server.media.decoders import Decoders, Kind, memory_for_pictures
+from tests.server.media import taken_over as probe
+from tests.server.media.pictures import encoded
+from tests.server.media.pool import LIMITS, decoded
 
 
 def in_a_worker(code: str) -> str:
     """What `code` prints in a process whose limits alone are set, through a pipe that was open before."""
     script = f"""
 import os, socket, sys
-from snugvl.server.intake import worker
+from snugvl.server.media import worker
 worker.preload()
 worker.confine = lambda: ()
 worker.shut_doors(64 << 20)
@@ -106,7 +106,7 @@ def test_what_is_left_is_told(missing: str, left: tuple[str, ...]) -> None:
     script = """
 import os, sys
 from dataclasses import replace
-from snugvl.server.intake import confine
+from snugvl.server.media import confine
 missing = sys.argv[1].split()
 if "prctl" in missing:
     confine._SET_NO_NEW_PRIVS = -1
@@ -193,7 +193,7 @@ def test_the_filter_of_each_processor(processor: str) -> None:
 def test_a_worker_has_one_thread_when_it_is_confined() -> None:
     """Landlock and capabilities are a thread's, so none may have begun before."""
     script = (
-        "import os; from snugvl.inputs.frames import preload; from snugvl.server.intake import worker;"
+        "import os; from snugvl.inputs.frames import preload; from snugvl.server.media import worker;"
         "worker.preload(); preload(); print(len(os.listdir('/proc/self/task')))"
     )
     environment = {"PATH": "", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -205,9 +205,7 @@ def test_a_worker_has_one_thread_when_it_is_confined() -> None:
 
 @LINUX
 def test_a_hidden_process_is_read_by_none_of_its_user() -> None:
-    script = (
-        "from snugvl.server.intake.confine import hide, ctypes; hide(); print(ctypes.CDLL(None).prctl(3))"
-    )
+    script = "from snugvl.server.media.confine import hide, ctypes; hide(); print(ctypes.CDLL(None).prctl(3))"
     run = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "0"
 
@@ -269,7 +267,7 @@ def attack(pool: Decoders) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def test_a_worker_imports_no_torch() -> None:
-    script = "import sys, snugvl.server.intake.worker as w; w.preload(); print(*sys.modules)"
+    script = "import sys, snugvl.server.media.worker as w; w.preload(); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "fastapi", "pydantic", "httpcore2"} & set(run.stdout.split())
 

@@ -17,13 +17,13 @@ from PIL import Image
 from snugvl.core.region import Region
 from snugvl.errors import EngineUnavailable, ImageTooLarge
 from snugvl.inputs.image import open_image
-from snugvl.server.intake import pipe
-from snugvl.server.intake.decoders import Decoders, memory_for_pictures
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import IntakeSettings, workers_for
+from snugvl.server.media import pipe
+from snugvl.server.media.decoders import Decoders, memory_for_pictures
+from snugvl.server.media.settings import MediaSettings, workers_for
 from tests.patience import PATIENCE_S, until_async
-from tests.server.intake.pictures import encoded, png_bomb
-from tests.server.intake.pool import LIMITS, MIB, decoded, only_process, pixels
+from tests.server.media.pictures import encoded, png_bomb
+from tests.server.media.pool import LIMITS, MIB, decoded, only_process, pixels
+from tests.server.media.single import Loader
 
 
 def rare(kind: str) -> bytes:
@@ -139,14 +139,14 @@ def test_messages_round_trip() -> None:
 
 def test_many_at_once_come_back_to_their_own_requests() -> None:
     async def run() -> None:
-        intake = Intake()
+        intake = Loader()
         try:
             sizes = [(i + 1, 2 * i + 1) for i in range(40)]
             found = await asyncio.gather(
                 *(intake.picture_bytes(encoded("PNG", size), field="a") for size in sizes)
             )
             assert [picture.image.size for picture in found] == sizes
-            assert len(intake._pictures._processes) <= IntakeSettings().workers
+            assert len(intake._pictures._processes) <= MediaSettings().workers
         finally:
             await intake.close()
 
@@ -198,7 +198,7 @@ def test_the_system_ends_a_decoder_that_nobody_watches(decoders: Decoders) -> No
 
 def test_a_picture_knows_its_file() -> None:
     async def run() -> None:
-        intake = Intake()
+        intake = Loader()
         try:
             one, other = encoded("PNG", (100, 99)), encoded("PNG", (99, 100))
             found = [await intake.picture_bytes(data, field="a") for data in (one, one, other)]
@@ -221,4 +221,4 @@ def data_url(data: bytes) -> str:
 @pytest.mark.parametrize(("cores", "workers"), [(1, 2), (8, 2), (12, 3), (16, 4), (128, 4)])
 def test_more_cores_decode_more_at_once(cores: int, workers: int) -> None:
     assert workers_for(cores) == workers
-    assert 2 <= IntakeSettings().workers <= 4
+    assert 2 <= MediaSettings().workers <= 4

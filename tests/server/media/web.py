@@ -3,18 +3,16 @@
 import asyncio
 import gc
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 from PIL import Image
 
 from snugvl.core.messages import Picture
 from snugvl.errors import ImageError
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.room import PIXEL_BYTES
-from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.record import REQUEST_RECORD, RequestRecord
+from snugvl.server.media.budget import PIXEL_BYTES
+from snugvl.server.media.settings import MediaSettings
+from tests.server.media.single import Loader
 
 LIMIT = 100  # pixels of all pictures
 FILES = 64  # bytes beside them
@@ -81,32 +79,21 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def run(work: Callable[[Intake, Web], Awaitable[None]]) -> None:
+def run(work: Callable[[Loader, Web], Awaitable[None]]) -> None:
     """Runs it, and sees that nothing is left behind."""
 
     async def clean() -> None:
         web = Web()
-        settings = replace(IntakeSettings(), max_live_bytes=PIXEL_BYTES * LIMIT + FILES)
-        intake = Intake(settings, fetcher=web)  # type: ignore[arg-type]
+        settings = replace(MediaSettings(), max_live_bytes=PIXEL_BYTES * LIMIT + FILES)
+        intake = Loader(settings, fetcher=web)  # type: ignore[arg-type]
         intake._pictures = intake._videos = web  # type: ignore[assignment]
         await work(intake, web)
         await turns()  # until then the loop holds what was awaited last
         gc.collect()  # errors that a test has seen hold its frame, and all pictures in it
         room = intake._live
         assert room.used == 0
-        assert not room._siblings
         assert not room._demand
         assert not room._waiting
         assert not intake._encoded
 
     asyncio.run(clean())
-
-
-def begin(work: Coroutine[Any, Any, Any], request: str = "1") -> "asyncio.Task[Any]":
-    """A task of a request."""
-
-    async def of_request() -> Any:
-        REQUEST_RECORD.set(RequestRecord(request))
-        return await work
-
-    return asyncio.create_task(of_request())

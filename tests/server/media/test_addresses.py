@@ -4,8 +4,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from snugvl.server.intake import fetch
-from snugvl.server.intake.fetch import is_foreign, is_public
+from snugvl.server.media import fetch
+from snugvl.server.media.fetch import is_foreign, is_public
 
 
 def _words(text: str) -> list[str]:

@@ -30,7 +30,7 @@ from snugvl.core.sizes import MIB
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
 from snugvl.inputs.frames import VideoLimits
 from snugvl.inputs.image import ImageLimits
-from snugvl.server.intake import pipe
+from snugvl.server.media import pipe
 
 if sys.platform == "linux":
     import fcntl
@@ -298,7 +298,7 @@ class _DecoderProcess:
 
 
 def _spawn(kind: Kind, memory_bytes: int, region: Region | None) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-P", "-m", "snugvl.server.intake.worker", kind, str(memory_bytes)]
+    command = [sys.executable, "-P", "-m", "snugvl.server.media.worker", kind, str(memory_bytes)]
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
         return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments

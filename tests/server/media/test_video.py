@@ -14,10 +14,10 @@ from snugvl.core.messages import Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
 from snugvl.inputs import frames
 from snugvl.inputs.frames import VideoLimits, decode_video, frame_indices, scaled_size
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import IntakeSettings
-from tests.server.intake.films import film, sound
-from tests.server.intake.pictures import animation, encoded, gif_claim
+from snugvl.server.media.settings import MediaSettings
+from tests.server.media.films import film, sound
+from tests.server.media.pictures import animation, encoded, gif_claim
+from tests.server.media.single import Loader
 
 LIMITS = VideoLimits()
 
@@ -29,8 +29,8 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def intake(runner: asyncio.Runner) -> Iterator[Intake]:
-    made = Intake()
+def intake(runner: asyncio.Runner) -> Iterator[Loader]:
+    made = Loader()
     yield made
     runner.run(made.close())
 
@@ -57,7 +57,7 @@ def level(image: Image.Image) -> int:
         ("avi", "mjpeg", "yuvj420p"),
     ],
 )
-def test_video_files(container: str, codec: str, pixels: str, intake: Intake, runner: asyncio.Runner) -> None:
+def test_video_files(container: str, codec: str, pixels: str, intake: Loader, runner: asyncio.Runner) -> None:
     """50 frames in 5 s: two a second are kept, first and last among them."""
     video = runner.run(intake.video_bytes(film(container, codec, pixels=pixels), field="video"))
     indices = [0, 5, 11, 16, 22, 27, 33, 38, 44, 49]
@@ -68,7 +68,7 @@ def test_video_files(container: str, codec: str, pixels: str, intake: Intake, ru
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "AVIF"])
-def test_animations(kind: str, intake: Intake, runner: asyncio.Runner) -> None:
+def test_animations(kind: str, intake: Loader, runner: asyncio.Runner) -> None:
     """6 frames in 1.5 s: four, as few as there may be, first and last among them."""
     video = runner.run(intake.video(data_url(animation(kind)), field="video"))
     assert video.timestamps == pytest.approx([0.0, 0.5, 0.75, 1.25])
@@ -82,7 +82,7 @@ def test_an_animation_without_times_is_shown_as_browsers_do() -> None:
     assert video.timestamps == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
 
 
-def test_fps_chooses_how_many(intake: Intake, runner: asyncio.Runner) -> None:
+def test_fps_chooses_how_many(intake: Loader, runner: asyncio.Runner) -> None:
     data = film()
     many = runner.run(intake.video_bytes(data, fps=10, field="video"))
     few = runner.run(intake.video_bytes(data, fps=0.1, field="video"))
@@ -150,7 +150,7 @@ def frame_url(size: tuple[int, int] = (8, 6)) -> str:
     return data_url(encoded("PNG", size))
 
 
-def test_a_list_of_frames_is_taken_as_it_is(intake: Intake, runner: asyncio.Runner) -> None:
+def test_a_list_of_frames_is_taken_as_it_is(intake: Loader, runner: asyncio.Runner) -> None:
     plain = runner.run(intake.video([frame_url()] * 3, field="video"))
     timed = runner.run(intake.video([frame_url()] * 3, fps=4, field="video"))
     assert isinstance(plain, Video)
@@ -159,21 +159,21 @@ def test_a_list_of_frames_is_taken_as_it_is(intake: Intake, runner: asyncio.Runn
     assert len(timed.frames) == 3
 
 
-def test_a_bad_frame_is_named(intake: Intake, runner: asyncio.Runner) -> None:
+def test_a_bad_frame_is_named(intake: Loader, runner: asyncio.Runner) -> None:
     with pytest.raises(ImageError, match=r"^the image at video\[1\] is not a picture"):
         runner.run(intake.video([frame_url(), data_url(b"text"), frame_url()], field="video"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 65])
-def test_too_few_or_too_many_frames(count: int, intake: Intake, runner: asyncio.Runner) -> None:
+def test_too_few_or_too_many_frames(count: int, intake: Loader, runner: asyncio.Runner) -> None:
     with pytest.raises(RequestError, match=f"the video has {count} frames; send from 2 to 64"):
         runner.run(intake.video([frame_url()] * count, field="video"))
 
 
 def test_frames_of_too_many_pixels_in_all(runner: asyncio.Runner) -> None:
     async def run() -> None:
-        settings = replace(IntakeSettings(), video=replace(LIMITS, max_total_pixels=100))
-        intake = Intake(settings)
+        settings = replace(MediaSettings(), video=replace(LIMITS, max_total_pixels=100))
+        intake = Loader(settings)
         try:
             with pytest.raises(ImageTooLarge, match="has 144 pixels in all its frames, the limit is 100"):
                 await intake.video([frame_url()] * 3, field="video")
@@ -184,7 +184,7 @@ def test_frames_of_too_many_pixels_in_all(runner: asyncio.Runner) -> None:
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf"), 1001.0])
-def test_impossible_rates(fps: float, intake: Intake, runner: asyncio.Runner) -> None:
+def test_impossible_rates(fps: float, intake: Loader, runner: asyncio.Runner) -> None:
     for source in (data_url(film()), [frame_url()] * 3):
         with pytest.raises(RequestError, match="give frames a second, above 0 and up to 1000"):
             runner.run(intake.video(source, fps=fps, field="video"))
@@ -214,7 +214,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_video(name: str, intake: Intake, runner: asyncio.Runner) -> None:
+def test_what_is_no_video(name: str, intake: Loader, runner: asyncio.Runner) -> None:
     data, text = REFUSED[name]
     with pytest.raises(ImageError, match=text) as caught:
         runner.run(intake.video_bytes(data, field="video"))
@@ -232,7 +232,7 @@ def test_limits_of_a_video() -> None:
 
 def test_a_video_that_takes_too_long_is_given_up(runner: asyncio.Runner) -> None:
     async def run() -> None:
-        intake = Intake(replace(IntakeSettings(), video=replace(LIMITS, decode_s=0.01)))
+        intake = Loader(replace(MediaSettings(), video=replace(LIMITS, decode_s=0.01)))
         try:
             with pytest.raises(ImageError, match=r"took longer than 0\.01 s to decode"):
                 await intake.video_bytes(film(frames=400, size=(640, 480)), fps=100, field="video")
@@ -251,7 +251,7 @@ def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_too_many_bytes(runner: asyncio.Runner) -> None:
     async def run() -> None:
-        intake = Intake(replace(IntakeSettings(), video=replace(LIMITS, max_bytes=1000)))
+        intake = Loader(replace(MediaSettings(), video=replace(LIMITS, max_bytes=1000)))
         try:
             with pytest.raises(ImageTooLarge, match=r"^the video has [\d,]+ bytes, the limit is 1,000"):
                 await intake.video_bytes(film(), field="video")

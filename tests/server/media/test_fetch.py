@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError, QueueFull, SnugvlError
-from snugvl.server.intake.fetch import Address, Fetcher, resolve
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import FetchLimits, IntakeSettings
+from snugvl.server.media.fetch import Address, Fetcher, resolve
+from snugvl.server.media.settings import FetchLimits, MediaSettings
 from tests.patience import PATIENCE_S
-from tests.server.intake.pictures import encoded
-from tests.server.intake.standin import StandIn, answer, certificate, redirect, standing_in
+from tests.server.media.pictures import encoded
+from tests.server.media.single import Loader
+from tests.server.media.standin import StandIn, answer, certificate, redirect, standing_in
 
 PICTURE = encoded("PNG")
 GOOD = ip_address("127.0.0.1")
@@ -294,7 +294,7 @@ def test_who_never_gets_a_slot_is_told_to_come_back() -> None:
 
 def test_private_media_only_by_choice() -> None:
     async def run(url: str, allow: bool) -> tuple[int, int]:
-        intake = Intake(IntakeSettings(allow_private=allow))
+        intake = Loader(MediaSettings(allow_private=allow))
         try:
             return (await intake.picture(url, field="url")).image.size
         finally:

@@ -26,8 +26,8 @@ import httpcore2
 import psutil
 
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
-from snugvl.server.intake.settings import FetchLimits
-from snugvl.server.intake.urls import Address, FetchTarget, parse_target
+from snugvl.server.media.settings import FetchLimits
+from snugvl.server.media.urls import Address, FetchTarget, parse_target
 
 _SPECIAL_V4 = tuple(
     ip_network(network)

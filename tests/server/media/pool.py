@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from snugvl.inputs.image import ImageLimits
-from snugvl.server.intake.decoders import Decoders
+from snugvl.server.media.decoders import Decoders
 
 MIB = 1024 * 1024
 LIMITS = ImageLimits(max_pixels=64_000_000)

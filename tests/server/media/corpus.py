@@ -17,8 +17,8 @@ from ipaddress import ip_address
 from zipfile import ZipFile
 
 from snugvl.errors import ImageError, ImageTooLarge, InputError, RequestError
-from tests.server.intake import pictures, standin
-from tests.server.intake.pictures import encoded
+from tests.server.media import pictures, standin
+from tests.server.media.pictures import encoded
 
 NAME = "the image at url"
 _FAILED = f"{NAME} could not be fetched: "

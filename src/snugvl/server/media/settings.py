@@ -1,4 +1,4 @@
-"""What the intake allows. Every limit has a number, and every refusal names it."""
+"""What media loading allows. Every limit has a number, and every refusal names it."""
 
 import os
 from dataclasses import dataclass, field
@@ -38,8 +38,8 @@ class FetchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class IntakeSettings:
-    """Settings of one intake.
+class MediaSettings:
+    """Settings of a server's media loading.
 
     Attributes:
         image: bytes and pixels of one picture, checked before it is decoded.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from snugvl.server.intake.decoders import Decoders, memory_for_pictures
-from tests.server.intake.pool import LIMITS
+from snugvl.server.media.decoders import Decoders, memory_for_pictures
+from tests.server.media.pool import LIMITS
 
 
 @pytest.fixture

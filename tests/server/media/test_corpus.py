@@ -10,13 +10,13 @@ from ipaddress import ip_address
 import pytest
 
 from snugvl.inputs.image import ImageLimits
-from snugvl.server.intake.fetch import Address, Fetcher, is_foreign
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import FetchLimits, IntakeSettings
+from snugvl.server.media.fetch import Address, Fetcher, is_foreign
+from snugvl.server.media.settings import FetchLimits, MediaSettings
 from tests.patience import PATIENCE_S
-from tests.server.intake import corpus
-from tests.server.intake.corpus import Case
-from tests.server.intake.standin import StandIn, standing_in
+from tests.server.media import corpus
+from tests.server.media.corpus import Case
+from tests.server.media.single import Loader
+from tests.server.media.standin import StandIn, standing_in
 
 try:
     import uvloop
@@ -47,29 +47,29 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def intake(runner: asyncio.Runner) -> Iterator[Intake]:
+def intake(runner: asyncio.Runner) -> Iterator[Loader]:
     """With default settings and policy; only names are the tests' own."""
-    made = Intake(fetcher=Fetcher(resolver=lookup))
+    made = Loader(fetcher=Fetcher(resolver=lookup))
     yield made
     runner.run(made.close())
 
 
 @pytest.fixture(scope="module")
-def fetching(runner: asyncio.Runner) -> Iterator[Intake]:
+def fetching(runner: asyncio.Runner) -> Iterator[Loader]:
     """With small limits, and allowed to reach the stand-in."""
     yield from fetches(FetchLimits(PATIENCE_S, PATIENCE_S, PATIENCE_S), runner)
 
 
 @pytest.fixture(scope="module")
-def impatient(runner: asyncio.Runner) -> Iterator[Intake]:
+def impatient(runner: asyncio.Runner) -> Iterator[Loader]:
     """The same for servers that are slow on purpose; any other may be slow on a busy machine."""
     yield from fetches(FetchLimits(total_s=1.0, connect_s=0.5, read_s=0.5), runner)
 
 
-def fetches(limits: FetchLimits, runner: asyncio.Runner) -> Iterator[Intake]:
+def fetches(limits: FetchLimits, runner: asyncio.Runner) -> Iterator[Loader]:
     fetcher = Fetcher(limits, resolver=lookup, allowed=stand_in_or_foreign)
-    settings = replace(IntakeSettings(), image=ImageLimits(200_000, 1_000_000))
-    made = Intake(settings, fetcher=fetcher)
+    settings = replace(MediaSettings(), image=ImageLimits(200_000, 1_000_000))
+    made = Loader(settings, fetcher=fetcher)
     runner.run(made.warm())
     yield made
     runner.run(made.close())
@@ -102,7 +102,7 @@ async def answer_of(case: Case) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("case", cases((*corpus.URLS, *corpus.HARMLESS_URLS)))
-def test_urls(case: Case, intake: Intake, runner: asyncio.Runner) -> None:
+def test_urls(case: Case, intake: Loader, runner: asyncio.Runner) -> None:
     async def run() -> None:
         assert isinstance(case.value, str)
         async with answer_of(case):
@@ -112,7 +112,7 @@ def test_urls(case: Case, intake: Intake, runner: asyncio.Runner) -> None:
 
 
 @pytest.mark.parametrize("case", cases((*corpus.FILES, *corpus.HARMLESS_FILES)))
-def test_files(case: Case, intake: Intake, runner: asyncio.Runner) -> None:
+def test_files(case: Case, intake: Loader, runner: asyncio.Runner) -> None:
     async def run() -> None:
         data = case.value() if callable(case.value) else case.value  # type: ignore[call-arg]
         assert isinstance(data, bytes)
@@ -124,7 +124,7 @@ def test_files(case: Case, intake: Intake, runner: asyncio.Runner) -> None:
 
 @pytest.mark.parametrize("case", cases((*corpus.SERVERS, *corpus.HARMLESS_SERVERS)))
 def test_servers(
-    case: Case, fetching: Intake, impatient: Intake, server: StandIn, runner: asyncio.Runner
+    case: Case, fetching: Loader, impatient: Loader, server: StandIn, runner: asyncio.Runner
 ) -> None:
     assert not isinstance(case.value, str)
     server.replies["/case"] = case.value  # type: ignore[assignment]
@@ -149,7 +149,7 @@ def test_the_corpus_is_large_and_has_no_doubles() -> None:
         assert len({case.id for case in table}) == len(table)
 
 
-def test_one_text_for_all_that_is_not_public(intake: Intake, runner: asyncio.Runner) -> None:
+def test_one_text_for_all_that_is_not_public(intake: Loader, runner: asyncio.Runner) -> None:
     """Whether a name exists inside, and what listens there, can't be told from the answer."""
 
     async def message(host: str) -> str:

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from snugvl.errors import ImageError
-from snugvl.server.intake.fetch import Fetcher
+from snugvl.server.media.fetch import Fetcher
 from tests.patience import PATIENCE_S
-from tests.server.intake import pictures
-from tests.server.intake.pictures import encoded
+from tests.server.media import pictures
+from tests.server.media.pictures import encoded
 
 HOSTILE: dict[str, tuple[bytes | str, int, str]] = {
     "text": (b"root:x:0:0", 400, "is not a picture that can be read: it looks like text"),

@@ -9,31 +9,26 @@ import pytest
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
-from snugvl.server.intake import intake as module
-from snugvl.server.intake.decoders import Decoders
-from snugvl.server.intake.intake import Intake
-from snugvl.server.record import REQUEST_RECORD, RequestRecord
+from snugvl.server.media import loading as module
+from snugvl.server.media.decoders import Decoders
+from snugvl.server.media.loading import MediaRef
 from snugvl.server.together import together
-from tests.server.intake.pictures import png
-from tests.server.intake.test_room import PIXELS
-from tests.server.intake.web import FILES, LIMIT, Web, begin, run, turns
+from tests.server.media.pictures import png
+from tests.server.media.single import Loader
+from tests.server.media.test_budget import PIXELS
+from tests.server.media.web import FILES, LIMIT, Web, run, turns
 
 WORD = "take more than"
+begin = asyncio.create_task
 
 
-def all_of(intake: Intake, *urls: str) -> Coroutine[Any, Any, list[Picture]]:
-    return together(intake.picture(f"http://{url}", field=url[0]) for url in urls)
-
-
-async def each_of(intake: Intake, *urls: str) -> list[Picture | BaseException]:
-    """Whatever becomes of them, side by side."""
-    work = (intake.picture(f"http://{url}", field=url[0]) for url in urls)
-    return await asyncio.gather(*work, return_exceptions=True)
+def all_of(intake: Loader, *urls: str, owner: str = "1") -> Coroutine[Any, Any, list[Any]]:
+    return intake.all_of(*(MediaRef(f"http://{url}", url[0]) for url in urls), owner=owner)
 
 
 @pytest.mark.parametrize("order", ["abcde", "edcba", "cadbe"])
 def test_of_five_huge_pictures_none_is_decoded_however_they_come(order: str) -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         task = begin(all_of(intake, "a/40", "b/40", "c/40", "d/40", "e/40"))
         await turns()
         for name in order[:2]:
@@ -48,7 +43,7 @@ def test_of_five_huge_pictures_none_is_decoded_however_they_come(order: str) -> 
 
 
 def test_who_is_known_last_is_counted_with_all_others() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30", "d/30"))
         await turns()
         await web.let("a", "c", "d")
@@ -62,25 +57,8 @@ def test_who_is_known_last_is_counted_with_all_others() -> None:
     run(work)
 
 
-def test_a_refusal_is_for_all_that_are_on_their_way() -> None:
-    """Also where nobody ends the others at the first error."""
-
-    async def work(intake: Intake, web: Web) -> None:
-        task = begin(each_of(intake, "a/60", "b/60", "c/1", "d/1"))
-        await turns()
-        await web.let("a", "c")
-        await web.let("b")
-        assert not task.done()
-        await web.let("d")
-        found = await task
-        assert [type(each) for each in found] == [ImageTooLarge] * 4
-        assert web.decoded == []
-
-    run(work)
-
-
 def test_pictures_wait_for_the_sizes_of_their_siblings() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30"))
         await turns()
         await web.let("a")
@@ -95,25 +73,8 @@ def test_pictures_wait_for_the_sizes_of_their_siblings() -> None:
     run(work)
 
 
-def test_those_of_messages_within_messages_are_siblings() -> None:
-    async def work(intake: Intake, web: Web) -> None:
-        async def nested() -> list[list[Picture]]:
-            return await together([all_of(intake, "a/60"), all_of(intake, "b/60")])
-
-        task = begin(nested())
-        await turns()
-        await web.let("a")
-        assert web.decoded == []
-        await web.let("b")
-        with pytest.raises(ImageTooLarge, match=WORD):
-            await task
-        assert web.decoded == []
-
-    run(work)
-
-
 def test_a_failure_ends_the_others_before_they_are_decoded() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30"))
         await turns()
         await web.let("a", "b")
@@ -125,54 +86,23 @@ def test_a_failure_ends_the_others_before_they_are_decoded() -> None:
     run(work)
 
 
-def test_nobody_waits_for_who_has_failed() -> None:
-    async def work(intake: Intake, web: Web) -> None:
-        task = begin(each_of(intake, "a/30", "b/30", "c/999"))
-        await turns()
-        await web.let("a", "b")
-        assert web.decoded == []
-        await web.fail("c")
-        assert sorted(web.decoded) == ["a", "b"]
-        assert isinstance((await task)[2], ImageError)
-
-    run(work)
-
-
-def test_nobody_waits_for_who_is_refused_at_once() -> None:
+def test_a_refusal_at_once_ends_the_others() -> None:
     def refuse(field: str) -> None:
         if field == "c":
             raise RequestError("no")
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         intake.before = refuse
-        task = begin(each_of(intake, "c/30", "b/30"))
+        with pytest.raises(RequestError, match="no"):
+            await all_of(intake, "b/30", "c/30")
         await web.let("b")
-        assert web.decoded == ["b"]
-        await task
-
-    run(work)
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_nobody_waits_for_who_is_cancelled(known: bool) -> None:
-    async def work(intake: Intake, web: Web) -> None:
-        leaves = begin(all_of(intake, "a/60"))
-        stays, last = begin(all_of(intake, "b/60")), begin(all_of(intake, "c/30"))
-        await turns()
-        if known:
-            await web.let("a", "c")
-        leaves.cancel()
-        await turns()
-        await web.let("b", "c")
-        assert sorted(web.decoded) == ["b", "c"]
-        await asyncio.gather(stays, last)
-        assert leaves.cancelled()
+        assert web.decoded == []
 
     run(work)
 
 
 def test_a_request_that_leaves_leaves_nothing() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         task = begin(all_of(intake, "a/30", "b/30", "c/30"))
         await turns()
         await web.let("a")
@@ -185,10 +115,10 @@ def test_a_request_that_leaves_leaves_nothing() -> None:
 
 
 def test_one_after_the_other_none_waits() -> None:
-    async def in_turn(intake: Intake, *urls: str) -> list[Picture]:
-        return [await intake.picture(f"http://{url}", field="a") for url in urls]
+    async def in_turn(intake: Loader, *urls: str) -> list[Picture]:
+        return [await intake.picture(f"http://{url}", field="a", owner="1") for url in urls]
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         await web.let("a", "b", "c")
         assert len(await begin(in_turn(intake, "a/40", "b/30", "c/30"))) == 3
         assert web.decoded == ["a", "b", "c"]
@@ -200,9 +130,9 @@ def test_one_after_the_other_none_waits() -> None:
 
 
 def test_requests_do_not_wait_for_each_other() -> None:
-    async def work(intake: Intake, web: Web) -> None:
-        slow = begin(all_of(intake, "a/60", "b/60"), "1")
-        quick = begin(all_of(intake, "c/60", "d/30"), "2")
+    async def work(intake: Loader, web: Web) -> None:
+        slow = begin(all_of(intake, "a/60", "b/60"))
+        quick = begin(all_of(intake, "c/60", "d/30", owner="2"))
         await turns()
         await web.let("a")
         await web.let("c", "d")
@@ -217,8 +147,8 @@ def test_requests_do_not_wait_for_each_other() -> None:
 
 
 def test_without_a_request_each_picture_stands_alone() -> None:
-    async def work(intake: Intake, web: Web) -> None:
-        task = asyncio.create_task(all_of(intake, "a/60", "b/30"))
+    async def work(intake: Loader, web: Web) -> None:
+        task = begin(together(intake.picture(f"http://{url}", field="a") for url in ("a/60", "b/30")))
         await turns()
         await web.let("a")
         assert web.decoded == ["a"]
@@ -231,12 +161,12 @@ def test_without_a_request_each_picture_stands_alone() -> None:
 def test_nobody_waits_for_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_video", lambda data: data.startswith(b"http://v/"))
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         limits = replace(intake._settings.video, max_total_pixels=30)
         intake._settings = replace(intake._settings, video=limits)
 
         def seen(*urls: str) -> Coroutine[Any, Any, list[Picture | Video]]:
-            return together(intake.picture_or_video(f"http://{url}", videos=True, field="f") for url in urls)
+            return intake.all_of(*(MediaRef(f"http://{url}", "f", "either") for url in urls), owner="1")
 
         task = begin(seen("a/60", "v/0"))
         await turns()
@@ -249,16 +179,16 @@ def test_nobody_waits_for_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
 
         web.decoded.clear()
         with pytest.raises(ImageTooLarge, match=WORD):
-            await begin(together([seen("v/0"), all_of(intake, "a/80")]))  # the video counts, too
+            await begin(seen("v/0", "a/80"))  # the video counts, too
 
     run(work)
 
 
 def test_frames_of_a_list_are_siblings_of_pictures() -> None:
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         def shown(pixels: int) -> Coroutine[Any, Any, list[Any]]:
-            frames = intake.video(["http://f/20", "http://g/20"], field="video")
-            return together([frames, intake.picture(f"http://a/{pixels}", field="a")])
+            frames = MediaRef(["http://f/20", "http://g/20"], "video", "video")
+            return intake.all_of(frames, MediaRef(f"http://a/{pixels}", "a"), owner="1")
 
         task = begin(shown(60))
         await turns()
@@ -269,8 +199,23 @@ def test_frames_of_a_list_are_siblings_of_pictures() -> None:
         assert sorted(web.decoded) == ["a", "f", "g"]
         video, picture = await task
         assert (len(video.frames), picture.image.width) == (2, 60)
+        web.decoded.clear()
         with pytest.raises(ImageTooLarge, match=WORD):
             await begin(shown(90))
+        assert web.decoded == []
+
+    run(work)
+
+
+def test_frames_that_are_too_large_together_are_not_decoded() -> None:
+    async def work(intake: Loader, web: Web) -> None:
+        limits = replace(intake._settings.video, max_total_pixels=30)
+        intake._settings = replace(intake._settings, video=limits)
+        frames = MediaRef(["http://f/20", "http://g/20"], "video", "video")
+        await web.let("f", "g")
+        with pytest.raises(ImageTooLarge, match="has 40 pixels in all its frames, the limit is 30"):
+            await intake.all_of(frames, owner="1")
+        assert web.decoded == []
 
     run(work)
 
@@ -279,7 +224,7 @@ def test_frames_of_a_list_are_siblings_of_pictures() -> None:
 def test_files_need_room_beside_all_pictures_one_by_one(largest: int, fits: bool) -> None:
     """The largest may come first: what follows has no room beside it all the same."""
 
-    async def work(intake: Intake, web: Web) -> None:
+    async def work(intake: Loader, web: Web) -> None:
         urls = [f"a/{LIMIT - 70}/".ljust(largest - len("http://"), "."), "b/40/".ljust(50, "."), "c/30"]
         task = begin(all_of(intake, *urls))
         await turns()
@@ -298,25 +243,18 @@ def test_files_need_room_beside_all_pictures_one_by_one(largest: int, fits: bool
 def test_true_decoders_are_given_no_picture_of_a_request_that_is_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Heads alone are read, also where uploads are messages within messages."""
+    """Heads alone are read."""
 
     async def decode(*_: object, **__: object) -> Picture:
         raise AssertionError("a picture was decoded")
 
-    async def work(intake: Intake) -> None:
-        REQUEST_RECORD.set(RequestRecord("1"))
+    async def work(intake: Loader) -> None:
         data = png(8000, 7936, PIXELS)
-
-        async def message(depth: int) -> list[Any]:
-            within = [message(depth - 1)] if depth else []
-            return await together([intake.picture_bytes(data, field="a"), *within])
-
         try:
             with pytest.raises(ImageTooLarge, match=WORD):
-                await message(2)
+                await intake.all_of(*[MediaRef(data, "a")] * 3, owner="1")
         finally:
             await intake.close()
-        assert not intake._live._siblings
 
     monkeypatch.setattr(Decoders, "picture", decode)
-    asyncio.run(work(Intake()))
+    asyncio.run(work(Loader()))

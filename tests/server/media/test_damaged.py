@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import IntakeSettings
-from tests.server.intake.films import film
-from tests.server.intake.pictures import animation, encoded
+from snugvl.server.media.settings import MediaSettings
+from tests.server.media.films import film
+from tests.server.media.pictures import animation, encoded
+from tests.server.media.single import Loader
 
 PICTURES = tuple(encoded(kind, (40, 30)) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"))
 VIDEOS = (
@@ -56,13 +56,13 @@ def test_damaged_files(seed: int) -> None:
         return True
 
     async def run() -> None:
-        intake = Intake()
+        intake = Loader()
         try:
             pictures = [opened(intake.picture_bytes, damaged(d, chance)) for d in PICTURES * 15]
             videos = [opened(intake.video_bytes, damaged(d, chance)) for d in VIDEOS * 5]
             outcomes = await asyncio.gather(*pictures, *videos)
             assert set(outcomes) == {True, False}
-            assert len(intake._pictures._processes) <= IntakeSettings().workers
+            assert len(intake._pictures._processes) <= MediaSettings().workers
             assert len(intake._videos._processes) == 1
         finally:
             await intake.close()

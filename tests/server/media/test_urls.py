@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
-from snugvl.server.intake import urls
-from snugvl.server.intake.urls import FetchTarget, parse_target, read_data_url, scheme_of
+from snugvl.server.media import urls
+from snugvl.server.media.urls import FetchTarget, parse_target, read_data_url, scheme_of
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull
-from snugvl.server.intake.decoders import Decoders
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.room import PixelRoom
-from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.record import REQUEST_RECORD, RequestRecord
+from snugvl.server.media.budget import PixelBudget
+from snugvl.server.media.decoders import Decoders
+from snugvl.server.media.settings import MediaSettings
 from snugvl.server.together import together
-from tests.server.intake.pictures import encoded, png
-from tests.server.intake.pool import LIMITS
-from tests.server.intake.web import turns
+from tests.server.media.pictures import encoded, png
+from tests.server.media.pool import LIMITS
+from tests.server.media.single import Loader
+from tests.server.media.web import turns
 
 SIDE = 100
 BYTES = 3 * SIDE * SIDE
@@ -26,16 +25,15 @@ PNG = encoded("PNG", (SIDE, SIDE))
 PIXELS = zlib.compress(bytes(64))  # the first of any picture: only heads are read
 
 
-def intake_of(pictures: float, wait_s: float = 10.0) -> Intake:
-    return Intake(replace(IntakeSettings(), max_live_bytes=int(pictures * BYTES) + len(PNG), wait_s=wait_s))
+def intake_of(pictures: float, wait_s: float = 10.0) -> Loader:
+    return Loader(replace(MediaSettings(), max_live_bytes=int(pictures * BYTES) + len(PNG), wait_s=wait_s))
 
 
-async def one(intake: Intake, request: str, data: bytes = PNG) -> Any:
-    REQUEST_RECORD.set(RequestRecord(request))
-    return await intake.picture_bytes(data, field="a")
+async def one(intake: Loader, request: str, data: bytes = PNG) -> Any:
+    return await intake.picture_bytes(data, field="a", owner=request)
 
 
-def run(work: Any, intake: Intake) -> None:
+def run(work: Any, intake: Loader) -> None:
     async def closed() -> None:
         try:
             await work
@@ -130,7 +128,7 @@ def test_one_picture_alone_always_fits() -> None:
 
 def test_who_leaves_while_waiting_leaves_nothing() -> None:
     async def work() -> None:
-        room = PixelRoom(10, 10.0)
+        room = PixelBudget(10, 10.0)
         async with room.reserve(8):
             waits = [asyncio.create_task(take(room, 5)) for _ in range(3)]
             await asyncio.sleep(0.01)
@@ -141,7 +139,7 @@ def test_who_leaves_while_waiting_leaves_nothing() -> None:
         assert not room._demand
         assert not room._waiting
 
-    async def take(room: PixelRoom, count: int) -> None:
+    async def take(room: PixelBudget, count: int) -> None:
         async with room.reserve(count):
             await asyncio.sleep(0.01)
 
@@ -152,19 +150,14 @@ def test_requests_that_do_not_fit_together_take_turns_and_none_is_refused() -> N
     """Four who want three quarters each: side by side each would hold some and wait for the others."""
 
     async def work() -> None:
-        room, most, order = PixelRoom(1000, 30.0, 100), 0, list[str]()
-
-        async def picture(start: asyncio.Event) -> None:
-            nonlocal most
-            with room.announce() as coming:
-                async with room.reserve(25, 2, coming):
-                    most = max(most, room.used)
-                    await start.wait()
-                    await asyncio.sleep(0)
+        room, most, order = PixelBudget(1000, 30.0, 100), 0, list[str]()
 
         async def user(name: str, start: asyncio.Event) -> None:
-            REQUEST_RECORD.set(RequestRecord(name))
-            await together(picture(start) for _ in range(3))
+            nonlocal most
+            async with room.reserve(75, 2, name):
+                most = max(most, room.used)
+                await start.wait()
+                await asyncio.sleep(0)
             order.append(name)
 
         starts = [asyncio.Event() for _ in range(4)]
@@ -174,30 +167,24 @@ def test_requests_that_do_not_fit_together_take_turns_and_none_is_refused() -> N
             start.set()
         await asyncio.gather(*users)
         assert order == ["0", "1", "2", "3"]
-        assert most == 3 * (25 + 2), "one request at a time"
+        assert most == 75 + 2, "one request at a time"
         assert room.used == 0
-        assert not any((room._demand, room._held, room._files, room._waiting, room._more))
+        assert not any((room._demand, room._held, room._waiting, room._more))
 
     asyncio.run(work())
 
 
 def test_a_request_that_needs_more_than_is_shared_has_its_turn_alone() -> None:
     async def work() -> None:
-        room, seen = PixelRoom(1000, 30.0, 100), list[int]()
+        room, seen = PixelBudget(1000, 30.0, 100), list[int]()
 
-        async def user(name: str, *counts: int) -> None:
-            REQUEST_RECORD.set(RequestRecord(name))
+        async def user(name: str, count: int) -> None:
+            async with room.reserve(count, 0, name):
+                await turns()
+                seen.append(room.used)
 
-            async def picture(count: int) -> None:
-                with room.announce() as coming:
-                    async with room.reserve(count, 0, coming):
-                        await turns()
-                        seen.append(room.used)
-
-            await together(map(picture, counts))
-
-        await asyncio.gather(user("small", 30), user("huge", 400, 500), user("other", 40))
-        assert seen == [30, 900, 500, 40]
+        await asyncio.gather(user("small", 30), user("huge", 900), user("other", 40))
+        assert seen == [30, 900, 40]
         assert room.used == 0
 
     asyncio.run(work())
@@ -207,20 +194,18 @@ def test_who_has_begun_is_not_behind_those_who_wait_for_it() -> None:
     """A video, whose size nobody knew, of a request whose picture is there."""
 
     async def work() -> None:
-        room = PixelRoom(200, 30.0, 100)
-        REQUEST_RECORD.set(RequestRecord("1"))
-        async with room.reserve(60):
+        room = PixelBudget(200, 30.0, 100)
+        async with room.reserve(60, owner="1"):
             waits = asyncio.create_task(other(room))
             await turns()
             assert not waits.done()
-            async with room.reserve(90):
+            async with room.reserve(90, owner="1"):
                 assert room.used == 150
             assert not waits.done()
         await waits
 
-    async def other(room: PixelRoom) -> None:
-        REQUEST_RECORD.set(RequestRecord("2"))
-        async with room.reserve(50):
+    async def other(room: PixelBudget) -> None:
+        async with room.reserve(50, owner="2"):
             pass
 
     asyncio.run(work())
@@ -228,13 +213,12 @@ def test_who_has_begun_is_not_behind_those_who_wait_for_it() -> None:
 
 def test_who_leaves_while_waiting_for_more_is_in_nobodys_way() -> None:
     async def work() -> None:
-        room, more = PixelRoom(200, 30.0, 100), asyncio.Event()
+        room, more = PixelBudget(200, 30.0, 100), asyncio.Event()
 
         async def user(name: str, first: int, second: int) -> None:
-            REQUEST_RECORD.set(RequestRecord(name))
-            async with room.reserve(first):
+            async with room.reserve(first, owner=name):
                 await more.wait()
-                async with room.reserve(second):
+                async with room.reserve(second, owner=name):
                     pass
 
         leaves, stays = (asyncio.create_task(user(*each)) for each in (("1", 60, 130), ("2", 40, 110)))
@@ -251,7 +235,7 @@ def test_who_leaves_while_waiting_for_more_is_in_nobodys_way() -> None:
 
 
 def test_defaults_hold_what_all_share_below_256_mib_and_the_largest_picture_fits() -> None:
-    settings = IntakeSettings()
+    settings = MediaSettings()
     assert 3 * settings.image.max_pixels <= settings.shared_bytes <= 192 << 20
     assert settings.max_live_bytes >= 512 << 20
 
