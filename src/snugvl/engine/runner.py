@@ -20,6 +20,7 @@ from snugvl.engine.sequence import Sequence, slot_of
 from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import recordable
 from snugvl.layers.upload import to_device
 from snugvl.models.batch import Network, PredictingNetwork, Scoring
 from snugvl.models.loader import tensor_bytes
@@ -41,7 +42,7 @@ class Runner:
             self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
         self._hidden = None if self.drafter is None else self.drafter.hidden
         self.graphs = DecodeGraphs(model, cache, config.max_model_len, hidden=self._hidden)
-        self.has_graphs = model.device.type == "cuda"
+        self.has_graphs = model.device.type == "cuda" and recordable()
         self.compilations = compilations(model.device)  # those that a step waits for
         self.graph_pool: GraphPool | None = None
         self._config = config
