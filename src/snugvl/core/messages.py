@@ -365,6 +365,7 @@ class Capabilities:
         counts_by_size: the tokens of a picture follow from its size alone.
         ignores: fields of `SamplingParams` that it doesn't honour, each with what an answer's warning says.
         vague_limits: a request that is refused as too long may be so for its prompt or for its answer.
+        replaced: a sentence for each kernel that isn't used on this GPU, as a check found it wrong.
     """
 
     model: str
@@ -391,6 +392,7 @@ class Capabilities:
     counts_by_size: bool = True
     ignores: tuple[tuple[str, str], ...] = ()
     vague_limits: bool = False
+    replaced: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

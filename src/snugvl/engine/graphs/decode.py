@@ -26,6 +26,7 @@ from snugvl.engine.graphs.cache import GraphCache, GraphKey
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.sampling.sampler import likeliest as likeliest_of
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import upload
 from snugvl.models.batch import Network
 
@@ -292,7 +293,7 @@ def choose(
     Args:
         allowed: `[sequences, ceil(vocab / 32)]` int32, bits of the tokens to choose from; None: all are.
     """
-    if logits.is_cuda:
+    if by_kernels(logits, "highest_parts", "take_highest"):
         from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
 
         decode_step.choose(logits, tokens, following, lengths, allowed)
