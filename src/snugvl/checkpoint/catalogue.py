@@ -91,9 +91,9 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One repository (or the folder of pocket) of a model.
+    """One repository of a model (or pocket's folder), in one format.
 
-    `stores_head`: an lm_head is in the file although the model ties it.
+    `stores_head`: whether an lm_head is in the file although the model ties it.
     """
 
     repo: str
@@ -103,7 +103,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What somebody published of a model, in per cent. None: not published, or not found.
+    """A model's published score on a benchmark, in per cent. None: not published, or not found.
 
     `plain`: without thinking before the answer. `thinking`: with it. `source`: the document, and how it was
     read.
@@ -116,7 +116,7 @@ class Score:
 
     @property
     def value(self) -> float:
-        """The one that counts: without thinking, where that is known."""
+        """The score that counts: without thinking where that is known, else with it."""
         known = self.plain if self.plain is not None else self.thinking
         assert known is not None, "the catalogue has no empty score"
         return known
@@ -129,13 +129,13 @@ class Entry:
     Attributes:
         name: Hub id of the plain form, or "pocket".
         forms: where it is published, plain weights first.
-        sees: takes images.
-        grounds: finds boxes, by its vendor's word.
-        gated: the Hub asks to accept a licence first.
+        sees: whether it takes images.
+        grounds: whether it finds boxes, as its vendor says.
+        gated: whether the Hub asks to accept a licence first.
         scores: published for pictures.
         quality_rank: 1 is the best of the catalogue among those that see; None: not ranked against them.
-        small_files_bytes: tokenizer, templates and configuration, about.
-        gguf: a GGUF of it that its maker or llama.cpp's publishes, with its mmproj; or "".
+        small_files_bytes: approximate bytes of tokenizer, templates and configuration.
+        gguf: name of a GGUF of it, published by its maker or llama.cpp's, with its mmproj; or "".
         ggufs: other GGUFs of it that people hold.
         above: where nothing published of it stands here: the model right above which it is ranked, and why.
     """
@@ -161,7 +161,7 @@ class Entry:
 
     @property
     def quality_source(self) -> str:
-        """Where its place in the order comes from."""
+        """The source of its place in the order by quality."""
         if self.name == POCKET:
             return (
                 "last: a demonstration model of this project for drawn shapes and words, not for photographs"
@@ -189,8 +189,8 @@ def entries() -> tuple[Entry, ...]:
 
 
 def thinks_about_pictures(model_type: str) -> bool | None:
-    """Whether models of a family are to think before they answer about pictures; None: as their own chat
-    template has it. `catalogue.json` says why, with sources."""
+    """Whether models of a family should think before they answer about pictures; None: as their chat template
+    has it. `catalogue.json` has the reasons and sources."""
     known = _data()["thinking"].get(model_type)
     return None if known is None else known["pictures"]
 
@@ -235,7 +235,7 @@ def find(model: str) -> tuple[Entry, Form] | None:
 
 
 def published_as(gguf: str) -> Entry | None:
-    """The entry of which a GGUF is known by this name."""
+    """The entry of which a GGUF has this name, or None."""
     return _published().get(gguf.lower())
 
 
@@ -245,8 +245,8 @@ def _published() -> dict[str, Entry]:
 
 
 def did_you_mean(model: str) -> str:
-    """`; did you mean OWNER/NAME?`, where the catalogue has a name much like one that it doesn't have, of the
-    same owner where one was given; else nothing."""
+    """`; did you mean OWNER/NAME?` where the catalogue has a name much like `model`, of the same owner where
+    one was given; else the empty string."""
     from difflib import get_close_matches
 
     owner, _, name = model.strip().lower().rpartition("/")
@@ -263,7 +263,7 @@ def did_you_mean(model: str) -> str:
 
 
 def meant_or(model: str, hint: str) -> str:
-    """End of an error about a model that isn't there: what was meant, if that is likely, and else a hint."""
+    """End of an error about a missing model: a likely name of the catalogue, else `hint`."""
     meant = did_you_mean(model)
     return f"{meant} If not, {hint}" if meant else f"; {hint}"
 
@@ -332,7 +332,7 @@ FP8_BLOCKS: Mapping[str, Any] = {
 
 
 def _stored(network: Network, form: Form, letters: str, itemsize: int) -> Iterator[Stored]:
-    """The header that a form has: FP8 matrices with one 16-bit scale a block, everything else plain."""
+    """The tensors that a form stores: FP8 matrices with one 16-bit scale a block, everything else plain."""
     heads, (rows, columns) = 0, FP8_BLOCKS["weight_block_size"]
     for name, shape, role in (*network.tensors, *network.unloaded):
         heads += role == "lm_head"
@@ -426,7 +426,7 @@ def _gguf_tensors(facts: ModelFacts, mix: _Mix) -> Iterator[TensorFact]:
 
 
 def _gguf_type(tensor: TensorFact, facts: ModelFacts, layer: int, mix: _Mix) -> str:
-    """As `llama-quantize` chooses it."""
+    """The type that `llama-quantize` chooses for a tensor."""
     if len(tensor.shape) == 1 or tensor.name.endswith(FLOAT):
         return "F32"
     if tensor.role in ("vision", "connector"):

@@ -1,4 +1,4 @@
-"""Which models a plan without a model chooses from: those of the catalogue that have a place in its order."""
+"""The candidates of a plan without a model name: the models of the catalogue that have a rank."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
-QUICK: Final = 20.0  # tokens/s, more than people read: nobody installs another engine for more
+QUICK: Final = 20.0  # tokens/s, more than people read: not worth the installation of another engine
 LEAST_BESIDE: Final = 15.0  # tokens/s of a mixture with experts in host memory that anybody is led to
 ADEQUATE: Final = ("Q4_K_M", "Q3_K_M")  # editions of a mixture to lead to; the second where room is short
 WAIT_BESIDE_S: Final = 10.0  # for the first token, with experts that cross for every step of a prompt
@@ -55,7 +55,7 @@ def _facts(repo: str) -> ModelFacts:
 
 
 def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
-    """The plan that `snugvl plan` prints: the solver's, with what else would do.
+    """The plan that `snugvl plan` prints: the solver's, with alternatives.
 
     On a GPU that llama.cpp alone uses it is the plan of a GGUF, where one fits: of the model that was named,
     or the best of those that are known. A mixture of experts may have them in host memory.
@@ -102,9 +102,7 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
         if named is None and mine is not None and candidate.quality <= mine.quality:
             break  # best first
         other = _as_served(solve([candidate], machine, wishes), [candidate], machine)
-        short += [
-            replace(each, remedy=f"as {each.model} {each.remedy}") for each in other.refusals if each.remedy
-        ]
+        short += [each for each in other.refusals if each.remedy]
         if other.choice is None or not _quick_enough(other.choice, mine, wishes):
             continue
         if beside_gpu_bytes(other.choice) <= room:
@@ -140,7 +138,7 @@ def _quick_enough(choice: Choice, other: Choice | None, wishes: Wishes) -> bool:
 
 
 def _editions(named: ModelFacts | None) -> list[Candidate]:
-    """Published GGUFs: all that are known, or a named model's; else the file that one of it would be."""
+    """Published GGUFs: all known ones, or those of a named model; else one as it would be made of it."""
     known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
     if known or named is None:
         return [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
@@ -150,7 +148,8 @@ def _editions(named: ModelFacts | None) -> list[Candidate]:
 
 
 def _quicker(plan: Plan, machine: Machine) -> Choice | None:
-    """The chosen model's GGUF on llama.cpp, where it is much faster on a processor, and that matters."""
+    """The chosen model's GGUF on llama.cpp, where it is much faster on a processor than a slow plan; else
+    None."""
     choice = plan.choice
     if choice is None or choice.budget.gpu is not None or rules_of(choice.option.engine).reads_only_gguf:
         return None
@@ -160,10 +159,10 @@ def _quicker(plan: Plan, machine: Machine) -> Choice | None:
 
 
 def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) -> Plan:
-    """The plan as the printed command makes it.
+    """The plan that the printed command will make.
 
-    A floor of image tokens is for `plan` alone: what comes of it, the command says as pixels and a context,
-    and the rest follows from these.
+    A floor of image tokens is an option of `plan` alone: the command has pixels and a context instead, from
+    which the rest follows.
     """
     choice = plan.choice
     if choice is None or plan.wishes.min_image_tokens is None:
@@ -179,7 +178,7 @@ def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) ->
 def _served(
     choice: Choice, wishes: Wishes, candidates: Sequence[Candidate], machine: Machine
 ) -> Choice | None:
-    """The choice that the printed command of another makes on this machine, or None where nothing fits."""
+    """The choice that the printed command of `choice` makes on this machine; None where nothing fits."""
     sees = choice.option.model.facts.vision is not None
     return solve(candidates, machine, wishes_of(load_options(choice, wishes), sees=sees)).choice
 
@@ -203,7 +202,7 @@ def _entry(name: str) -> Entry | None:
 
 
 def _ggufs_alone(machine: Machine) -> bool:
-    """Whether no engine that reads more than GGUFs uses this machine's GPUs, or runs here at all."""
+    """Whether only engines for GGUF files can use this machine's GPUs, or run here at all."""
     there = replace(machine, gpus=machine.gpus or machine.others)
     device = budgets(there)[0].device
     every = (rules_of(engine) for engine in ENGINES)
@@ -211,7 +210,7 @@ def _ggufs_alone(machine: Machine) -> bool:
 
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:
-    """The plan with what else would do: where layers stay in host memory, the best of the catalogue that fits
+    """The plan with an alternative: where layers stay in host memory, the best of the catalogue that fits
     whole; where a named model doesn't fit at all, another edition of it that does."""
     if plan.choice is not None and plan.choice.option.offload:
         every = catalogue_candidates(sees=plan.wishes.images > 0)
