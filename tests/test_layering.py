@@ -35,7 +35,7 @@ ALLOWED = {
         "fidelity", "backends.place", "engine", "models", "layers", "checkpoint", "planner",
     },
     "server": {
-        "tasks", "inputs.image", "inputs.frames", "inputs.iso_media", "inputs.looks_like", "inputs.tools",
+        "tasks", "inputs.image", "inputs.frames", "inputs.looks_like", "inputs.tools",
         "inputs.trials", "checkpoint",
     },
     "client": {"tasks", "inputs.image", "inputs.frames", "inputs.given", "inputs.looks_like", "inputs.talk"},

@@ -23,6 +23,7 @@ from snugvl.server.openai.common import (
     LOWEST,
     MAX_TOKENS,
     ChunkWriter,
+    Completion,
     SamplingFields,
     StreamOptions,
     head,
@@ -33,7 +34,6 @@ from snugvl.server.openai.common import (
     stream_options_of,
     usage_of,
 )
-from snugvl.server.openai.document import Completion
 from snugvl.server.record import RequestRecord, record_of
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together

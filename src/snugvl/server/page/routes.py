@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from snugvl.inputs.image import FORMATS
 from snugvl.server.body import MAX_FORM_FILES
 from snugvl.server.context import context_of
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.loading import MediaSettings
 
 FOLDER: Final = Path(__file__).parent / "static"
 VENDOR: Final = FOLDER / "vendor"  # others' code, as they published it, with its licence
