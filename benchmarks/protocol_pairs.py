@@ -3,8 +3,8 @@
     python benchmarks/protocol_pairs.py OTHER [ROUNDS]    OTHER: a checkout with the code to compare with
 
 Microseconds of a request, asked by one client and by 8 at once, and of a streamed delta, each with the
-processor time of the server, which a busy machine changes least. Figures are medians of the rounds, ratios are
-medians of the rounds' ratios, this checkout over OTHER.
+processor time of the server, which a busy machine changes least. Figures are medians of the rounds, ratios
+are medians of the rounds' ratios, this checkout over OTHER.
 """
 
 import asyncio
