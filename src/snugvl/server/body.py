@@ -71,7 +71,7 @@ class JsonRoute(APIRoute):
 
         async def parsed(request: Request) -> Response:
             scope, field = request.scope, self.body_field
-            if scope.get(_PARSED) is not None and field is not None:
+            if scope.get(_PARSED) is not None and field is not None and not self._embed_body_fields:
                 kind, notes = cast("type[BaseModel]", field.field_info.annotation), record_of(scope).notes
                 check = partial(validated, kind, scope[_PARSED], notes)
                 scope[_PARSED] = await _in_thread(check) if scope[_LARGE] else check()

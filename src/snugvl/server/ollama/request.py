@@ -165,7 +165,9 @@ class Generating(Body):
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
-    think: bool | str | None = Field(None, description="for a template that can be told; never shown")
+    think: bool | str | None = Field(
+        None, description="whether a model that can think does so, where its chat template takes it"
+    )
 
 
 class ChatRequest(Generating):
@@ -189,7 +191,7 @@ class ShowRequest(Body):
 
     model: Name | None = None
     name: Name | None = Field(default=None, description="what `model` was called before")
-    verbose: bool | None = Field(default=None, description="accepted; everything is told anyway")
+    verbose: bool | None = Field(default=None, description="accepted; everything is shown anyway")
 
 
 class PullRequest(Body):
