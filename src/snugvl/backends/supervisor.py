@@ -1,16 +1,19 @@
-"""The lives of a child engine, ours or vLLM's: where it stands, how its deaths are counted, how it drains.
+"""The supervisor of engines in other processes, ours and other programs': their lives, one after the other.
 
 start ─► starting ─► ready ─ died ─► restarting ─► ready …        three deaths in a row: with pauses
               └─ a first start that must not be tried again ─► failed   `failure` says why
+
+What a life is, an adapter says: of our own engine's process, over a socket, `process/supervised.py`; of a
+server of another program, over HTTP, `child/service.py`. What both start as a process is in `spawned.py`.
 """
 
 import asyncio
 import logging
-import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Generic, Protocol, TypeVar
 
 from snugvl.core.messages import Capabilities
 from snugvl.core.service import Health, Snapshot, State
@@ -20,7 +23,7 @@ from snugvl.errors import EngineError, EngineUnavailable, SnugvlError
 FIRST_LOAD_S = 10.0  # what loading may take, until it was seen once
 GIVEN_UP_S = 60.0  # after which asking a server again that has failed for good
 DRAIN_POLL_S = 0.05
-READ_BYTES = 1 << 16
+SHUT_DOWN = "the server has shut down"
 
 logger = logging.getLogger("snugvl.engine")
 
@@ -192,7 +195,7 @@ class Lives:
     async def close(self) -> None:
         """End the present life, and start no other. Safe to call twice."""
         self.state, self.progress = "failed", None
-        self.detail = "the server has shut down" if self.failure is None else str(self.failure)
+        self.detail = SHUT_DOWN if self.failure is None else str(self.failure)
         if self._task is not None:
             if not self._task.cancelling():  # a second time would keep it from ending the engine's processes
                 self._task.cancel()
@@ -217,11 +220,46 @@ class Lives:
         return None
 
 
-class LivingEngine:
-    """What every `EngineService` has whose engine has lives."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one life of an engine ended.
 
-    def __init__(self, supervision: Supervision, lives: Lives) -> None:
+    Attributes:
+        reason: half a sentence.
+        lines: of its log.
+        was_ready: whether it served before.
+        error: what to say where the reason is known and waiting won't help; None: the log may know.
+    """
+
+    reason: str
+    lines: tuple[str, ...] = ()
+    was_ready: bool = False
+    error: SnugvlError | None = None
+
+
+class Life(Protocol):
+    """One life of an engine, which has been begun."""
+
+    async def run(self) -> Ending:
+        """Return when it has ended."""
+        ...
+
+    async def stop(self) -> None:
+        """End it and wait; nothing is left of what was started for it."""
+        ...
+
+
+L = TypeVar("L", bound=Life)
+
+
+class Supervised(ABC, Generic[L]):
+    """An `EngineService` whose engine lives in other processes. Belongs to one event loop."""
+
+    def __init__(self, supervision: Supervision, lives: Lives, process: str, log: logging.Logger) -> None:
+        """`process`: the engine's, as half a sentence calls it; `log`: where deaths are told."""
         self._supervision, self._lives = supervision, lives
+        self._called, self._logger = process, log
+        self._life: L | None = None
         self._capabilities: Capabilities | None = None
         self._snapshot: Snapshot | None = None
 
@@ -240,37 +278,71 @@ class LivingEngine:
         """The last one of the present life; None while there is none."""
         return self._snapshot
 
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether requests are under way."""
+
+    async def start(self) -> None:
+        """Begin to start the engine and return."""
+        self._lives.start(f"{self._called} is starting", self._next_life)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse what is new, wait for what runs. Whether everything finished in time."""
+        return await self._lives.drain(timeout_s, lambda: self.busy)
+
     async def close(self) -> None:
         """End everything, child processes included. Safe to call twice."""
         await self._lives.close()
 
+    @abstractmethod
+    async def _begin(self) -> L:
+        """Begin a life.
 
-def watched(task: "asyncio.Task[Any]", failed: Callable[[str], object]) -> None:
-    """Have `failed` told why a task that nobody waits for has failed, if it does."""
+        Raises:
+            OSError: its process can't be started.
+        """
 
-    def look(_: object) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a task of the supervisor failed", exc_info=error)
-            failed(f"{type(error).__name__}: {error}")
+    @abstractmethod
+    async def _look_after(self, life: L) -> None:
+        """What goes on beside a life. Cancelled when it ends."""
 
-    task.add_done_callback(look)
+    @abstractmethod
+    def _end_requests(
+        self, of_streams: Callable[[], SnugvlError], of_others: Callable[[], SnugvlError]
+    ) -> None:
+        """End the requests of a life that is over, with the one error where an answer had begun."""
 
+    def _pause_s(self, ending: Ending) -> float | None:
+        """Seconds until the life after one that ended so; None where there will be none."""
+        self._logger.error("%s", ending.reason)
+        return self._lives.count_death(ending.reason)
 
-async def wait_for_exit(popen: "subprocess.Popen[bytes]") -> None:
-    """Wait until a process has ended."""
-    pause_s = 0.002
-    while popen.poll() is None:
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.1)
+    async def _next_life(self) -> float | None:
+        """One life from start to end; the seconds until the next one, or None where there is none."""
+        self._lives.begin()
+        try:
+            life = self._life = await self._begin()
+        except OSError as error:
+            ending = Ending(f"{self._called} can't be started: {error}")
+        else:
+            ending = await self._live(life)
+        return None if self._lives.over else self._pause_s(ending)
 
-
-async def read_output(pipe: IO[bytes], take: Callable[[str], None]) -> None:
-    """Hand what a process prints to `take`, as it comes, until it ends."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    try:
-        while data := await reader.read(READ_BYTES):
-            take(data.decode("utf-8", "replace"))
-    finally:
-        transport.close()
+    async def _live(self, life: L) -> Ending:
+        beside = asyncio.create_task(self._look_after(life))
+        reason = SHUT_DOWN
+        try:
+            ending = await life.run()
+            reason = ending.reason
+        finally:
+            beside.cancel()
+            try:
+                self._lives.lose(reason)
+                text = self._lives.death_of_request(reason)
+                self._end_requests(lambda: EngineError(text), self._lives.unavailable)
+            finally:
+                self._snapshot = None
+                await life.stop()
+                self._life = None
+        return ending
