@@ -24,6 +24,8 @@ from snugvl.server.forms import (
     MAX_TOOLS,
     Mode,
     ToolName,
+    TopK,
+    TopP,
     either,
     offered_tool,
     sampling_of,
@@ -338,8 +340,8 @@ class MessagesRequest(MessagesPrompt):
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP)] | None
     ) = None
     temperature: Annotated[float, Field(ge=0, le=1, description="0, the default, is greedy")] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1, description="0 is greedy")] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     metadata: Metadata | None = None
 
 

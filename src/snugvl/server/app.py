@@ -24,13 +24,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snugvl.errors import SnugvlError
-from snugvl.server import anthropic, errors, system, vision
+from snugvl.server import anthropic, errors, page, system, vision
 from snugvl.server.access import Auth, RateLimits, open_to_all
 from snugvl.server.context import Context
 from snugvl.server.errors import Family, code_of, error_response, family_of, status_of
 from snugvl.server.ollama import routes as ollama
 from snugvl.server.openai import chat, completions, responses, tokens
-from snugvl.server.page import routes as page
 from snugvl.server.receiving import Receiving
 from snugvl.server.record import RequestRecord, begin_record
 from snugvl.server.streaming import SlowClient

@@ -27,8 +27,15 @@ from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part
 from snugvl.server.forms import (
     MAX_TOOLS,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
     Stop,
+    Temperature,
     ToolName,
+    TopK,
+    TopLogprobs,
+    TopP,
     call_arguments,
     either,
     offered_tool,
@@ -50,10 +57,10 @@ class OllamaOptions(Body):
     unsupported: ClassVar[UnsupportedFields] = OLLAMA_OPTIONS
     place: ClassVar[str] = "options."
 
-    temperature: Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1, description="0 is greedy")] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     num_predict: (
         Annotated[int, Field(ge=-2, lt=2**31, description="new tokens at most; -1 and -2: what fits"), WHOLE]
@@ -64,9 +71,9 @@ class OllamaOptions(Body):
         | None
     ) = None
     stop: Stop | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
 
 
 def sampling_of(
@@ -164,7 +171,7 @@ class Generating(Body):
     options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    top_logprobs: TopLogprobs | None = None
     think: bool | str | None = Field(
         None, description="whether a model that can think does so, where its chat template takes it"
     )

@@ -18,8 +18,8 @@ from snugvl.server.body import (
     multipart_document,
 )
 from snugvl.server.context import context_of
-from snugvl.server.fields import WHOLE, Part
-from snugvl.server.forms import MAX_TOOLS, either
+from snugvl.server.fields import Part
+from snugvl.server.forms import MAX_TOOLS, TopLogprobs, either
 from snugvl.server.generation import AnswerChoice, GeneratedAnswer, ReasoningPiece, Step, read_answer
 from snugvl.server.media.loading import RequestMedia
 from snugvl.server.openai.chat_request import (
@@ -88,7 +88,7 @@ class ChatCompletionRequest(SamplingFields):
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="as structured_outputs.json")

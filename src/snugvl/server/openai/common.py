@@ -21,7 +21,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part, at_most
-from snugvl.server.forms import Stop, stops_of
+from snugvl.server.forms import MinP, Penalty, RepetitionPenalty, Stop, Temperature, TopP, stops_of
 from snugvl.server.generation import AnswerUsage
 from snugvl.server.streaming import Event, compact, events_document
 from snugvl.version import __version__
@@ -47,9 +47,6 @@ def no_limit(value: object) -> object:
     return None if type(value) is int and value == -1 else value
 
 
-Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
-TopP = Annotated[float, Field(ge=0, le=1, description="0 is greedy")]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[
     Annotated[
         int, Field(ge=1, le=MAX_TOKENS, description="at most; null and -1: what the context leaves"), WHOLE
@@ -112,8 +109,8 @@ class SamplingFields(Body):
     logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), WHOLE] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="0 and -1 are off"), WHOLE] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     no_repeat_ngram_size: NgramSize | None = None
     vllm_xargs: ProcessorArguments | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=128)] | None = None

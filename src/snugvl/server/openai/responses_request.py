@@ -20,13 +20,16 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from snugvl.core.messages import Grammar, Message, Text, Tool, ToolCall, ToolUse
 from snugvl.errors import RequestError
-from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Body, StringOrArray
+from snugvl.server.fields import STRING_OR_OBJECT, Body, StringOrArray
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import (
     MAX_TOOLS,
     JsonSchema,
     Mode,
+    Temperature,
     ToolName,
+    TopLogprobs,
+    TopP,
     call_arguments,
     offered_tool,
     schema_grammar,
@@ -44,7 +47,7 @@ from snugvl.server.openai.chat_request import (
     TextFormat,
     parts_of,
 )
-from snugvl.server.openai.common import Effort, MaxTokens, Metadata, Temperature, TopP
+from snugvl.server.openai.common import Effort, MaxTokens, Metadata
 from snugvl.server.record import Notes
 from snugvl.server.together import in_turns
 from snugvl.server.unsupported import (
@@ -563,7 +566,7 @@ class ResponseRequest(Body):
     max_output_tokens: MaxTokens = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    top_logprobs: TopLogprobs | None = None
     include: (
         Annotated[
             list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
