@@ -107,6 +107,23 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """Mixture-of-experts layers: a router chooses `used` of `count` gated MLPs for each token.
+
+    Attributes:
+        width: intermediate size of an expert.
+        shared: intermediate size of the gated MLP that every token passes beside them; 0 without one.
+        layers: which of the decoder's layers are such; others have an MLP.
+    """
+
+    count: int
+    used: int
+    width: int
+    shared: int
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextConfig:
     """The decoder.
 
@@ -122,6 +139,7 @@ class TextConfig:
         norm_offset: added to the weights of the norms; 1 where they are stored as their distance from 1.
         predictors: layers of the multi-token predictor that is loaded (`models/predictor.py`), each with keys
             and values of its own behind those of the decoder.
+        mixture: of the layers that are mixtures of experts; None without such.
     """
 
     hidden_size: int
@@ -144,6 +162,13 @@ class TextConfig:
     gated: bool = False
     norm_offset: float = 0.0
     predictors: int = 0
+    mixture: Mixture | None = None
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        """What a layer has in place of an MLP; the predictor's, behind the last, is like the last."""
+        if self.mixture is None:
+            return None
+        return self.mixture if self.mixture.layers[min(layer, self.num_layers - 1)] else None
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None for all."""

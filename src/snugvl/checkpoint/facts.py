@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from snugvl.checkpoint.architecture import Mixture
 from snugvl.core.formats import StoredPrecision
 
 Role = Literal[
@@ -76,7 +77,11 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The decoder. `experts_used`: of a token, in a layer that is a mixture of experts; 0 without experts."""
+    """The decoder.
+
+    `experts_used`: of a token, in a layer that is a mixture of experts; 0 without experts. `mixture`: sizes
+    of those layers, where the configuration says them.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -86,6 +91,7 @@ class TextFacts:
     max_position_embeddings: int
     kv_layers: tuple[KVLayer, ...]
     experts_used: int = 0
+    mixture: Mixture | None = None
 
 
 class ImageRule(Protocol):

@@ -39,6 +39,7 @@ class TensorEntry:
     Attributes:
         heads: of a GGUF, whose rows of each head's two halves alternate; 0 where they follow one another.
         frames: of a GGUF, tensors that are its third dimension, one after the other.
+        turned: the file has its rows and columns exchanged.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TensorEntry:
     nbytes: int
     heads: int = 0
     frames: "tuple[TensorEntry, ...]" = ()
+    turned: bool = False
 
     @property
     def numel(self) -> int:

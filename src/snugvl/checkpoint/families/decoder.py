@@ -1,9 +1,9 @@
 """The decoder that nearly all families share: attention with grouped keys, a gated MLP, RMS norms."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from snugvl.checkpoint.architecture import LayerKind, Rope, TextConfig
+from snugvl.checkpoint.architecture import LayerKind, Mixture, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.gated_delta import GatedDelta
 from snugvl.checkpoint.families.traits import Expected, layer_types, linear, norm
@@ -14,17 +14,6 @@ SIZES = {
     "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers",
     "heads": "num_attention_heads", "vocab": "vocab_size", "max_positions": "max_position_embeddings",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture: `count` gated MLPs of `intermediate`, `used` of them for a token, in layers that `sparse`
-    says."""
-
-    count: int
-    used: int
-    intermediate: int
-    sparse: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +40,7 @@ class Decoder:
     mlp_bias: bool = False
     qk_norm: bool = False
     fused: bool = False
-    experts: Experts | None = None
+    experts: Mixture | None = None
     delta: GatedDelta | None = None
 
     def kept(self, window: int | None = None) -> KVLayer:
@@ -70,7 +59,7 @@ class Decoder:
         )
         return TextFacts(
             self.hidden, self.intermediate, self.layers, self.heads, self.vocab, self.max_positions, kv,
-            self.experts.used if self.experts else 0,
+            self.experts.used if self.experts else 0, self.experts,
         )  # fmt: skip
 
     def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
@@ -100,6 +89,7 @@ class Decoder:
             fused=self.fused,
             linear=self.delta.sizes if self.delta else None,
             gated=self.delta is not None,
+            mixture=self.experts,
         )
 
     def tensors(
@@ -113,10 +103,8 @@ class Decoder:
                 yield from self.delta.tensors(f"{layer}.linear_attn", self.hidden)
             else:
                 yield from self.attention(f"{layer}.self_attn")
-            if self.experts and self.experts.sparse[index]:
-                yield from _mixture(f"{layer}.mlp", self.hidden, self.experts)
-            else:
-                yield from self.mlp(f"{layer}.mlp")
+            sparse = self.experts is not None and self.experts.layers[index]
+            yield from self.mixture(f"{layer}.mlp") if sparse else self.mlp(f"{layer}.mlp")
             for place in norms:
                 yield from norm(f"{layer}.{place}_layernorm", self.hidden)
         yield from norm(f"{prefix}.norm", self.hidden)
@@ -141,14 +129,36 @@ class Decoder:
             yield from linear(f"{name}.{part}_proj", rows, self.hidden, "linear", bias=bias)
         yield from linear(f"{name}.down_proj", self.hidden, width, "linear", bias=bias)
 
+    def mixture(self, name: str) -> Iterator[Expected]:
+        """Experts as one tensor each way, as transformers has them, the router, which stays 16-bit, and the
+        shared expert with its gate."""
+        experts, hidden = self.experts, self.hidden
+        assert experts is not None, "a mixture has experts"
+        yield Expected(f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.width, hidden), "expert")
+        yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, experts.width), "expert")
+        yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
+        if experts.shared:
+            yield from replace(self, intermediate=experts.shared).mlp(f"{name}.shared_expert")
+            yield from linear(f"{name}.shared_expert_gate", 1, hidden, "other")
 
-def _mixture(name: str, hidden: int, experts: Experts) -> Iterator[Expected]:
-    """Experts as one tensor each way, as Qwen3-VL's files have them, and the router, which stays 16-bit."""
-    yield Expected(
-        f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.intermediate, hidden), "expert"
-    )
-    yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, experts.intermediate), "expert")
-    yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
+
+def check_mixture(section: Section, experts: Mixture | None) -> None:
+    """Refuse routing that our engine doesn't do.
+
+    Raises:
+        CheckpointError: a token would pass more experts than there are.
+        UnsupportedModel: shares of the chosen experts that aren't normalised.
+    """
+    if experts is None:
+        return
+    more = f"num_experts_per_tok {experts.used} is more than the {experts.count} experts"
+    require(experts.used <= experts.count, section.where, more)
+    normed = section.values.get("norm_topk_prob", True)
+    if normed is not True:
+        raise UnsupportedModel(
+            f"{section.where} has norm_topk_prob {shown(normed)}; our engine's routers normalise the weights "
+            "of the experts that they choose"
+        )
 
 
 def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:

@@ -1,12 +1,12 @@
-"""Qwen3-VL, dense (2B, 4B, 8B, 32B) and, for the plan, as a mixture of experts (30B-A3B, 235B-A22B).
+"""Qwen3-VL, dense (2B, 4B, 8B, 32B) and as a mixture of experts (30B-A3B, 235B-A22B).
 
 The defaults are those of transformers' `Qwen3VLConfig`.
 """
 
 from dataclasses import replace
 
-from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
+from snugvl.checkpoint.architecture import Mixture, ModelConfig
+from snugvl.checkpoint.families.decoder import SIZES, Decoder, check_mixture, need_silu, read_decoder
 from snugvl.checkpoint.families.qwen_tower import (
     GGUF_TOKENS,
     LEVELS,
@@ -67,7 +67,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 
 
 def parse(root: Section, architecture: str) -> ModelConfig:
-    """Read the configuration of a dense Qwen3-VL for our engine.
+    """Read a Qwen3-VL configuration for our engine.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
@@ -76,7 +76,8 @@ def parse(root: Section, architecture: str) -> ModelConfig:
     text, vision = root.section("text_config"), root.section("vision_config")
     text.need(*SIZES.values())
     need_silu(text)
-    decoder = _decoder(text)
+    decoder = _decoder(text, mixture=architecture == MIXTURE)
+    check_mixture(text, decoder.experts)
     rope = read_mrope(text, decoder.head_dim, (24, 20, 20), None)
     config = decoder.config(rope, text.get("rms_norm_eps", float, 1e-6))
     tower = read_tower(vision, vision.get(LEVELS, list))
@@ -99,21 +100,22 @@ def _decoder(text: Section, *, mixture: bool = False) -> Decoder:
     return replace(decoder, qkv_bias=bias, o_bias=bias, qk_norm=True, experts=experts)
 
 
-def _experts(text: Section, layers: int) -> Experts:
+def _experts(text: Section, layers: int) -> Mixture:
     dense = {index for index in text.get("mlp_only_layers", list, []) if isinstance(index, int)}
     step = text.count("decoder_sparse_step", 1)
-    return Experts(
+    return Mixture(
         count=text.count("num_experts", text.values.get("num_local_experts") or 60),
         used=text.count("num_experts_per_tok", 4),
-        intermediate=text.count("moe_intermediate_size", 1408),
-        sparse=tuple(index not in dense and (index + 1) % step == 0 for index in range(layers)),
+        width=text.count("moe_intermediate_size", 1408),
+        shared=0,
+        layers=tuple(index not in dense and (index + 1) % step == 0 for index in range(layers)),
     )
 
 
 FAMILY = Family(
     architectures=(DENSE, MIXTURE),
     describe=describe,
-    native=(DENSE,),
+    native=(DENSE, MIXTURE),
     parse=parse,
     network="snugvl.models.networks:Qwen3VL",
     traits={
