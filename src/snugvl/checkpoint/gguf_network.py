@@ -34,7 +34,10 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 ARCHITECTURE: Final = "general.architecture"
 TOKENS: Final = "tokenizer.ggml.tokens"
 # Stored forms that our kernels read (`layers/ggml.py`), and those that are copied.
-BLOCKS: Final = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+BLOCKS: Final = (
+    "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS",
+    "MXFP4",
+)  # fmt: skip
 PLAIN: Final = ("F32", "F16", "BF16")
 INSTEAD: Final = "use --backend llamacpp"
 FACTORS: Final = "rope_freqs.weight"  # divisors of the rotary frequencies: Llama 3's scaling
