@@ -103,7 +103,7 @@ def test_text_models(architecture: str, kind: str, tied: bool, tmp_path: Path) -
 
 def test_llama_3_turns_by_the_files_own_factors(tmp_path: Path) -> None:
     """transformers computes its frequencies from the configuration, llama.cpp stores what divides them."""
-    pair = gguf_models.text_model(tmp_path, "LlamaForCausalLM", "llama", lambda _: "Q4_K")
+    pair = gguf_models.text_model(tmp_path, "LlamaForCausalLM", "llama", lambda _: "Q6_K")
     config = json.loads((pair.wide / "config.json").read_text()) | {"rope_scaling": dict(LLAMA3)}
     (pair.wide / "config.json").write_text(json.dumps(config))
     theirs = LlamaRotaryEmbedding(LlamaConfig(**config))

@@ -126,7 +126,8 @@ def sparse_layer(config: dict[str, Any], tokens: int, monkeypatch: pytest.Monkey
 def _by_kernels(mlp: SparseMLP, x: torch.Tensor) -> None:
     """`SparseMLP.forward` as on a GPU; the norm and the shared expert as the formulas have them."""
     normed = torch.empty_like(x)
-    scores, ids, shares = grouped.route(normed, mlp.scores.weight, mlp.count, mlp.used)
+    scores = grouped.score(normed, mlp.scores.weight)
+    ids, shares = grouped.choose_experts(scores, mlp.count, mlp.used, x.dtype)
     shared = None if mlp.shared_expert is None else torch.empty_like(x)
     out = torch.empty(len(x), mlp.used, x.shape[1], dtype=x.dtype, device=x.device)
     groups = grouped.Groups(ids, mlp.count)

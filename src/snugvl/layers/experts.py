@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.functional import linear, silu
 
 from snugvl.layers.linear import Linear
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.weights import Weights
 
 
@@ -49,27 +50,32 @@ class ExpertPlaces(Protocol):
         ...
 
 
-def routed(
-    x: torch.Tensor, scores: Linear, count: int, used: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores, the experts of each token, and their shares.
+def scored(x: torch.Tensor, scores: Linear) -> torch.Tensor:
+    """Scores `[tokens, rows]` float32 of `x` `[tokens, hidden]`."""
+    if by_kernels(x, "gemm"):
+        from snugvl.layers.kernels.products.grouped import score  # needs triton, which only GPUs bring
+
+        return score(x, scores.weight)
+    return linear(x.float(), scores.weight.float())
+
+
+def chosen(
+    scores: torch.Tensor, count: int, used: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token and their shares.
 
     Args:
-        x: `[tokens, hidden]`.
-        scores: a row for each of `count` experts, and maybe one for the gate of a shared expert.
+        scores: `[tokens, rows]` float32; the first `count` of a row are those of experts.
 
     Returns:
-        `[tokens, rows]` float32; `[tokens, used]` int32, the best first; their softmax, normalised and
-        rounded to the type of `x`, in float32.
+        `[tokens, used]` int32, the best first; their softmax, normalised and rounded to `dtype`, in float32.
     """
-    if x.is_cuda:
-        from snugvl.layers.kernels.products.grouped import route  # needs triton, which only GPUs bring
+    if by_kernels(scores, "choose"):
+        from snugvl.layers.kernels.products.grouped import choose_experts  # needs triton, as above
 
-        return route(x, scores.weight, count, used)
-    found = linear(x.float(), scores.weight.float())
-    best, ids = found[:, :count].softmax(-1).topk(used, dim=-1)
-    shares = (best / best.sum(-1, keepdim=True)).to(x.dtype).float()
-    return found, ids.int(), shares
+        return choose_experts(scores, count, used, dtype)
+    best, ids = scores[:, :count].softmax(-1).topk(used, dim=-1)
+    return ids.int(), (best / best.sum(-1, keepdim=True)).to(dtype).float()
 
 
 class Experts(nn.Module):
@@ -112,7 +118,7 @@ class Experts(nn.Module):
         out = torch.empty(tokens, used, self.hidden, dtype=x.dtype, device=x.device)
         if not tokens:
             return out
-        if x.is_cuda:
+        if by_kernels(x, "sort_pairs", "grouped"):
             from snugvl.layers.kernels.products.grouped import Groups  # needs triton, as above
 
             groups = Groups(ids, self.count)
@@ -147,7 +153,7 @@ def added(
     """The sum over a token's experts `[tokens, used, hidden]`, the shared expert's `[tokens, hidden]` as far
     as the last of `scores` `[tokens, rows]` opens its gate, and the residual, which may be written over.
     """
-    if parts.is_cuda:
+    if by_kernels(parts, "add_pairs"):
         from snugvl.layers.kernels.products.grouped import add  # needs triton, as above
 
         return add(parts, shared, scores, residual)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from snugvl.checkpoint.architecture import Mixture
-from snugvl.layers.experts import Experts, added, routed
+from snugvl.layers.experts import Experts, added, chosen, scored
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 
@@ -55,7 +55,8 @@ class SparseMLP(nn.Module):
     def forward(self, x: torch.Tensor, norm: RMSNorm | None, *, add: bool = True) -> torch.Tensor:
         """`x` `[tokens, hidden]` plus the mixture of its `norm`; see `MLP.forward`."""
         normed = x if norm is None else norm(x)
-        scores, ids, shares = routed(normed, self.scores, self.count, self.used)
+        scores = scored(normed, self.scores)
+        ids, shares = chosen(scores, self.count, self.used, x.dtype)
         shared = None if self.shared_expert is None else self.shared_expert(normed, None, add=False)
         parts = self.experts(normed, ids, shares)
         return added(parts, shared, scores, x if add else None)

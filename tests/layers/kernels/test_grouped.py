@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from snugvl.layers.experts import ExpertRound, Experts, added, routed
+from snugvl.layers.experts import ExpertRound, Experts, added, chosen, scored
 from snugvl.layers.kernels.products import grouped
-from snugvl.layers.kernels.products.grouped import Groups, add, route
+from snugvl.layers.kernels.products.grouped import Groups, add, choose_experts, score
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FormatName
 from tests.layers.kernels.test_linear import close, stored
@@ -120,18 +120,18 @@ def test_routes_are_torchs(tokens: int, shared: bool, device: torch.device) -> N
     scores = Linear(64, COUNT + shared)
     torch.nn.init.normal_(scores.weight)
     x = torch.randn(tokens, 64)
-    right = routed(x, scores, COUNT, USED)
-    found = route(x.to(device), scores.weight.to(device), COUNT, USED)
-    assert torch.equal(found[1].cpu(), right[1])
-    for ours, theirs in ((found[0], right[0]), (found[2], right[2])):
-        torch.testing.assert_close(ours.cpu(), theirs, atol=2e-5, rtol=1e-5)
-    alone = route(x[-1:].to(device), scores.weight.to(device), COUNT, USED)
-    assert all(torch.equal(one[0], many[-1]) for one, many in zip(alone, found, strict=True))
+    right = scored(x, scores)
+    found = score(x.to(device), scores.weight.to(device))
+    torch.testing.assert_close(found.cpu(), right, atol=2e-5, rtol=1e-5)
+    assert torch.equal(score(x[-1:].to(device), scores.weight.to(device))[0], found[-1])
+    ids, shares = chosen(found.cpu(), COUNT, USED, torch.float32)
+    mine = choose_experts(found, COUNT, USED, torch.float32)
+    assert torch.equal(mine[0].cpu(), ids)
+    torch.testing.assert_close(mine[1].cpu(), shares, atol=1e-6, rtol=1e-5)
 
 
 def test_equal_scores_are_taken_in_order(device: torch.device) -> None:
-    weight = torch.ones(COUNT, 64, device=device)
-    _, ids, shares = route(torch.ones(2, 64, device=device), weight, COUNT, 3)
+    ids, shares = choose_experts(torch.ones(2, COUNT, device=device), COUNT, 3, torch.float32)
     assert ids.tolist() == [[0, 1, 2]] * 2
     torch.testing.assert_close(shares.cpu(), torch.full((2, 3), 1 / 3))
 

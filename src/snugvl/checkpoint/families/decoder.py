@@ -21,9 +21,9 @@ class Decoder:
     """Sizes of a decoder and its switches.
 
     Attributes:
-        windows: of each layer, None for all tokens.
-        fused: queries, keys and values are one matrix, gate and up another.
-        delta: layers of gated delta-rule attention; queries of the others come with a gate then.
+        windows: window of each layer in tokens; None for all tokens.
+        fused: whether queries, keys and values are one matrix, gate and up another.
+        delta: layers of gated delta-rule attention; the other layers' queries then come with a gate.
     """
 
     hidden: int
@@ -44,7 +44,7 @@ class Decoder:
     delta: GatedDelta | None = None
 
     def kept(self, window: int | None = None) -> KVLayer:
-        """Keys and values that a layer of full attention keeps of a token."""
+        """The keys and values that a layer with this window keeps of a token."""
         if self.delta is None:
             return KVLayer(self.kv_heads, self.head_dim, window)
         queries = self.heads * self.head_dim
@@ -52,7 +52,7 @@ class Decoder:
         return KVLayer(self.kv_heads, self.head_dim, window, projected=projected, values=queries)
 
     def facts(self) -> TextFacts:
-        """The decoder in the planner's nouns."""
+        """The decoder's facts for the planner."""
         kv = tuple(
             self.delta.kept() if self.delta and self.delta.linear[index] else self.kept(window)
             for index, window in enumerate(self.windows)
@@ -63,7 +63,7 @@ class Decoder:
         )  # fmt: skip
 
     def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
-        """The decoder as the engine has it. `epsilon`: of norms; `limit`: tokens, if rotary settings say."""
+        """Our engine's configuration. `epsilon`: of norms; `limit`: tokens, where rotary settings have it."""
         limit = limit or self.max_positions
         # A window that no context outgrows is none.
         windows = [None if each is None or each >= limit else each for each in self.windows]
@@ -95,7 +95,7 @@ class Decoder:
     def tensors(
         self, prefix: str, tied: bool, *, norms: Sequence[str] = ("input", "post_attention")
     ) -> Iterator[Expected]:
-        """Embedding, layers, final norm under `prefix`, and the output matrix unless it is the embedding."""
+        """The tensors of embedding, layers and final norm under `prefix`, and of lm_head unless tied."""
         yield Expected(f"{prefix}.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
         for index in range(self.layers):
             layer = f"{prefix}.layers.{index}"
@@ -112,7 +112,7 @@ class Decoder:
             yield Expected("lm_head.weight", (self.vocab, self.hidden), "lm_head")
 
     def attention(self, name: str) -> Iterator[Expected]:
-        """Projections, and the norms of queries and keys. With a gate queries have twice the rows."""
+        """The tensors of projections, and of norms of queries and keys. A gate doubles the queries' rows."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = (("q", 2 * queries if self.delta else queries), ("k", keys), ("v", keys))
         for part, rows in (("qkv", queries + 2 * keys),) if self.fused else parts:
@@ -123,7 +123,7 @@ class Decoder:
             yield from norm(f"{name}.k_norm", self.head_dim)
 
     def mlp(self, name: str) -> Iterator[Expected]:
-        """Gate, up and down."""
+        """The tensors of an MLP: gate, up and down."""
         width, bias = self.intermediate, self.mlp_bias
         for part, rows in (("gate_up", 2 * width),) if self.fused else (("gate", width), ("up", width)):
             yield from linear(f"{name}.{part}_proj", rows, self.hidden, "linear", bias=bias)
@@ -162,7 +162,7 @@ def check_mixture(section: Section, experts: Mixture | None) -> None:
 
 
 def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
-    """The sizes every decoder has, its switches off. `defaults`: what transformers' class assumes.
+    """Read the sizes that every decoder has, its switches off. `defaults`: those of transformers' class.
 
     Raises:
         CheckpointError: one is missing, no positive number, or heads can't be grouped.
@@ -192,7 +192,7 @@ def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
 
 
 def need_silu(section: Section) -> None:
-    """Raise UnsupportedModel for an MLP, or a tower's, that our engine's kernels don't have."""
+    """Raise UnsupportedModel for an activation other than SiLU, the only one of our engine's gated MLPs."""
     act = section.values.get("hidden_act")
     if act not in (None, "silu"):
         raise UnsupportedModel(f"{section.where} has hidden_act {shown(act)}; only 'silu' is supported")
@@ -209,5 +209,5 @@ def windows_by_type(section: Section, window: int, default: Sequence[str]) -> tu
 
 
 def sliding(slides: Sequence[bool]) -> list[str]:
-    """Kinds of layers as `layer_types` calls them."""
+    """Kinds of layers, as `layer_types` calls them, from whether each has a window."""
     return ["sliding_attention" if each else "full_attention" for each in slides]

@@ -136,7 +136,7 @@ def _decoder(text: Section, *, mixture: bool) -> Decoder:
 
 
 def _predictors(text: Section) -> int:
-    """Layers of the multi-token predictor. Our engine runs one that shares the decoder's embedding."""
+    """Number of the multi-token predictor's layers; 0 unless it shares the decoder's embedding."""
     key = "mtp_num_hidden_layers"
     if not text.values.get(key) or text.values.get("mtp_use_dedicated_embeddings"):
         return 0
@@ -144,7 +144,7 @@ def _predictors(text: Section) -> int:
 
 
 def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
-    """The multi-token predictor that the files carry for speculative decoding (`models/predictor.py`)."""
+    """The tensors of the files' multi-token predictor for speculative decoding (`models/predictor.py`)."""
     if not layers:
         return
     yield from linear("mtp.fc", decoder.hidden, 2 * decoder.hidden, "other")

@@ -56,26 +56,32 @@ def choose(
     tl.store(shares + at, weight.to(KIND).to(tl.float32), mask=place < USED)
 
 
-def route(
-    x: torch.Tensor, weight: torch.Tensor, count: int, used: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `layers/experts.py`; the scores of a row are the same whatever rows are beside it."""
+def score(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`x` `[tokens, columns]` times `weight` in float32; of a row the same whatever rows are beside it."""
     tokens, (rows, columns) = len(x), weight.shape
-    scores = torch.empty(tokens, rows, dtype=torch.float32, device=x.device)
-    ids = torch.empty(tokens, used, dtype=torch.int32, device=x.device)
-    shares = torch.empty(tokens, used, dtype=torch.float32, device=x.device)
-    if not tokens:
-        return scores, ids, shares
-    gemm[(triton.cdiv(tokens, 16) * triton.cdiv(rows, 16), 1)](
-        x, weight, weight, weight, x, x, scores, x, x, tokens, rows, K=columns, FORMAT=STORED_AS["bf16"],
-        GROUP=gcd(columns, GROUP), BM=16, BN=16, SPLIT=1, BAND=8, HAS_BIAS=False, HAS_RESIDUAL=False,
-        SWIGLU=False, NATIVE=False, KIND=KINDS[x.dtype], num_warps=4, num_stages=3,
-    )  # fmt: skip
-    choose[(tokens,)](
-        scores, ids, shares, rows, COUNT=count, WIDE=triton.next_power_of_2(count), USED=used,
-        WIDE_USED=triton.next_power_of_2(used), KIND=KINDS[x.dtype], num_warps=4,
-    )  # fmt: skip
-    return scores, ids, shares
+    out = torch.empty(tokens, rows, dtype=torch.float32, device=x.device)
+    if tokens:
+        gemm[(triton.cdiv(tokens, 16) * triton.cdiv(rows, 16), 1)](
+            x, weight, weight, weight, x, x, out, x, x, tokens, rows, K=columns, FORMAT=STORED_AS["bf16"],
+            GROUP=gcd(columns, GROUP), BM=16, BN=16, SPLIT=1, BAND=8, HAS_BIAS=False, HAS_RESIDUAL=False,
+            SWIGLU=False, NATIVE=False, KIND=KINDS[x.dtype], num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return out
+
+
+def choose_experts(
+    scores: torch.Tensor, count: int, used: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `layers/experts.py`."""
+    tokens, rows = scores.shape
+    ids = torch.empty(tokens, used, dtype=torch.int32, device=scores.device)
+    shares = torch.empty(tokens, used, dtype=torch.float32, device=scores.device)
+    if tokens:
+        choose[(tokens,)](
+            scores, ids, shares, rows, COUNT=count, WIDE=triton.next_power_of_2(count), USED=used,
+            WIDE_USED=triton.next_power_of_2(used), KIND=KINDS[dtype], num_warps=4,
+        )  # fmt: skip
+    return ids, shares
 
 
 @launched
