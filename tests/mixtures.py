@@ -41,6 +41,7 @@ class Options:
     predictor: bool = False
     dense: tuple[int, ...] = ()  # layers of Qwen3-VL's that are no mixture
     mtp_form: Form | None = None
+    value_dim: int = 8
 
 
 def config(options: Options) -> dict[str, Any]:
@@ -49,7 +50,11 @@ def config(options: Options) -> dict[str, Any]:
     values = (
         checkpoints.config(checkpoints.Options(tied=False))
         if vl
-        else hybrid.config(hybrid.Options(tied=False, predictor=options.predictor, hidden=options.hidden))
+        else hybrid.config(
+            hybrid.Options(
+                tied=False, predictor=options.predictor, hidden=options.hidden, value_dim=options.value_dim
+            )
+        )
     )
     text = values["text_config"]
     values["architectures"] = [FAMILIES[options.family][1].__name__]

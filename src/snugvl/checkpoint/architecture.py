@@ -87,13 +87,17 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """Gated delta-rule attention: sizes of its heads, and of the convolution before them."""
+    """Gated delta-rule attention: sizes of its heads, and of the convolution before them.
+
+    `tiled`: value head `i` has key head `i mod key_heads`, as in GGUF files; else as many in a row share one.
+    """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     kernel: int
+    tiled: bool = False
 
     @property
     def values(self) -> int:

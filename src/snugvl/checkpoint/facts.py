@@ -144,6 +144,7 @@ class GgufFacts:
         levels: indices of the tower's blocks after which a deepstack merger stands.
         why_not: why our own engine doesn't run it, or "".
         unlike: why an mmproj beside it doesn't belong to it, as a sentence, or "".
+        kept: keys, values and states of each layer on our own engine; empty where it doesn't run it.
     """
 
     file_type: str
@@ -153,6 +154,7 @@ class GgufFacts:
     levels: tuple[int, ...] = ()
     why_not: str = ""
     unlike: str = ""
+    kept: tuple[KVLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,11 @@ def stacked(model: nn.Module, tensors: Mapping[str, TensorEntry]) -> dict[str, T
             _whole(name, experts, made)
         for part in ("gate_proj", "up_proj", "down_proj"):
             entry = made.get(f"{name}.{part}.weight")
-            if entry is not None and len(entry.shape) == 3 and entry.shape[0] == experts.count:
+            if entry is None or len(entry.shape) != 3 or entry.shape[0] != experts.count:
+                continue
+            if not experts.packed:  # beside gate and up that are one tensor
+                made[f"{name}.{part}.weight"] = _flat(entry)
+            else:
                 del made[f"{name}.{part}.weight"]
                 made |= {f"{name}.{n}.{part}.weight": each for n, each in enumerate(_each(entry))}
     return made
@@ -48,8 +52,7 @@ def _whole(name: str, experts: Experts, made: dict[str, TensorEntry]) -> None:
         for part in parts:
             for suffix in ("", SCALE_SUFFIX):
                 if (entry := made.pop(f"{name}.{part}{suffix}", None)) is not None:
-                    rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
-                    made[f"{name}.{part}.weight{suffix}"] = replace(entry, shape=(rows, columns))
+                    made[f"{name}.{part}.weight{suffix}"] = _flat(entry)
         return
     if any(made[f"{name}.{part}"].shape != (count, *shapes[part][::-1]) for part in parts):
         return  # of another size than config.json says: `check_names` tells it
@@ -60,6 +63,10 @@ def _whole(name: str, experts: Experts, made: dict[str, TensorEntry]) -> None:
                 for number, each in enumerate(_each(entry, suffix)):
                     turned = replace(each, shape=(each.shape[1], each.shape[0]), turned=True)
                     made[f"{name}.{number}.{part}.weight{suffix}"] = turned
+
+
+def _flat(entry: TensorEntry) -> TensorEntry:
+    return replace(entry, shape=(math.prod(entry.shape[:-1]), entry.shape[-1]))
 
 
 def _each(entry: TensorEntry, suffix: str = "") -> Iterator[TensorEntry]:

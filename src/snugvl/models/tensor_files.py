@@ -106,6 +106,8 @@ class TensorFiles:
             values = raw.view(_ALL[entry.dtype]).view(last - first, -1).to(self._device)
             if entry.heads:
                 values = _undone(values, multiple)
+            if entry.meant:
+                values = values.float() - 1 if entry.meant == "plus one" else values.float().neg().log()
             block = None
             if scale is not None and self._blocks is not None:
                 block = scale[first // self._blocks.rows : -(-last // self._blocks.rows)]

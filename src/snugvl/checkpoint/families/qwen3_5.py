@@ -23,6 +23,7 @@ from snugvl.checkpoint.families.qwen_tower import (
     check_width,
     read_tokens,
     read_tower,
+    sees,
     tower_facts,
     tower_tensors,
 )
@@ -30,6 +31,7 @@ from snugvl.checkpoint.families.rotary import read_mrope
 from snugvl.checkpoint.families.traits import (
     Expected,
     Family,
+    GgufNetwork,
     Network,
     Prompting,
     Traits,
@@ -89,12 +91,15 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         CheckpointError: a field is missing or contradicts another one.
         UnsupportedModel: a quantisation or a variant that this engine doesn't run.
     """
-    text, vision = root.section("text_config"), root.section("vision_config")
+    text = root.section("text_config")
     mixture = architecture == MIXTURE
     text.need(*(key for name, key in SIZES.items() if not (mixture and name == "intermediate")))
     config = _text(text, mixture=mixture)
-    tower = read_tower(vision, [])
-    check_tower(vision, tower, config)
+    tower = tokens = None
+    if sees(root):
+        vision, tokens = root.section("vision_config"), read_tokens(root, 248053)
+        tower = read_tower(vision, [])
+        check_tower(vision, tower, config)
     return model_config(
         root,
         architecture,
@@ -102,7 +107,7 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         tied=ties(root, text),
         inner=text,
         vision=tower,
-        tokens=read_tokens(root, 248053),
+        tokens=tokens,
         predictor=_predictors(text) == 1,
     )
 
@@ -169,4 +174,10 @@ FAMILY = Family(
         "qwen3_5_moe": replace(_TRAITS, gguf=("qwen35moe",)),
     },
     prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3.5")),  # it keeps Qwen3-VL's form
+    gguf={
+        "qwen35": GgufNetwork(DENSE, DENSE, "qwen3vl_merger", nested=True, recurrent=True),
+        "qwen35moe": GgufNetwork(
+            MIXTURE, MIXTURE, "qwen3vl_merger", nested=True, recurrent=True, mixture=True
+        ),
+    },
 )

@@ -14,6 +14,7 @@ from snugvl.checkpoint.families.qwen_tower import (
     check_width,
     read_tokens,
     read_tower,
+    sees,
     tower_facts,
     tower_tensors,
 )
@@ -73,15 +74,18 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         CheckpointError: a field is missing or contradicts another one.
         UnsupportedModel: a quantisation or a variant that this engine doesn't run.
     """
-    text, vision = root.section("text_config"), root.section("vision_config")
+    text = root.section("text_config")
     text.need(*SIZES.values())
     need_silu(text)
     decoder = _decoder(text, mixture=architecture == MIXTURE)
     check_mixture(text, decoder.experts)
     rope = read_mrope(text, decoder.head_dim, (24, 20, 20), None)
     config = decoder.config(rope, text.get("rms_norm_eps", float, 1e-6))
-    tower = read_tower(vision, vision.get(LEVELS, list))
-    check_tower(vision, tower, config)
+    tower = tokens = None
+    if sees(root):
+        vision, tokens = root.section("vision_config"), read_tokens(root, 151652)
+        tower = read_tower(vision, vision.get(LEVELS, list))
+        check_tower(vision, tower, config)
     return model_config(
         root,
         architecture,
@@ -89,7 +93,7 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         tied=ties(root, text),
         inner=text,
         vision=tower,
-        tokens=read_tokens(root, 151652),
+        tokens=tokens,
     )
 
 
@@ -125,6 +129,9 @@ FAMILY = Family(
     # Its cookbooks: spatial_understanding.ipynb, 2d_grounding.ipynb.
     prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3-VL")),
     # Text alone turns all three axes by the same position: without its tower it is a Qwen3.
-    gguf={"qwen3vl": GgufNetwork(QWEN3, sees=DENSE, projector="qwen3vl_merger")},
+    gguf={
+        "qwen3vl": GgufNetwork(QWEN3, DENSE, "qwen3vl_merger"),
+        "qwen3vlmoe": GgufNetwork(MIXTURE, MIXTURE, "qwen3vl_merger", nested=True, mixture=True),
+    },
     projectors={"qwen3vl_merger": GGUF_TOKENS},
 )
