@@ -14,6 +14,7 @@ before it is launched, and waited for. Weights of the same shape are one tensor,
 layer of each kind, an embedding and a step's workspace: a part of what the plan has, before weights are read.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ from snugvl.engine import batch as engine_batch
 from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.precompile import MOST_BEFORE, CompileJob, fresh, network_from, rehearse
 from snugvl.engine.sampling import filters, sampler
-from snugvl.layers import attention, weights
+from snugvl.layers import attention, experts, weights
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
@@ -53,6 +54,7 @@ DOORS: Final[tuple[Door, ...]] = (
     (attention.AttentionMetadata, "token_by_token"), (attention, "paged_attention"),
     (decoder.Attention, "_queries"), (linear_attention.GatedDeltaNet, "_attend"), (rope, "rotation_of"),
     (patches.Rotation, "rotate"), (vision_blocks, "_added"), (engine_batch, "places"),
+    (experts, "scored"), (experts, "chosen"), (experts.Experts, "forward"), (experts, "added"),
     (decode_graphs, "choose"), (sampler, "likeliest"), (filters, "_kept"),
 )  # fmt: skip
 Tell = Callable[[str | KernelVerdict], None]
@@ -330,8 +332,12 @@ def _fill_blocks(linear: Any, tensor: torch.Tensor) -> None:
     """A GGUF's: any codes, with scales such that values stay small."""
     tensor.random_(0, 256)
     for part in linear.parts:
-        halves = part.planes(tensor, linear.columns)[-1].view(torch.float16)
-        halves.uniform_(0.8, 1.2).mul_(linear.columns**-0.5 / (500 if part.type.endswith("K") else 10))
+        last, wished = part.planes(tensor, linear.columns)[-1], linear.columns**-0.5
+        if part.type == "MXFP4":  # exponents; its codes spread by 5 halves
+            last.fill_(128 + round(math.log2(wished / 5)))
+            continue
+        spread = {"IQ4_NL": 66, "IQ4_XS": 1300}.get(part.type, 500 if part.type.endswith("K") else 10)
+        last.view(torch.float16).uniform_(0.8, 1.2).mul_(wished / spread)
 
 
 def _renumber(network: LoadableNetwork) -> None:
