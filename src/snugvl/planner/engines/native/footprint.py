@@ -102,7 +102,7 @@ def _at_once(w: Widths, itemsize: int) -> int:
 
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
-    """Slices of a low-bit matrix that is widened before its product (`layers/kernels/products/widen.py`)."""
+    """Slices of a low-bit matrix that is dequantized before its product (`products/dequantize.py`)."""
     return -(-rows // slice_rows(columns * itemsize, SLICE_BYTES))
 
 
