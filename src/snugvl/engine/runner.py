@@ -44,6 +44,7 @@ from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
 from snugvl.layers.driver import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import recordable
 from snugvl.models.batch import Network, PredictingNetwork, Scoring
 from snugvl.models.loader import tensor_bytes
 
@@ -63,7 +64,7 @@ class Runner:
         if model.config.text.predictors:
             self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
         self._hidden = None if self.drafter is None else self.drafter.hidden
-        self.has_graphs = model.device.type == "cuda"
+        self.has_graphs = model.device.type == "cuda" and recordable()
         capturer = CudaCapturer(model.device, partial(stream_on, model.device, CAPTURES))
         self.graph_cache = GraphCache(capturer, model, config.step_graph_bytes if self.has_graphs else 0)
         self.graph_cache.on_void("spare", self._forget_drafts)  # they stand in memory that is wanted

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from snugvl.engine.sampling.masks import unpacked
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import HostCopy
 
 ROWS = 32  # chosen at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
@@ -62,7 +63,7 @@ def likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
         logits: `[n, vocab]` float32.
         bits: `[n, ceil(vocab / 32)]` int32, the tokens that are allowed; None: all are.
     """
-    if logits.is_cuda:
+    if by_kernels(logits, "highest_parts", "take_highest"):
         from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
 
         return decode_step.choose_allowed(logits, bits)
