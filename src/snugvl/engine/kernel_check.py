@@ -29,10 +29,9 @@ from torch import nn
 
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.core.kernel_checks import OK, UNCHECKED, KernelVerdict
-from snugvl.engine import batch as engine_batch
 from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.precompile import MOST_BEFORE, CompileJob, fresh, network_from, rehearse
-from snugvl.engine.sampling import filters, sampler
+from snugvl.engine.sampling import filters, likeliest
 from snugvl.layers import attention, experts, weights
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.layers.linear import Linear
@@ -50,12 +49,12 @@ ONE_CLOSE: Final = 8  # times as far may one value be, of the largest one
 Door = tuple[Any, str]  # an owner, and the name of what it has
 # What has kernels and their twin in one place.
 DOORS: Final[tuple[Door, ...]] = (
-    (Linear, "forward"), (Linear, "with_tail"), (Linear, "lookup"), (Linear, "_widen"), (RMSNorm, "forward"),
-    (attention.AttentionMetadata, "token_by_token"), (attention, "paged_attention"),
+    (Linear, "forward"), (Linear, "with_tail"), (Linear, "lookup"), (Linear, "_dequantize"),
+    (RMSNorm, "forward"), (attention.AttentionMetadata, "token_by_token"), (attention, "paged_attention"),
     (decoder.Attention, "_queries"), (linear_attention.GatedDeltaNet, "_attend"), (rope, "rotation_of"),
-    (patches.Rotation, "rotate"), (vision_blocks, "_added"), (engine_batch, "places"),
+    (patches.Rotation, "rotate"), (vision_blocks, "_added"), (decode_graphs, "places"),
     (experts, "scored"), (experts, "chosen"), (experts.Experts, "forward"), (experts, "added"),
-    (decode_graphs, "choose"), (sampler, "likeliest"), (filters, "_kept"),
+    (decode_graphs, "choose"), (likeliest, "likeliest"), (filters, "_kept"),
 )  # fmt: skip
 Tell = Callable[[str | KernelVerdict], None]
 

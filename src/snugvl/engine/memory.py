@@ -110,6 +110,12 @@ class MemoryReclaimer:
         """Blocks of the cache where no other program needs memory."""
         return self._monitor.most
 
+    def adapt(self, *, at_once: bool = False) -> None:
+        """Look, and give the KV cache the size that it should have. No step may be in flight."""
+        blocks = self.poll(at_once=at_once)
+        if blocks is not None:
+            self.resize_cache(blocks)
+
     def poll(self, *, at_once: bool) -> int | None:
         """How many blocks the KV cache should have, where that is another number than now.
 
