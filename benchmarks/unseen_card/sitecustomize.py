@@ -165,13 +165,17 @@ def break_compiler(module: ModuleType) -> None:
 
 
 def as_on_a_gpu(module: ModuleType) -> None:
-    """Have kernels do what torch would."""
+    """Have kernels do what torch would, as quickly as the tests have them."""
+    from tests.interpreter import quicken
+
+    quicken()
     module.on_gpu = lambda _: True  # type: ignore[attr-defined]
 
 
 def few_shapes(module: ModuleType) -> None:
     """Look at one small picture."""
     module.GRIDS = ((1, 4, 4),)  # type: ignore[attr-defined]
+    module.BEFORE = 20  # type: ignore[attr-defined]
 
 
 if os.environ.get("SNUGVL_FAULTS"):
