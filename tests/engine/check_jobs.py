@@ -1,9 +1,9 @@
 """Jobs of a kernel check that Triton's interpreter is done with in seconds: tiny networks, few shapes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
@@ -90,10 +90,11 @@ FP8: dict[str, Any] = {
 
 def tiny_job(
     storage: Storage, kv_cache: Any = "bf16", values: dict[str, Any] = QWEN3_VL, *, most: int = 3,
-    blocks: bool = False,
+    blocks: bool = False, sees: bool = True,
 ) -> CompileJob:  # fmt: skip
     """A job of a tiny network in a format; `most`: tokens of a step, `blocks`: its layers are a GGUF's."""
     config = parse_config(values, "a test")
+    config = config if sees else replace(config, vision=None)
     network = without_memory(config)
     network.requires_grad_(False).eval()
     if blocks:

@@ -76,7 +76,7 @@ def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
     checker = Checker(tell)
     with torch.inference_mode(), checker:
         for name in sorted(few):
-            rounded(fresh((64, 512), torch.float32, device), name)  # type: ignore[arg-type]
+            rounded(fresh((64, 512), torch.float32, device), name)
         rehearse(network, sizes)
     return max(_driver_bytes(device) - taken, -1)
 
@@ -92,7 +92,7 @@ def _driver_bytes(device: torch.device) -> int:
 def rounded(values: torch.Tensor, kind: FormatName) -> torch.Tensor:
     """How far rows of `values` are from what rounding leaves of them: equal, whichever code a tie took."""
     made = weights.to_few_bits(values, kind, FORMATS[kind].group)
-    return (made.wide(torch.float32) - values).norm(dim=1)
+    return torch.linalg.vector_norm(made.wide(torch.float32) - values, dim=1)
 
 
 class Checker:
@@ -102,6 +102,7 @@ class Checker:
         self._tell, self._doors = tell, doors
         self._seen: set[object] = set()
         self._begun: set[object] = set()
+        self._good: set[str] = set()  # kernels of which some variant was right
         self._launched: dict[object, tuple[str, str]] = {}  # by the last run: variants, kernel and shape
         self._inside = False
         self._undo = ExitStack()
@@ -172,9 +173,10 @@ class Checker:
             try:
                 twins = again(plain)[1]
             except Exception as error:
-                self._say(launched, -1.0, 0.0, f"{UNCHECKED}: plain torch {_named(error)}")
+                why = _named(error).removeprefix(f"{UNCHECKED}: ")
+                self._say(launched, None, 0.0, f"{UNCHECKED}: plain torch's twin: {why}")
                 return again()[0]
-            worst = -1.0
+            worst = None
             if ours is not None:
                 worst, wrong = compared(ours, twins)
             if not wrong or wrong.startswith(UNCHECKED) or not names:
@@ -189,23 +191,32 @@ class Checker:
     def _replace(
         self, names: list[str], launched: dict[object, tuple[str, str]],
         again: Callable[[], tuple[Any, list[tuple[torch.Tensor, float]]]],
-        twins: list[tuple[torch.Tensor, float]], worst: float, wrong: str,
+        twins: list[tuple[torch.Tensor, float]], worst: float | None, wrong: str,
     ) -> None:  # fmt: skip
-        """Withdraw the one kernel of these without which the door is right; all where there is none."""
-        guilty = set(names)
+        """Withdraw each kernel of these without which the door is right.
+
+        Where there is none: the one that raised, or those that were right nowhere yet, or all.
+        """
+        guilty = set()
         for name in names if len(names) > 1 else ():
             with without((name,)), suppress(Exception):
                 if not compared(again()[1], twins)[1]:
-                    guilty = {name}
-                    break
+                    guilty.add(name)
+        if not guilty:
+            guilty = {names[-1]} if worst is None else set(names) - self._good or set(names)
         withdraw(guilty)
         mine = {key: each for key, each in launched.items() if each[0] in guilty}
         self._say(mine, worst, 0.0, wrong)
 
-    def _say(self, launched: dict[object, tuple[str, str]], worst: float, ms: float, verdict: str) -> None:
+    def _say(
+        self, launched: dict[object, tuple[str, str]], worst: float | None, ms: float, verdict: str
+    ) -> None:
+        worst = -1.0 if worst is None else worst
         for key, (name, shape) in launched.items():
             if key not in self._seen:
                 self._seen.add(key)
+                if verdict == OK:
+                    self._good.add(name)
                 self._tell(KernelVerdict(name, shape, float(f"{worst:.2g}"), round(ms, 3), verdict))
 
 
@@ -317,7 +328,7 @@ def _fill(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
     elif form == "ggml" and name == "weight":
         _fill_blocks(module, tensor)
     elif tensor.dtype == E4M3:
-        for part in tensor.split(1024):
+        for part in torch.split(tensor, 1024):
             part.copy_((torch.randn(part.shape, device=part.device) * codes).clamp(-448, 448))
     elif not tensor.is_floating_point():
         tensor.view(torch.uint8).random_(0, 256)
@@ -337,7 +348,7 @@ def _fill_blocks(linear: Any, tensor: torch.Tensor) -> None:
 
 def _renumber(network: LoadableNetwork) -> None:
     """Let a network of a few layers need a cache of so many."""
-    text, kinds = network.config.text, []
+    text, kinds = network.config.text, list[str]()
     for module in network.modules():
         kind = {decoder.Attention: "full", linear_attention.GatedDeltaNet: "linear"}.get(type(module))
         if kind is not None:

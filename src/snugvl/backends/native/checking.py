@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -243,7 +243,7 @@ def _blamed(kernel: str | None, verdict: str) -> KernelVerdict | None:
     return None if kernel is None else KernelVerdict(kernel, "", -1.0, 0.0, verdict)
 
 
-def _said(line: str) -> dict[str, object]:  # type: ignore[type-arg]
+def _said(line: str) -> dict[str, Any]:
     try:
         said = json.loads(line)
     except ValueError:
