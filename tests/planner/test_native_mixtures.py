@@ -14,7 +14,7 @@ from snugvl.checkpoint.catalogue import catalogue_facts, find
 from snugvl.checkpoint.families import parse_config
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import LoadOptions
-from snugvl.layers.kernels.products import grouped, widen
+from snugvl.layers.kernels.products import dequantize, grouped
 from snugvl.models import loader
 from snugvl.models.allocation import segment_bytes
 from snugvl.models.linear_attention import join_projections
@@ -187,7 +187,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     launches = ("gemm", "choose", "sort_pairs", "grouped", "grouped", "add_pairs")
     assert len(launches) == step_graphs.ROUTED
     assert all(hasattr(grouped, name) for name in launches)
-    assert widen.WIDE_BYTES == native.SLICE_BYTES
+    assert dequantize.WIDE_BYTES == native.SLICE_BYTES
 
 
 def test_mlps_beside_experts_are_those_that_our_engine_has() -> None:

@@ -187,7 +187,7 @@ def host_rates(settings: Settings, budget: Budget) -> tuple[str, tuple[float, ..
 def _first_token_s(
     model: Inventory, settings: Settings, flops: float | None, gpu: Gpu | None
 ) -> float | None:
-    """Least seconds to a GGUF's first token: arithmetic, dequantizing included, and what crosses for its steps."""
+    """Least seconds to a GGUF's first token: arithmetic, dequantizing, and what crosses for it."""
     if flops is None or settings.offloaded or settings.vision == "cpu":
         return None
     image = largest_image(model, settings.max_pixels)

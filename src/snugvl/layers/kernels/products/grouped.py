@@ -196,7 +196,7 @@ class Groups:
         """`factors`: of each pair; None where gate and up become one."""
         outputs, columns = out.shape[1], weights.columns
         rows = 32 if self.low else 64
-        group = weights.group if weights.format != "bf16" else gcd(columns, GROUP)
+        group = gcd(columns, GROUP) if weights.scale is None else weights.group
         grouped[(self.tiles, triton.cdiv(outputs, rows))](
             x, *operands(weights), x if factors is None else factors, out, self.counts, self.order,
             self.counts if slots is None else slots, len(x), outputs, K=columns, COUNT=self.count,
