@@ -73,10 +73,10 @@ def load(
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
         backend: auto takes our own engine where it runs the model, llama.cpp for a GGUF file (in a process of
-            its own; "native" reads many of them, too), else transformers.
+            its own; "native" also reads many of them), else transformers.
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
-            first token then tells whether somebody asked like that before. Transformers never does it.
+            first token then reveals whether a prompt like it came before. Transformers never does it.
         tower: where the vision tower's weights are: "resident" on the GPU, or "streamed" (our own engine
             alone): in host memory, and block by block on the GPU while it encodes a picture. Auto streams
             them where nothing else fits as well.

@@ -104,7 +104,7 @@ def test_better_models_that_are_slower_are_named_with_their_speed() -> None:
         assert slower.quality > plan.choice.quality
         assert line.startswith(f"{slower.option.model.name} in ")
         assert re.search(
-            r"fits, too, .* but slower: at most \d+ tokens/s, first token after at least \d+ s", line
+            r"also fits, .* but slower: at most \d+ tokens/s, first token after at least \d+ s", line
         )
         assert line in text
         assert slower.speed.decode_tokens_per_s < plan.choice.speed.decode_tokens_per_s  # type: ignore[operator]

@@ -1,8 +1,8 @@
 """A GGUF's metadata as the planner's facts: one reader for all of llama.cpp's architectures.
 
-They share their keys, so none has to be known by name: what differs in memory is in the metadata (windows,
-recurrent states, experts), or is refused. A few windows' patterns stand in llama.cpp's source alone: families
-say them.
+They share their keys, so none has to be known by name: differences in memory are in the metadata (windows,
+recurrent states, experts), or are refused. A few windows' patterns are in llama.cpp's source alone: they are
+traits of families.
 """
 
 from collections import Counter
@@ -93,7 +93,7 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
 
 
 def _why_not(material: Material) -> str:
-    """Why our own engine doesn't run it, or ""."""
+    """Why our own engine doesn't run the GGUF, as a sentence, or ""."""
     try:
         parsed(material.config, material.images, material.tensors, material.where)
         cut_of(Section(material.config, material.where))
@@ -134,7 +134,7 @@ def _text(section: Section, architecture: str, tensors: tuple[TensorFact, ...]) 
 
 
 def _each(section: Section, key: str, layers: int, default: int | None = None) -> list[int]:
-    """A number of every layer, which files write once where it is the same."""
+    """Read a number of every layer, which files write once where it is the same."""
     value = section.values.get(key)
     if isinstance(value, list) and len(value) >= layers and all(isinstance(each, int) for each in value):
         return [max(0, each) for each in value[:layers]]
@@ -169,7 +169,7 @@ def _kv_layers(section: Section, architecture: str, layers: int, head: int) -> I
 
 
 def _recurrent(section: Section, state: int) -> KVLayer:
-    """Gated delta-rule attention: llama.cpp keeps both of its states in float32."""
+    """The states of a gated delta-rule layer, which llama.cpp keeps in float32."""
     inner, groups = section.count("ssm.inner_size"), section.count("ssm.group_count")
     channels = inner + 2 * groups * state
     convolution = (section.count("ssm.conv_kernel") - 1) * channels
@@ -209,7 +209,7 @@ def _vision(values: Mapping[str, Any], where: str) -> VisionFacts:
 
 
 def _coarseness(tensors: tuple[TensorFact, ...]) -> Any:
-    """The precision that is as fine: what the planner's qualities and wishes speak of."""
+    """The precision, in the planner's terms, that is as fine as the file's types."""
     held = [tensor for tensor in tensors if tensor.role in ("linear", "expert")]
     bits = 8 * sum(tensor.nbytes for tensor in held) / max(sum(prod(tensor.shape) for tensor in held), 1)
     return PREQUANTIZED[4] if bits < 6 else PREQUANTIZED[8] if bits < 12 else None

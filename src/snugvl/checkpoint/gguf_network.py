@@ -1,6 +1,6 @@
 """A GGUF as our own engine sees it: its metadata as a `config.json`, its tensors by the network's names.
 
-What llama.cpp stores in another way:
+llama.cpp stores these in another way:
 
     rows of queries and keys   of some families each head's two halves alternate, row by row
                                (`GgufNetwork.alternating`, `TensorEntry.heads`)
@@ -67,11 +67,11 @@ _VISION_TOKENS = {
 
 
 def our_name(name: str, decoder: str, levels: Sequence[int]) -> str | None:
-    """What our network calls a tensor of llama.cpp's, or None.
+    """Our network's name of a tensor of llama.cpp's, or None where it has none.
 
     Args:
-        decoder: what the names of the decoder begin with.
-        levels: the blocks after which deepstack mergers stand.
+        decoder: prefix of the decoder's names.
+        levels: indices of the blocks after which deepstack mergers stand.
     """
     found = _NAME.fullmatch(name)
     if found is None:
@@ -101,7 +101,7 @@ def config_of(
     where: str,
     factors: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """What transformers' `config.json` of the same model says, as far as our engine reads it.
+    """The `config.json` that transformers has for the same model, as far as our engine reads it.
 
     Args:
         values: the metadata; where the vocabulary was kept, ids of vision tokens are looked up in it.
@@ -145,7 +145,7 @@ def config_of(
 def parsed(
     values: Mapping[str, Any], images: Mapping[str, Any] | None, tensors: Sequence[Stored], where: str
 ) -> ModelConfig:
-    """The configuration, checked as any `config.json` is; and that each tensor has a place.
+    """The configuration, checked like any `config.json`, and with a name in our network for each tensor.
 
     Raises:
         CheckpointError, UnsupportedModel: as `config_of`.
@@ -161,7 +161,7 @@ def parsed(
 
 
 def prefix_of(values: Mapping[str, Any], images: Mapping[str, Any] | None) -> str:
-    """What the names of the decoder's tensors begin with in our network."""
+    """The prefix of the decoder's names in our network."""
     network = GGUF.get(values.get(ARCHITECTURE, ""))
     sees = network is not None and network.sees and images is not None
     return "model.language_model." if sees else "model."
@@ -173,13 +173,13 @@ def projector_of(images: Mapping[str, Any]) -> str:
 
 
 def levels_of(images: Mapping[str, Any] | None) -> list[int]:
-    """The blocks after which deepstack mergers stand."""
+    """Indices of the blocks after which deepstack mergers stand."""
     flags = (images or {}).get("clip.vision.is_deepstack_layers") or []
     return [number for number, flag in enumerate(flags) if flag] if isinstance(flags, list) else []
 
 
 def ours(facts: ModelFacts) -> ModelFacts:
-    """The facts with tensors as our network has them: by its names, the tower's patches in one."""
+    """The facts with the tensors of our network: under its names, the tower's patches in one tensor."""
     assert facts.gguf is not None, "only a GGUF has other names"
     decoder = "model.language_model." if facts.vision is not None else "model."
     made: dict[str, TensorFact] = {}
@@ -199,10 +199,10 @@ def ours(facts: ModelFacts) -> ModelFacts:
 
 
 def entries_of(headers: Sequence[GgufHeader], tower: GgufHeader | None) -> dict[str, TensorEntry]:
-    """All tensors of the parts and the mmproj, by our names.
+    """All tensors of the parts and the mmproj, by our network's names.
 
     Raises:
-        CheckpointError: a tensor stands twice, or a frame of the patches is missing.
+        CheckpointError: a tensor is there twice, or a frame of the patches is missing.
     """
     values = headers[0].values
     images = None if tower is None else tower.values
@@ -240,13 +240,13 @@ def placed(headers: Iterable[GgufHeader]) -> Iterator[TensorEntry]:
 
 
 def _heads(section: Section) -> dict[str, int]:
-    """Heads whose rows alternate, by projection."""
+    """Number of heads whose rows alternate, by projection."""
     queries = section.count("attention.head_count")
     return {"q_proj": queries, "k_proj": section.count("attention.head_count_kv", queries)}
 
 
 def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Metadata below a prefix, by keys without it."""
+    """The metadata whose keys begin with a prefix, by keys without it."""
     start = f"{prefix}."
     return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
 
@@ -266,7 +266,7 @@ def _check_types(tensors: Iterable[Stored], where: str) -> None:
 
 
 def _multiplied(tensor: Stored) -> bool:
-    """Whether it is a matrix of rows that are multiplied, or looked up."""
+    """Whether a tensor is a matrix whose rows are multiplied or looked up."""
     beside = tensor.name.startswith(("v.patch_embd", "v.position_embd"))
     return len(tensor.shape) == 2 and not beside
 
@@ -324,7 +324,7 @@ def _vision(images: Mapping[str, Any], projector: str, hidden: int, where: str) 
 
 
 def _vision_tokens(values: Mapping[str, Any], where: str) -> dict[str, int]:
-    """Ids of the tokens for pictures; none where the vocabulary wasn't kept: a plan needs none."""
+    """Ids of the tokens for pictures, by name; empty where the vocabulary wasn't kept, as for a plan."""
     tokens = values.get(TOKENS)
     if not isinstance(tokens, list):
         return {}
@@ -336,9 +336,9 @@ def _vision_tokens(values: Mapping[str, Any], where: str) -> dict[str, int]:
 
 
 def squares(images: Mapping[str, Any], config: Mapping[str, Any], pixels: tuple[int, int]) -> dict[str, Any]:
-    """What transformers' `preprocessor_config.json` says of the same tower.
+    """The `preprocessor_config.json` that transformers has for the same tower.
 
-    `pixels`: the least and the most of a picture; a GGUF doesn't say them (`Family.projectors`).
+    `pixels`: fewest and most pixels of a picture, which a GGUF doesn't have (`Family.projectors`).
     """
     section, tower = Section(below(images, "clip.vision"), "mmproj"), config["vision_config"]
 

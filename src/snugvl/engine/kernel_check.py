@@ -321,7 +321,7 @@ def give_values(network: LoadableNetwork, device: torch.device) -> None:
 def _fill(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
     form = module.format if isinstance(module, Linear) else "bf16"
     few = FORMATS[form] if form in FEW_BITS else None
-    codes = 50.0 if form == "fp8" else 74.0 if few is None else (1 << few.bits) * 0.29  # their spread
+    codes = (1 << few.bits) * 0.29 if few is not None else {"fp8": 50.0}.get(form, 74.0)  # their spread
     if name == "zero" and few is not None:
         tensor.uniform_(-1, 1).add_((1 << few.bits) / 2)
     elif name == "scale" and isinstance(module, Linear):

@@ -38,12 +38,12 @@ class Budget:
 
     @property
     def usable_bytes(self) -> int:
-        """What a footprint may take, its CUDA context included."""
+        """Bytes that a footprint may take, its CUDA context included."""
         return max(0, self.total_bytes - self.held_bytes - self.margin_bytes)
 
     @property
     def free_bytes(self) -> int:
-        """Not held by others."""
+        """Bytes of the device that other programs don't hold."""
         return self.total_bytes - self.held_bytes
 
 
@@ -60,7 +60,7 @@ def host_margin_bytes(free_bytes: int) -> int:
 
 
 def programs_bytes(budget: Budget) -> int:
-    """Bytes that other programs hold and could give back: neither the driver's part nor the system's own."""
+    """Bytes that other programs hold and could free: without the driver's part and the system's own."""
     gpu = budget.gpu
     if gpu is None:
         return max(0, budget.held_bytes - SYSTEM_BYTES)
@@ -68,12 +68,12 @@ def programs_bytes(budget: Budget) -> int:
 
 
 def free_for(budget: Budget, nbytes: int) -> int:
-    """Free memory that surely leaves so many bytes to use, by the larger of both systems' margins."""
+    """Free bytes with which at least `nbytes` are usable, under the larger of the systems' margins."""
     return max(-(-nbytes * 10 // 9), nbytes + _floor(budget))
 
 
 def changed(budget: Budget, free_bytes: int, limit_bytes: int | None) -> Budget:
-    """The budget with so much free, and with that limit; by the larger of both systems' margins."""
+    """The budget with `free_bytes` free and that limit instead, under the larger of the systems' margins."""
     usable = max(0, free_bytes - max(free_bytes // 10, _floor(budget)))
     usable = usable if limit_bytes is None else min(usable, limit_bytes)
     return replace(budget, held_bytes=budget.total_bytes - free_bytes, margin_bytes=free_bytes - usable)
@@ -90,7 +90,10 @@ def gpu_budget(
     host_bytes: int | None = None,
     pinned_bytes: int | None = None,
 ) -> Budget:
-    """The budget of one GPU; beyond `limit_bytes` all is margin. For the last two see `Device`."""
+    """The budget of one GPU: what is free beyond `limit_bytes` counts as margin.
+
+    `host_bytes`, `pinned_bytes`: see `Device`.
+    """
     margin = host_margin_bytes(gpu.free_bytes) if gpu.unified else margin_bytes(gpu.free_bytes, system)
     device = Device(
         estimate(gpu) if gpu.context_bytes is None else gpu.context_bytes,
@@ -106,7 +109,7 @@ def gpu_budget(
 
 
 def _limited(budget: Budget, limit_bytes: int | None) -> Budget:
-    """The budget with a margin of all that is beyond a limit."""
+    """A copy of the budget in which all free memory beyond the limit is margin."""
     forbidden = 0 if limit_bytes is None else max(0, budget.free_bytes - limit_bytes - budget.margin_bytes)
     return replace(budget, margin_bytes=budget.margin_bytes + forbidden, forbidden_bytes=forbidden)
 

@@ -1,14 +1,21 @@
-"""Which models a plan without a model chooses from: those of the catalogue that have a place in its order."""
+"""The candidates of a plan without a model name: the models of the catalogue that have a rank."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import prod
 from typing import Final
 
-from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, published_as, q4_k_m
-from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
-from snugvl.core.formats import PREQUANTIZED
+from snugvl.checkpoint.catalogue import (
+    FILE_TYPE,
+    Entry,
+    catalogue_facts,
+    entries,
+    find,
+    four_bits,
+    published_as,
+    q4_k_m,
+)
+from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import TowerName, typed
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
@@ -21,9 +28,8 @@ from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
-QUICK: Final = 20.0  # tokens/s, more than people read: nobody installs another engine for more
+QUICK: Final = 20.0  # tokens/s, more than people read: not worth the installation of another engine
 MUCH: Final = 1.5  # times as fast, for a model in fewer bits and an engine to install
-GROUP: Final = 128  # inputs that share a scale in nearly all pre-quantized 4-bit editions
 
 
 def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
@@ -44,7 +50,7 @@ def _facts(repo: str) -> ModelFacts:
 
 
 def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
-    """The plan that `snugvl plan` prints: the solver's, with what else would do.
+    """The plan that `snugvl plan` prints: the solver's, with alternatives.
 
     On a GPU that llama.cpp alone uses it is the plan of a GGUF, where one fits: of the model that was named,
     or the best of those that are known.
@@ -69,7 +75,7 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
 
 
 def _editions(named: ModelFacts | None) -> list[Candidate]:
-    """Published GGUFs: all that are known, or a named model's; else the file that one of it would be."""
+    """Published GGUFs: all known ones, or those of a named model; else one as it would be made of it."""
     known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
     if known or named is None:
         return [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
@@ -79,7 +85,8 @@ def _editions(named: ModelFacts | None) -> list[Candidate]:
 
 
 def _quicker(plan: Plan, machine: Machine) -> Choice | None:
-    """The chosen model's GGUF on llama.cpp, where it is much faster on a processor, and that matters."""
+    """The chosen model's GGUF on llama.cpp, where it is much faster on a processor than a slow plan; else
+    None."""
     choice = plan.choice
     if choice is None or choice.budget.gpu is not None or rules_of(choice.option.engine).reads_only_gguf:
         return None
@@ -89,10 +96,10 @@ def _quicker(plan: Plan, machine: Machine) -> Choice | None:
 
 
 def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) -> Plan:
-    """The plan as the printed command makes it.
+    """The plan that the printed command will make.
 
-    A floor of image tokens is for `plan` alone: what comes of it, the command says as pixels and a context,
-    and the rest follows from these.
+    A floor of image tokens is an option of `plan` alone: the command has pixels and a context instead, from
+    which the rest follows.
     """
     choice = plan.choice
     if choice is None or plan.wishes.min_image_tokens is None:
@@ -108,7 +115,7 @@ def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) ->
 def _served(
     choice: Choice, wishes: Wishes, candidates: Sequence[Candidate], machine: Machine
 ) -> Choice | None:
-    """The choice that the printed command of another makes on this machine, or None where nothing fits."""
+    """The choice that the printed command of `choice` makes on this machine; None where nothing fits."""
     sees = choice.option.model.facts.vision is not None
     return solve(candidates, machine, wishes_of(load_options(choice, wishes), sees=sees)).choice
 
@@ -132,7 +139,7 @@ def _entry(name: str) -> Entry | None:
 
 
 def _ggufs_alone(machine: Machine) -> bool:
-    """Whether no engine that reads more than GGUFs uses this machine's GPUs, or runs here at all."""
+    """Whether only engines for GGUF files can use this machine's GPUs, or run here at all."""
     there = replace(machine, gpus=machine.gpus or machine.others)
     device = budgets(there)[0].device
     every = (rules_of(engine) for engine in ENGINES)
@@ -140,7 +147,7 @@ def _ggufs_alone(machine: Machine) -> bool:
 
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:
-    """The plan with what else would do: where layers stay in host memory, the best of the catalogue that fits
+    """The plan with an alternative: where layers stay in host memory, the best of the catalogue that fits
     whole; where a named model doesn't fit at all, another edition of it that does."""
     if plan.choice is not None and plan.choice.option.offload:
         every = catalogue_candidates(sees=plan.wishes.images > 0)
@@ -154,37 +161,6 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     other = solve(editions, machine, plan.wishes).choice if editions else None
     other = None if other is not None and other.option.offload else other
     if other is None and facts.quantization is None and facts.gguf is None and machine.gpus:
-        edition = replace(awq(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
+        edition = replace(four_bits(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
         other = solve([Candidate(edition)], machine, plan.wishes).choice
     return replace(plan, instead=other)
-
-
-def awq(facts: ModelFacts) -> ModelFacts:
-    """Facts of a model's 4-bit edition: codes, scales and zero points of the decoder, of 128 inputs each."""
-    tensors: list[TensorFact] = []
-    for tensor in facts.tensors:
-        if tensor.role not in ("linear", "expert") or not tensor.loaded or len(tensor.shape) < 2:
-            tensors.append(tensor)
-            continue
-        *experts, rows, columns = tensor.shape
-        name, role, groups, many = (
-            tensor.name.removesuffix("weight"),
-            tensor.role,
-            columns // GROUP,
-            prod(experts),
-        )
-        parts: tuple[tuple[str, Role, str, int, int], ...] = (
-            ("qweight", role, "I32", columns, 4),
-            ("qzeros", role, "I32", groups, 4),
-            ("scales", "scale", "F16", groups, 16),
-        )
-        for part, kind, dtype, inputs, bits in parts:
-            shape = (*experts, inputs, rows // 8 if dtype == "I32" else rows)
-            tensors.append(TensorFact(f"{name}{part}", kind, dtype, shape, many * inputs * rows * bits // 8))
-    stored = sum(tensor.nbytes for tensor in tensors) - sum(tensor.nbytes for tensor in facts.tensors)
-    return replace(
-        facts,
-        tensors=tuple(tensors),
-        quantization=PREQUANTIZED[4],
-        download_bytes=facts.download_bytes + stored,
-    )

@@ -26,7 +26,7 @@ class GatedDelta:
     linear: tuple[bool, ...]
 
     def kept(self) -> KVLayer:
-        """State that a layer keeps of a sequence: nothing per token, so it has no heads and no width."""
+        """The state that a layer keeps of a sequence: nothing per token, so it has no heads and no width."""
         sizes = self.sizes
         return KVLayer(
             0,
@@ -54,7 +54,7 @@ class GatedDelta:
 
 
 def read_delta(text: Section, layers: int) -> GatedDelta:
-    """Read them from the decoder's section.
+    """Read the sizes of such layers from the decoder's section.
 
     Raises:
         CheckpointError: a field is nonsense, or contradicts another one.
@@ -72,7 +72,7 @@ def read_delta(text: Section, layers: int) -> GatedDelta:
 
 
 def check_delta(text: Section, delta: GatedDelta) -> None:
-    """Refuse, for our engine, what it doesn't run.
+    """Refuse sizes of such layers that our engine doesn't run.
 
     Raises:
         CheckpointError: heads that can't be grouped, or no layer of full attention.

@@ -1,7 +1,7 @@
 """A plan as JSON, schema version 1 (documented in docs/plan.md). Sizes are bytes, speeds per second.
 
-`snugvl plan --save FILE` keeps it, so that people and programs read it, too. What `snugvl serve --plan FILE`
-runs of it are the model, what was asked for, and every setting of the choice; a footprint is computed again.
+`snugvl plan --save FILE` keeps it, readable for people and programs. `snugvl serve --plan FILE` takes the
+model, the wishes and every setting of the choice from it; the footprint is computed again.
 """
 
 import json
@@ -66,7 +66,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
 
 
 def _wishes(wishes: Wishes) -> dict[str, Any]:
-    """Wishes by name, each option beside them under its own."""
+    """The wishes by name, and the options beside them under their own names."""
     values = asdict(wishes)
     del values["also"]
     return values | dict(wishes.also)
@@ -104,25 +104,25 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """What a file says is to run."""
+    """The content of a saved plan: model, settings of the choice, and the options that were asked for."""
 
     model: str
     settings: Settings
     asked: dict[str, Any]
 
     def over(self, load: LoadOptions) -> LoadOptions:
-        """The options of the plan, with those that were said now; the file names the model.
+        """The plan's options, overridden by those of `load` that were given; the model is the file's.
 
         Raises:
             InputError: another model was named.
         """
         if load.model not in ("", self.model):
-            raise InputError(f"the plan is of {self.model}, not of {load.model}; leave the model out")
+            raise InputError(f"the saved plan is for {self.model}, not for {load.model}; leave the model out")
         return LoadOptions(**{**self.asked, **load.said(), "model": self.model})
 
 
 def read(path: Path) -> SavedPlan:
-    """A plan that was saved.
+    """Read a saved plan.
 
     Raises:
         InputError: there is no such file, or it holds no plan with a choice; names what is wrong.

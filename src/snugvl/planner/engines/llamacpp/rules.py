@@ -1,4 +1,4 @@
-"""llama.cpp, to the planner.
+"""The planner's rules for llama.cpp.
 
 **Flags** of `llama-server`, every one computed (names and meaning as in llama.cpp of October 2026). Nothing
 is left to its own fitting (`-fit off`): that knows free memory, but no later picture. The prompts that it
@@ -75,29 +75,29 @@ class LlamacppRules(EngineRules):
     process_bytes = HOST_PROCESS_BYTES
 
     def not_here(self, device: Device, system: OperatingSystem) -> str | None:
-        """It runs everywhere."""
+        """None: it runs on every machine."""
         return None
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
-        """A GGUF as it is."""
+        """The GGUF in its own format, or why a model that is none can't be run."""
         if model.facts.gguf is None:
             return Reason("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")
         stored = stored_format(model)
         return [Option(model, "llamacpp", stored, stored)]
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:
-        """Layers that the processor computes, beside a GPU."""
+        """The option with layers that the processor computes beside a GPU."""
         return super().offloading(option, device) if device.cpu else replace(option, offload=True)
 
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
-        """Large steps first."""
+        """Settings that differ in the size of a step alone, the largest first."""
         for chunk in CHUNKS:
             yield replace(base, chunk=chunk)
 
     def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
-        """Experts, layers, the tower too.
+        """Ways with less and less on the GPU: first experts, then layers, at last the tower as well.
 
-        Of a mixture a token reads few experts, so a processor is quick at them. A tower without a GPU takes
+        A token reads few experts of a mixture, so a processor is quick at them. A tower without a GPU takes
         minutes for a picture.
         """
         base = next(self.variants(model, base, cpu=False))
@@ -115,7 +115,7 @@ class LlamacppRules(EngineRules):
         return host_bytes(model, settings)
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
-        """Buffers of ggml; where memory is one, what is beside the GPU as well."""
+        """ggml's buffers on the GPU; with unified memory those in host memory as well."""
         parts = []
         if device.unified:
             beside = host_bytes(model, settings)
@@ -128,7 +128,7 @@ class LlamacppRules(EngineRules):
         return parts + llamacpp_components(model, settings, gpu=gpu, cublas_bytes=scratch, api=device.api)
 
     def kv_name(self, settings: Settings) -> str:
-        """ggml's types."""
+        """The cache's type as llama.cpp calls it."""
         return "q8_0" if settings.kv == "fp8" else "f16"
 
     def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
@@ -144,11 +144,11 @@ class LlamacppRules(EngineRules):
         return 1 / (_read(model, settings, gpu=True) / (gpu.bandwidth * share) + layers + host)
 
     def why(self, choice: Choice) -> str | None:
-        """It reads GGUFs."""
+        """The reason for choosing it: the model is a GGUF, which it reads."""
         return "GGUF files are its own"
 
     def host_text(self, choice: Choice) -> str | None:
-        """Parts that the processor computes beside the GPU, and their size, for people."""
+        """Parts that the processor computes beside the GPU, and their size, for people; None without any."""
         settings, model = choice.settings, choice.option.model
         if not settings.on_gpu:
             return None
@@ -169,7 +169,7 @@ class LlamacppRules(EngineRules):
 
 
 def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
-    """Bytes that are read for a token in one of the memories."""
+    """Bytes read for a token from the GPU's memory (`gpu`) or from host memory."""
     weights = placed(model, settings, gpu=gpu)
     facts = model.facts
     total: float = sum(nbytes for part, nbytes in weights.items() if part not in (EMBEDDING, TOWER, EXPERTS))
@@ -181,7 +181,7 @@ def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
 
 
 def llamacpp_flags(choice: Choice) -> list[str]:
-    """Flags of llama-server behind the model's."""
+    """All flags of llama-server that come behind the model's name."""
     settings, model = choice.settings, choice.option.model
     words = ["-c", str(cells(settings) * settings.concurrency), "-np", str(settings.concurrency)]
     words += ["-b", str(max(BATCH, settings.chunk)), "-ub", str(settings.chunk), "-fa", "on"]
@@ -213,7 +213,7 @@ def llamacpp_flags(choice: Choice) -> list[str]:
 
 
 def llamacpp_arguments(choice: Choice) -> list[str]:
-    """The words of the command: a file, or a repository and quantisation as `-hf` takes them."""
+    """The words of the command that name the model: a file, or a repository and quantisation for `-hf`."""
     facts = choice.option.model.facts
     source = ["-hf", facts.name.removeprefix("hf:")]
     if facts.gguf is not None and facts.gguf.file:

@@ -1,7 +1,7 @@
 """The memory of CUDA graphs of steps with prompts and of small pictures (`engine/graphs/prefill.py`).
 
-It makes nothing possible, only quicker, and is taken where plenty is left. All
-graphs share one pool: what the largest of them has alive at a time, and what they read and write.
+Such graphs only save time, and are made where plenty of memory is left. All share one pool: what the largest
+of them has alive at a time, and what they read and write.
 
     numbers of a step      48 (with a predictor 64) · tokens + slots · (4 · blocks + 40)
     rows of pictures       tokens · (1 + levels) · h · s          beside a bool a token
@@ -9,8 +9,8 @@ graphs share one pool: what the largest of them has alive at a time, and what th
     patches, encoding      P · patch_dim · s + P / merge² · (1 + levels) · h · s, P = 4096
     work                   the larger of a step's and of a picture of P patches', as without graphs
 
-Beside it the driver keeps every recording's kernels and their arguments, and, once a stream and for good,
-cuBLAS has what it works in: the same as for the graphs of decode steps, where those need it.
+Beside it the driver keeps every graph's kernels and their arguments, and cuBLAS a workspace a stream, for
+good: the same as for the graphs of decode steps, where those need it.
 """
 
 from dataclasses import replace
@@ -53,7 +53,7 @@ DRIVER: Final = "driver's part of graphs of prompts"
 def step_graph_components(
     model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int
 ) -> list[Component]:
-    """Memory of such graphs, of steps of at most `chunk` tokens and `sequences`; none where there are none.
+    """Components of such graphs, for steps of at most `chunk` tokens and `sequences`; empty without graphs.
 
     Steps are not recorded with a tower that streams.
     """
@@ -72,7 +72,7 @@ def step_graph_components(
 
 
 def _step_kernels(model: Inventory, settings: Settings) -> int:
-    """Kernels of a long step."""
+    """Number of kernels that a long step launches."""
     w, products = widths(model), 5  # gate and up make two: the product, and the product of both halves
     if settings.weights in LOW_BIT:
         qkv, output, down = (w.q + 2 * w.k, w.h), (w.h, w.q), (w.h, w.i)
@@ -94,7 +94,7 @@ def pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> in
 
 
 def held_bytes(model: Inventory, settings: Settings) -> int:
-    """What graphs read and write, from the first of them on."""
+    """Bytes that the graphs read and write, held from the first graph on."""
     tokens, slots = up(settings.chunk, TOKENS), settings.sequences
     blocks = up(-(-settings.context // BLOCK_TOKENS), TABLE)
     held = (TOKEN_BYTES + PREDICTOR_BYTES * model.facts.predicts) * tokens + slots * (4 * blocks + SLOT_BYTES)
