@@ -93,7 +93,8 @@ def _driver_bytes(device: torch.device) -> int:
 def rounded(values: torch.Tensor, kind: FormatName) -> torch.Tensor:
     """How far rows of `values` are from what rounding leaves of them: equal, whichever code a tie took."""
     made = weights.to_few_bits(values, kind, FORMATS[kind].group)
-    return torch.linalg.vector_norm(made.wide(torch.float32) - values, dim=1)
+    apart: torch.Tensor = torch.linalg.vector_norm(made.wide(torch.float32) - values, dim=1)
+    return apart
 
 
 class Checker:
