@@ -118,7 +118,8 @@ class Experts(nn.Module):
         out = torch.empty(tokens, used, self.hidden, dtype=x.dtype, device=x.device)
         if not tokens:
             return out
-        if by_kernels(x, "sort_pairs", "grouped"):
+        form = "grouped_blocks" if self.gate_up_proj.format == "ggml" else "grouped"
+        if by_kernels(x, "sort_pairs", form):
             from snugvl.layers.kernels.products.grouped import Groups  # needs triton, as above
 
             groups = Groups(ids, self.count)
