@@ -268,7 +268,8 @@ def mix() -> list[EngineRequest]:
 def store_blocks(network: LoadableNetwork) -> None:
     """As a GGUF has them: values and second products of some layers are finer, and so is the embedding."""
     network.decoder.embed_tokens.store_blocks([("Q6_K", 4096)])
-    for index, layer in enumerate(network.decoder.layers):
+    layers: Any = network.decoder.layers
+    for index, layer in enumerate(layers):
         most, finer = KINDS[index]
         layer.self_attn.qkv_proj.store_blocks([(most, 3072), (finer, 1024)])
         layer.self_attn.o_proj.store_blocks([(most, 2048)])

@@ -134,7 +134,7 @@ class Experts(nn.Module):
         self, x: torch.Tensor, part: ExpertRound, ids: torch.Tensor, shares: torch.Tensor, out: torch.Tensor
     ) -> None:
         """One expert after the other, each with the tokens that chose it."""
-        for expert in ids.unique().tolist():
+        for expert in sorted(set(ids.flatten().tolist())):
             slot = expert if part.slots is None else int(part.slots[expert])
             if slot < 0:
                 continue
