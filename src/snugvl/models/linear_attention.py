@@ -178,7 +178,8 @@ class GatedDeltaNet(nn.Module):
         sizes = self.sizes
         layer = convolution.DeltaNet(
             *(self.conv1d.weight, self.A_log, self.dt_bias, self.norm.weight, self.norm.eps),
-            *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS, sizes.tiled),
+            *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS),
+            tiled=sizes.tiled,
         )
         where = (states.inputs[self.layer], states.recurrent[self.layer], metadata.state_slots)
         ends = (None if metadata.decodes else metadata.starts, metadata.lengths)
