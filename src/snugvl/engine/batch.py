@@ -1,4 +1,4 @@
-"""What the network is given of a step: its numbers in one tensor, and the batch that is made of them.
+"""A step's inputs of the network: all numbers in one tensor, and the batch that is made of them.
 
 chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
 ids           [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
@@ -13,7 +13,7 @@ The host writes the numbers with numpy, and one copy brings them to the device:
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
 
-A `Shape` may be larger than its step. What fills it up is read by nobody: tokens that are written nowhere
+A `Shape` may be larger than its step. Its padding is never read: tokens that are written nowhere
 (slot −1) and belong to no sequence, and sequences of no tokens at the end.
 
 Where each sequence has one token, batches are made on the device (`graphs/decode.py`).
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
         blocks: of a block table.
         logits: rows whose logits are wanted.
         pictured: placeholders.
-        hidden: rows of a draft model's hidden states (`DraftBatch`), the last one nobody's; 0 without one.
+        hidden: rows of a draft model's hidden states (`DraftBatch`), the last one unused; 0 without one.
     """
 
     tokens: int
@@ -113,8 +113,8 @@ class Numbers(NamedTuple, Generic[T]):
         landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
         unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
         hidden_rows: `[tokens]`, where its hidden state goes (`DraftBatch.rows`); or `[0]`.
-        following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. Where nobody knows
-            it yet it is 0, and what is made of it is made again.
+        following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. One that isn't
+            known yet is 0, and its result is computed again.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
         lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
@@ -140,7 +140,7 @@ class Unread:
 
     Attributes:
         rows: the chunks whose last token it is.
-        tokens: `[chunks]` int64; below 0 in one that is broken, whose next token nobody will read.
+        tokens: `[chunks]` int64; below 0 for a broken sequence, whose next token is dropped.
     """
 
     rows: list[int]

@@ -72,7 +72,7 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, block_size: int, forgotten: Callable[[list[Key]], None] = lambda _: None
     ) -> None:
-        """`forgotten` is told which keys find nothing any more, because their blocks were taken."""
+        """`forgotten` is called with keys that find nothing any more, because their blocks were taken."""
         self._forgotten = forgotten
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -84,12 +84,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody owns, those with a key included."""
+        """Number of blocks without an owner, those with a key included."""
         return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
-        """Blocks with at least one owner."""
+        """Number of blocks with at least one owner."""
         return self.num_blocks - self.num_free
 
     def owners(self, block: int) -> int:
@@ -110,7 +110,7 @@ class BlockPool:
 
     def missing(self, table: Sequence[int], start: int, end: int) -> int:
         """Free blocks that `extend` with the same arguments takes."""
-        size, owners = self.block_size, self._owners  # as `_shared`, for whom nobody lists them: once a token
+        size, owners = self.block_size, self._owners  # as `_shared`, without a list: once a token
         more = max(-(-end // size) - len(table), 0)
         return more + sum(owners[block] > 1 for block in table[start // size :])
 
@@ -187,7 +187,7 @@ class BlockPool:
         assert counts == self._owners, "reference counts differ from the block tables"
         unowned = [block for block, count in enumerate(counts) if not count]
         assert sorted([*self._blank, *self._cached]) == unowned, (
-            "the free list differs from the blocks nobody owns"
+            "the free list differs from the blocks without an owner"
         )
         named = {block: key for block, key in enumerate(self._keys) if key is not None}
         assert named == {block: key for key, block in self._found.items()}, "keys and blocks disagree"

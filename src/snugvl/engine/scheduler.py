@@ -8,8 +8,8 @@ Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at mos
 whole step, so a long prompt, or many with pictures at once, must not come in one piece. A chunk whose images
 are not encoded yet (`encoder.py`) waits, running with its blocks, and all that would come after it.
 
-One whose grammar has no mask yet (`sampling/masks.py`) is left out, too, and alone. One whose grammar
-forced tokens has several that are known and not computed: all at once, as far as the budget goes.
+A sequence whose grammar has no mask yet (`sampling/masks.py`) is also left out, but holds up no other. One
+whose grammar forced tokens has several that are known and not computed: all at once, within the budget.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt, others than those that paused for a snapshot: where snapshots are to
@@ -37,11 +37,12 @@ PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the tim
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start … end - 1` of a sequence, to be computed in this step; the last may be guessed: `drafts`.
+    """Tokens `start … end - 1` of a sequence, to be computed in this step; the last of them may be `drafts`.
 
-    `unseen`: where the drafts are that the host doesn't know; zeros stand for them.
-    `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
-    `again`: tokens before the drafts that come again in the next step, for a snapshot before them.
+    `unseen`: where drafts are on the device that the host doesn't know; zeros stand for them.
+    `landing`: number of the sequence's tokens after which its recurrent state is saved on the way; 0:
+    nowhere. `again`: number of tokens before the drafts that the next step computes again, for a snapshot
+    before them.
     """
 
     sequence: Sequence
@@ -54,11 +55,11 @@ class Chunk:
 
     @property
     def unsure(self) -> int:
-        """Its last tokens, which its recurrent state doesn't take in."""
+        """Number of its last tokens that aren't taken into the recurrent state."""
         return self.again + len(self.drafts)
 
     def settle(self) -> None:
-        """It has started."""
+        """Note that the chunk was started: its tokens count as computed."""
         each = self.sequence
         each.computed, each.lag = self.end - self.unsure, self.again
         if each.drafts is not None:  # what follows the last token isn't known where it samples
@@ -80,7 +81,7 @@ class Chunk:
 
     @property
     def logits(self) -> int:
-        """Its last rows, whose logits are wanted: what follows the newest token, and each draft."""
+        """Number of its last rows whose logits are wanted: for the newest token, and for each draft."""
         return 1 + len(self.drafts) if self.samples else 0
 
 
@@ -113,7 +114,7 @@ class Schedule:
 
     @property
     def decodes(self) -> bool:
-        """Whether only generated tokens are computed, of each sequence all, and nobody needs all memory.
+        """Whether it computes generated tokens alone, all of each sequence, with the usual memory (`alone`).
 
         The last token of a prompt is no such token, though it may be all that a prefill has left: it can be a
         placeholder, and the siblings of its sequence wait for its logits.
@@ -149,7 +150,7 @@ class Scheduler(Queues):
     """Chooses tokens of running sequences for each step, and admits those that wait."""
 
     def __init__(self, config: EngineConfig, prefill_beside_decodes: int = PREFILL_BESIDE_DECODES) -> None:
-        """`prefill_beside_decodes`: tokens of prompts in a step in which others decode, at most."""
+        """`prefill_beside_decodes`: most tokens of prompts in a step in which others decode."""
         super().__init__(config)
         self.prefill_beside_decodes = prefill_beside_decodes
 
@@ -158,7 +159,7 @@ class Scheduler(Queues):
 
         Args:
             ready: whether the images of a chunk are encoded. One that isn't ready is left out while others
-                decode, and nobody is admitted after it.
+                decode, and no other sequence is admitted after it.
         """
         step, most = Schedule(), self.config.max_batched_tokens
         if self._next_alone and not any(sequence.prefills for sequence in self.running):
@@ -233,7 +234,7 @@ class Scheduler(Queues):
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempt the youngest until a sequence can write its next tokens; False if that was itself.
 
-        Only younger ones can be hit: the caller goes from the oldest to the youngest, so that nobody
+        Only younger ones can be hit: the caller goes from the oldest to the youngest, so that none
         loses the blocks of tokens already in the step.
         """
         start = sequence.computed

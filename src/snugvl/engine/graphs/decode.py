@@ -9,10 +9,10 @@ replay, and the host may read the tokens of one step while the next one runs.
          └──────────────────────────────────────────────────────────────────────────┘
 
 A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere, or to
-the slot of recurrent states that is nobody's.
+the unused slot of recurrent states.
 
-Where somebody has a grammar the tokens are chosen once more, from the same logits, by a graph of its own that
-reads the masks, which are made while the network runs: they replace the next step's ids.
+Where a sequence has a grammar the tokens are chosen once more, from the same logits, by a graph of its own
+that reads the masks, which are made while the network runs: they replace the next step's ids.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
 
 
 def pack_rows(lines: Array, rows: Rows[DecodeRow]) -> None:
-    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become nobody's."""
+    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become padding."""
     lines[:, :ROW_FIELDS] = 0
     for index, row in enumerate(rows):
         lines[index, :ROW_FIELDS] = (row.token, row.length, row.delta, row.slot)
@@ -189,7 +189,7 @@ class DecodeGraphs:
     def feed(self, tokens: torch.Tensor) -> None:
         """Let the next `advance` go on from these tokens `[rows]` int64, on the device.
 
-        Below 0: of a row that is broken, whose next token nobody will read.
+        Below 0: for a broken row, whose next token is dropped.
         """
         batch = self._batches[self._size(len(tokens))]
         torch.clamp(tokens, min=0, out=batch.ids[: len(tokens)])
@@ -359,7 +359,7 @@ def single_tokens(
 ) -> ForwardBatch:
     """The batch of one token of each sequence, made on the device, with logits of all.
 
-    A sequence of length 0 is nobody's: it reads nothing, and writes nowhere or to what is nobody's.
+    A sequence of length 0 is padding: it reads nothing, and writes nowhere or to unused places.
 
     Args:
         ids: `[sequences]` int64, the tokens.
