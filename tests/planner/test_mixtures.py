@@ -196,8 +196,8 @@ def test_a_named_mixture_that_fits_nowhere_is_planned_as_its_gguf() -> None:
     plan = named("Qwen/Qwen3.6-35B-A3B", machine)
     assert (require(plan).option.model.name, plan.named) == (Q4, "Qwen/Qwen3.6-35B-A3B")
     on_48_gb = named("Qwen/Qwen3.6-35B-A3B-FP8", describe("l40s", ram="64GiB"))
-    assert (require(on_48_gb).option.engine, on_48_gb.named) == ("vllm", "")
-    assert require(named("Qwen/Qwen3.5-35B-A3B-GPTQ-Int4", describe("rtx-5090"))).option.engine == "vllm"
+    assert (require(on_48_gb).option.engine, on_48_gb.named) == ("native", "")
+    assert require(named("Qwen/Qwen3.5-35B-A3B-GPTQ-Int4", describe("rtx-5090"))).option.engine == "native"
 
 
 @pytest.mark.parametrize("model", [Q4, "Qwen/Qwen3.6-35B-A3B"])
@@ -235,10 +235,7 @@ def test_more_memory_of_either_kind_never_slows_a_mixture() -> None:
     assert rate("8GiB", "24GiB")[1].settings == rate("8GiB", "64GiB")[1].settings
 
 
-def test_qwen3_5s_mixtures_are_not_our_engines_yet() -> None:
-    machine = describe("h100", ram="128GiB")
-    plan = named("Qwen/Qwen3.6-35B-A3B", machine)
-    assert require(plan).option.engine == "vllm"
-    refused = {reason.engine: reason.text for reason in plan.verdicts}
-    assert "does not run the qwen3_5_moe family yet" in refused["native"]
-    assert "native" not in {choice.option.engine for choice in plan.runners_up}
+def test_a_mixture_that_fits_whole_is_our_engines() -> None:
+    plan = named("Qwen/Qwen3.6-35B-A3B", describe("h100", ram="128GiB"))
+    assert require(plan).option.engine == "native"
+    assert "vllm" in {choice.option.engine for choice in plan.runners_up}

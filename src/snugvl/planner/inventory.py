@@ -73,6 +73,8 @@ class Inventory:
     def experts_read(self) -> float:
         """Share of the experts of a layer that one token reads; 1 for other models."""
         text = self.facts.text
+        if text.mixture is not None:  # files may have each expert by itself
+            return text.mixture.used / text.mixture.count
         stored = next((tensor.shape for tensor in self.facts.tensors if tensor.role == "expert"), None)
         return text.experts_used / stored[0] if stored and text.experts_used else 1.0
 
@@ -137,6 +139,14 @@ class Widths:
     k: int
     d: int
     heads: int
+
+
+def mlp_width(model: Inventory) -> int:
+    """Widest MLP that every token of a layer passes: where all layers are mixtures, the shared expert."""
+    text = model.facts.text
+    if text.mixture is None or not all(text.mixture.layers):
+        return text.intermediate_size
+    return text.mixture.shared
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ which is assumed (`benchmarks/LOG.md`: offload). An unknown slot counts as PCI E
 narrowest of the cards that people have.
 
 Without a GPU both bounds take assumed rates of host memory and processor: two channels of DDR5, eight cores.
-There narrower weights are widened for every token and are no quicker than float32 (16.8 million values a row
+Narrower weights are dequantized there for every token, no quicker than float32 (16.8 million values a row
 on two cores: bf16 9.8 to 10.7 ms, float32 6.4 to 14.6), so every weight counts four bytes.
 
 Experts of a mixture in host memory are read there by a processor, at three quarters of what two channels of
