@@ -200,6 +200,15 @@ def test_a_named_mixture_that_fits_nowhere_is_planned_as_its_gguf() -> None:
     assert require(named("Qwen/Qwen3.5-35B-A3B-GPTQ-Int4", describe("rtx-5090"))).option.engine == "native"
 
 
+def test_a_card_that_llama_cpp_alone_uses_is_told_of_one_file_once() -> None:
+    """Random plans found it on a V100: the same file stood below itself."""
+    machine = describe("v100", count=4, ram="128GiB")
+    plan = named("Qwen/Qwen3.6-35B-A3B", machine)
+    assert (require(plan).option.model.name, plan.beside) == (Q4, None)
+    lines = [line for line in text(plan, machine).splitlines() if line.strip()]
+    assert len(lines) == len(set(lines))
+
+
 @pytest.mark.parametrize("model", [Q4, "Qwen/Qwen3.6-35B-A3B"])
 @pytest.mark.parametrize("system", ["linux", "wsl2"])
 def test_short_host_memory_is_refused_with_the_way_out(model: str, system: str) -> None:

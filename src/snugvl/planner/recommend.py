@@ -94,7 +94,9 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     mine = plan.choice
     unsaid = machine.ram_assumed or not (machine.gpus or machine.others)
     many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
-    if unsaid or many or (named is not None and mine is not None and not mine.option.offload):
+    # A named model that runs whole, or of which llama.cpp's plan is already that of its file.
+    done = named and mine and (not mine.option.offload or mine.option.model.facts.gguf)
+    if unsaid or many or done:
         return plan
     room = host_budget(machine).usable_bytes * 3 // 4
     short: list[Reason] = []
