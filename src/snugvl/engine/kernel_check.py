@@ -5,7 +5,7 @@
                     torch ─┘    └► which kernel is it? ─► withdrawn, and what takes its place is looked at
 
 A door is a function that has both: kernels on a GPU, and plain torch that says what they mean. Whenever one
-is to launch a variant that nobody has looked at, it is run by kernels and by torch on copies of the same
+is to launch a variant that was not checked yet, it is run by kernels and by torch on copies of the same
 inputs. Outputs, and all that it writes over, must agree as far as in the kernels' tests: in 16 bits, and
 where a cache has 8, what is rounded last differs. What launches nothing is torch's own.
 
@@ -14,6 +14,7 @@ before it is launched, and waited for. Weights of the same shape are one tensor,
 layer of each kind, an embedding and a step's workspace: a part of what the plan has, before weights are read.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +29,10 @@ from torch import nn
 
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.core.kernel_checks import OK, UNCHECKED, KernelVerdict
-from snugvl.engine import batch as engine_batch
 from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.precompile import MOST_BEFORE, CompileJob, fresh, network_from, rehearse
-from snugvl.engine.sampling import filters, sampler
-from snugvl.layers import attention, weights
+from snugvl.engine.sampling import filters, likeliest
+from snugvl.layers import attention, experts, weights
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
@@ -49,17 +49,18 @@ ONE_CLOSE: Final = 8  # times as far may one value be, of the largest one
 Door = tuple[Any, str]  # an owner, and the name of what it has
 # What has kernels and their twin in one place.
 DOORS: Final[tuple[Door, ...]] = (
-    (Linear, "forward"), (Linear, "with_tail"), (Linear, "lookup"), (Linear, "_widen"), (RMSNorm, "forward"),
-    (attention.AttentionMetadata, "token_by_token"), (attention, "paged_attention"),
+    (Linear, "forward"), (Linear, "with_tail"), (Linear, "lookup"), (Linear, "_dequantize"),
+    (RMSNorm, "forward"), (attention.AttentionMetadata, "token_by_token"), (attention, "paged_attention"),
     (decoder.Attention, "_queries"), (linear_attention.GatedDeltaNet, "_attend"), (rope, "rotation_of"),
-    (patches.Rotation, "rotate"), (vision_blocks, "_added"), (engine_batch, "places"),
-    (decode_graphs, "choose"), (sampler, "likeliest"), (filters, "_kept"),
+    (patches.Rotation, "rotate"), (vision_blocks, "_added"), (decode_graphs, "places"),
+    (experts, "scored"), (experts, "chosen"), (experts.Experts, "forward"), (experts, "added"),
+    (decode_graphs, "choose"), (likeliest, "likeliest"), (filters, "_kept"),
 )  # fmt: skip
 Tell = Callable[[str | KernelVerdict], None]
 
 
 def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
-    """Look at all kernels of a job; `tell` is told each one's name before it is launched, then verdicts.
+    """Look at all kernels of a job; `tell` gets each one's name before it is launched, then verdicts.
 
     What is found wrong is withdrawn in this process, too. Returns bytes that the driver took meanwhile, which
     are kernels, their local memory and libraries; −1 where there is no GPU.
@@ -343,8 +344,12 @@ def _fill_blocks(linear: Any, tensor: torch.Tensor) -> None:
     """A GGUF's: any codes, with scales such that values stay small."""
     tensor.random_(0, 256)
     for part in linear.parts:
-        halves = part.planes(tensor, linear.columns)[-1].view(torch.float16)
-        halves.uniform_(0.8, 1.2).mul_(linear.columns**-0.5 / (500 if part.type.endswith("K") else 10))
+        last, wished = part.planes(tensor, linear.columns)[-1], linear.columns**-0.5
+        if part.type == "MXFP4":  # exponents; its codes spread by 5 halves
+            last.fill_(128 + round(math.log2(wished / 5)))
+            continue
+        spread = {"IQ4_NL": 66, "IQ4_XS": 1300}.get(part.type, 500 if part.type.endswith("K") else 10)
+        last.view(torch.float16).uniform_(0.8, 1.2).mul_(wished / spread)
 
 
 def _renumber(network: LoadableNetwork) -> None:
