@@ -20,10 +20,9 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig, KVFormat
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.batch import places
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.cache import Pool, Work
-from snugvl.engine.graphs.decode import SIZES, choose
+from snugvl.engine.graphs.decode import SIZES, choose, places
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, network_from, outline_of, rehearse
 from snugvl.engine.request import EngineRequest, VisionItem

@@ -12,7 +12,7 @@ torch works on it in runs: sequences side by side that have one new token each a
     flat batch   [ s0 | s1 | s2 s2 s2 … s2 s2 ]        runs: rows 0 … 1 of s0 and s1,
                                                         256 rows of s2, the rest of s2
 
-Tokens that were guessed find what stands before them and leave nothing: the state is written behind the last
+Drafts find what stands before them and leave nothing: the state is written behind the last
 one that is sure (`engine/speculation.py`).
 
 Source: Hugging Face transformers, `models/qwen3_5/modeling_qwen3_5.py` (Apache-2.0); Gated Delta Networks,
@@ -74,7 +74,7 @@ def runs(
 
 
 def empty_beginners(states: StateCache, layer: int, metadata: AttentionMetadata) -> None:
-    """Let sequences whose first tokens these are begin from zeros, whatever was in their slots (NaN, too)."""
+    """Let sequences whose first tokens these are begin from zeros, whatever was in their slots (even NaN)."""
     assert metadata.state_slots is not None
     lengths = zip(metadata.query_lens, metadata.context_lens, strict=True)
     fresh = [row for row, (new, length) in enumerate(lengths) if new == length > 0]

@@ -12,8 +12,8 @@
                      │    one another, in registers
     gate        the norm of those outputs, times silu of their gates
 
-A sequence whose context is new altogether begins from zeros, whatever is in its slot. Sequences of no tokens,
-which fill up a CUDA graph, are nobody's. `layers/delta_rule.py` computes the same in plain torch.
+A sequence whose context is new altogether begins from zeros, whatever is in its slot. Sequences of no tokens
+pad a CUDA graph. `layers/delta_rule.py` computes the same in plain torch.
 
 What products read is in the network's type, sums and S are in float32, as in the kernels that the models were
 trained with; a network in float32 is not rounded anywhere.
@@ -49,7 +49,7 @@ def key_head_of(head, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, TILED: tl.co
 def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr, RATES: tl.constexpr):
     """Rates of a value head's tokens: how much is corrected, and the logarithm of how much is kept.
 
-    `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Those of nobody do
+    `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Padding does
     neither.
     """
     at = rates_of + token.to(tl.int64) * RATES + head
@@ -91,7 +91,7 @@ def correct(
     known = (row < tl.where(context > 1, KEY, 0))[:, None] & (column < VALUE)[None, :]
     w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
     s = tl.load(place, mask=known, other=0)  # an earlier step's: the kernel before this one writes none
-    wait_for_others(PDL)  # whoever ends without it lets others begin too early
+    wait_for_others(PDL)  # a program that ends without it lets others begin too early
     if context == 0:
         return
     line = mixed + begin.to(tl.int64) * CHANNELS
@@ -313,7 +313,7 @@ def attend(
         states: `[slots, value_heads, key_dim, value_dim]` float32.
         slots: `[sequences]` int64, each another.
         starts: `[sequences + 1]` int32; None where each sequence has one token.
-        lengths: `[sequences]` int32, tokens of each once these are taken in; 0 of a row that is nobody's.
+        lengths: `[sequences]` int32, tokens of each once these are taken in; 0 for a padding row.
         landing: `[sequences]` int64, new tokens of one behind which its state is copied: a multiple of
             `CHUNK` below their number, 0 of all others. `[sequences]` int64, last new tokens of each that its
             state doesn't take in: fewer than it has, and 0 of one with more than `CHUNK`. And the slot that a

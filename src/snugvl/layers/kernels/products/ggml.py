@@ -3,7 +3,7 @@
     one row of bf16       `products/lone_ggml.py`: Σ (a Σ code · x + b Σ x) by groups; `LONE`, from Ampere on
     else one              tiles of `a · code + b`, times the input
     up to 64              such tiles in float16, multiplied by matrix instructions; of float32 as they are
-    more                  slices are widened and multiplied by the library (`products/linear.py`)
+    more                  slices are dequantized and multiplied by the library (`products/linear.py`)
 
 What is loaded, and how it becomes numbers, is `products/ggml_blocks.py`'s.
 """
@@ -121,7 +121,7 @@ def few_rows(
 
 @launched
 @triton.jit(do_not_specialize=["first", "wanted", "stride"])
-def widen_rows(
+def dequantize_rows(
     w, ids, out, count, first, wanted, K: tl.constexpr, TYPE: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, BY_ID: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -204,12 +204,12 @@ def lone_tile(outputs: int, columns: int) -> Fragments:
     return Fragments(16, warps, soon=outputs * columns > 1 << 22)  # a small one ends before the next starts
 
 
-def widen(weights: Weights, first: int, out: torch.Tensor) -> None:
+def dequantize(weights: Weights, first: int, out: torch.Tensor) -> None:
     """Write rows `first …` as they are meant to `out` `[n, columns]`."""
     for part in weights.parts:
         begin, end = max(first, part.start), min(first + len(out), part.start + part.rows)
         if begin < end:
-            _widen(weights, part, out[begin - first : end - first], begin - part.start, None)
+            _dequantize(weights, part, out[begin - first : end - first], begin - part.start, None)
 
 
 def lookup(ids: torch.Tensor, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
@@ -217,15 +217,15 @@ def lookup(ids: torch.Tensor, weights: Weights, dtype: torch.dtype) -> torch.Ten
     (part,) = weights.parts
     out = torch.empty(len(ids), weights.columns, dtype=dtype, device=ids.device)
     if len(ids):
-        _widen(weights, part, out, 0, ids)
+        _dequantize(weights, part, out, 0, ids)
     return out
 
 
-def _widen(
+def _dequantize(
     weights: Weights, part: TypedRows, out: torch.Tensor, first: int, ids: torch.Tensor | None
 ) -> None:
     rows = 16 if ids is None else 1
-    widen_rows[(-(-len(out) // rows), -(-weights.columns // 256))](
+    dequantize_rows[(-(-len(out) // rows), -(-weights.columns // 256))](
         weights.data[part.offset :], out if ids is None else ids, out, part.rows, first, len(out),
         K=weights.columns, TYPE=TYPES[part.type], BN=rows, BK=256, BY_ID=ids is not None,
         EVEN=weights.columns % 256 == 0 and len(out) % rows == 0, num_warps=4, **pdl(out.device),

@@ -243,7 +243,7 @@ class Groups:
                 BK=ggml.DEEP, EVEN=columns % ggml.DEEP == 0 and outputs % rows == 0, **chosen,
             )  # fmt: skip
             return
-        group = weights.group if weights.format != "bf16" else gcd(columns, GROUP)
+        group = gcd(columns, GROUP) if weights.scale is None else weights.group
         grouped[grid](
             x, *operands(weights), *pairs, where, len(x), outputs, FORMAT=STORED_AS[weights.format],
             GROUP=group, NATIVE=native_fp8(x.device), **chosen,

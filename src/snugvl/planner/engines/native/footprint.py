@@ -124,7 +124,7 @@ def _at_once(w: Widths, itemsize: int) -> int:
 
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
-    """Slices of a low-bit matrix that is widened before its product (`layers/kernels/products/widen.py`)."""
+    """Number of slices in which a low-bit matrix is dequantized (`products/dequantize.py`)."""
     return -(-rows // slice_rows(columns * itemsize, SLICE_BYTES)) if rows * columns else 0
 
 
