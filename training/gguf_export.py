@@ -31,18 +31,21 @@ ARCHITECTURES = {
     "Qwen3VLForConditionalGeneration": gguf.MODEL_ARCH.QWEN3VL,
     "Qwen3VLMoeForConditionalGeneration": gguf.MODEL_ARCH.QWEN3VLMOE,
     "Qwen3_5ForConditionalGeneration": gguf.MODEL_ARCH.QWEN35,
+    "Qwen3_5MoeForConditionalGeneration": gguf.MODEL_ARCH.QWEN35MOE,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
 }
-AS_STORED = (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.LLAMA)
+RECURRENT = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
+PREDICTOR = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+             "norm": "shared_head_norm"}  # fmt: skip
 ALTERNATING = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}  # rows of heads in "llama"
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_K_M": 15}
 BLOCKS = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
 MERGERS = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 LEVELS = {"linear_fc1": "fc1", "linear_fc2": "fc2", "norm": "norm"}
-FLOAT = ("conv1d.weight", "ffn_gate_inp.weight", "position_embd.weight")
+FLOAT = ("conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
 NO_MERGES = ["Ā ā"]  # llama.cpp insists on one: of bytes 0 and 1, which follow one another in no text
-DEFAULT_SECTIONS = {"qwen3_5_text": [11, 11, 10]}
+DEFAULT_SECTIONS = {"qwen3_5_text": [11, 11, 10], "qwen3_5_moe_text": [11, 11, 10]}
 NORMAL, CONTROL, DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens; the second and last are no text
 
 
@@ -71,18 +74,19 @@ def export(
     (name,) = config["architectures"]
     text = config.get("text_config", config)
     arch = ARCHITECTURES[name]
-    if folder is not None and arch not in AS_STORED:
-        raise SystemExit(f"{source} is a {name}, whose weights llama.cpp stores in another order")
+    layers = text["num_hidden_layers"]
+    predicts = folder is not None and any(each.name.startswith("mtp.") for each in tensors)
+    if folder is not None and arch in RECURRENT:
+        tensors = [_recurrent(each, text, layers) for each in tensors]
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
-    _text_keys(writer, text, config.get("vision_config", {}))
+    _text_keys(writer, text, config.get("vision_config", {}), predicts=predicts)
     writer.add_file_type(FILE_TYPES[kind])
     _tokenizer(writer, folder or tokenizer, text["vocab_size"], "qwen2" if tokenizer else "llama-bpe")
-    layers = text["num_hidden_layers"]
-    names = gguf.get_tensor_name_map(arch, layers)
+    names = gguf.get_tensor_name_map(arch, layers + predicts)
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     mine = [each for each in tensors if ".visual." not in each.name and not each.name.startswith("mtp.")]
     named = [part for each in mine for part in _named(each, names)]
-    _write(writer, named, out, kind, layers, tied=tied, fill=fill)
+    _write(writer, named, out, kind, layers + predicts, tied=tied, fill=fill)
     if "vision_config" not in config:
         return None
     beside = out.with_name(f"mmproj-{out.name}")
@@ -121,6 +125,43 @@ def _alternating(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
     return tensor._replace(value=turned)
 
 
+def _recurrent(tensor: Tensor, text: Mapping[str, Any], layers: int) -> Tensor:
+    """A tensor of Qwen3.5's decoder as llama.cpp has it: norms with their 1, forgetting as −exp, value heads
+    of one key head apart, and the predictor as a layer behind the last."""
+    name, made = tensor.name, tensor.value
+    if made is None or ".visual." in name:
+        return tensor
+    value, part = made(), ".".join(name.split(".")[-2:])
+    if part.endswith("A_log"):
+        value = -torch.exp(value)
+    elif (part.endswith("norm.weight") and "linear_attn" not in name) or part.startswith("pre_fc_norm"):
+        value = value + 1
+    if "linear_attn." in name:
+        value = _tiled(name, value, text)
+    if name.startswith("mtp."):
+        own = name.split(".")[1]
+        name = name.replace("mtp.layers.0", f"model.layers.{layers}")
+        name = (
+            name.replace(f"mtp.{own}", f"blk.{layers}.nextn.{PREDICTOR[own]}") if own in PREDICTOR else name
+        )
+    return Tensor(name, tensor.shape, lambda: value)
+
+
+def _tiled(name: str, value: torch.Tensor, text: Mapping[str, Any]) -> torch.Tensor:
+    keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
+    width = text["linear_value_head_dim"]
+    heads = torch.arange(values).view(keys, -1).T.flatten()  # where a head was
+    wide = (heads[:, None] * width + torch.arange(width)).flatten()
+    beside = 2 * keys * text["linear_key_head_dim"]
+    if "in_proj_qkv." in name or "conv1d" in name:
+        return torch.cat((value[:beside], value[beside:][wide]))
+    if "in_proj_z." in name:
+        return value[wide]
+    if "out_proj." in name:
+        return value[:, wide]
+    return value if "linear_attn.norm" in name else value[heads]
+
+
 def rewrite(
     source: Path,
     out: Path,
@@ -153,13 +194,17 @@ def rewrite(
     writer.close()
 
 
-def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
+def _text_keys(
+    writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping[str, Any], *, predicts: bool = False
+) -> None:
     heads, hidden = text["num_attention_heads"], text["hidden_size"]
     head = text.get("head_dim") or hidden // heads
-    writer.add_block_count(text["num_hidden_layers"])
+    writer.add_block_count(text["num_hidden_layers"] + predicts)
+    if predicts:
+        writer.add_nextn_predict_layers(1)
     writer.add_context_length(text["max_position_embeddings"])
     writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(text["intermediate_size"])
+    writer.add_feed_forward_length(text.get("intermediate_size") or text["shared_expert_intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(text["num_key_value_heads"])
     writer.add_key_length(head)
@@ -175,6 +220,8 @@ def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping
         writer.add_expert_count(experts)
         writer.add_expert_used_count(text["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(text["moe_intermediate_size"])
+        if shared := text.get("shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(shared)
     if kernel := text.get("linear_conv_kernel_dim"):
         writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 0.25)))
         writer.add_ssm_conv_kernel(kernel)
@@ -217,9 +264,13 @@ def _named(tensor: Tensor, names: gguf.TensorNameMap) -> Iterator[Tensor]:
     name = tensor.name.replace("model.language_model.", "model.").replace("dt_bias", "dt_proj.bias")
     shape, value = tensor.shape, tensor.value
     if name.endswith("experts.gate_up_proj"):
-        for part in ("gate", "up"):
+        for number, part in enumerate(("gate", "up")):
             split = name.replace("gate_up_proj", f"{part}_proj.weight")
-            yield from _named(Tensor(split, (shape[0], shape[1] // 2, shape[2]), None), names)
+            half = None if value is None else partial(_half, value, number)
+            yield from _named(Tensor(split, (shape[0], shape[1] // 2, shape[2]), half), names)
+        return
+    if name.startswith("blk."):
+        yield Tensor(name, shape, value)
         return
     if name.endswith("experts.down_proj"):
         name += ".weight"
@@ -236,21 +287,25 @@ def _named(tensor: Tensor, names: gguf.TensorNameMap) -> Iterator[Tensor]:
     yield Tensor(found + dot + suffix, shape, value)
 
 
+def _half(value: Callable[[], torch.Tensor], number: int) -> torch.Tensor:
+    return value().chunk(2, dim=1)[number]
+
+
 def _more_bits(layer: int, layers: int) -> bool:
     """Layers with finer values and second products in Q4_K_M: the first and last eighths, and each third."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def _type(tensor: Tensor, kind: str, layers: int, *, tied: bool) -> str:
+def _type(tensor: Tensor, kind: str, layers: int, *, tied: bool, mixed: bool) -> str:
     name, columns = tensor.name, tensor.shape[-1]
     if len(tensor.shape) == 1 or name.endswith(FLOAT):
         return "F32"
     if kind == "Q4_K_M":
         layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
-        low = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
+        low = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
         finer = name == "output.weight" or (tied and name == "token_embd.weight")
         finer = finer or (name.endswith(low) and _more_bits(layer, layers))
-        kind = "Q6_K" if finer else "Q4_K"
+        kind = "Q6_K" if finer else "Q5_K" if mixed and name.endswith("attn_qkv.weight") else "Q4_K"
         if columns % BLOCKS[kind][0]:
             kind = "Q8_0" if finer else "Q5_0"
     return kind if columns % BLOCKS[kind][0] == 0 else "F16"
@@ -267,7 +322,8 @@ def _write(
     fill: Fill | None = None,
 ) -> None:
     """The file, tensor after tensor; what has no value is what `fill` says, or a hole."""
-    types = [gguf.GGMLQuantizationType[_type(each, kind, layers, tied=tied)] for each in tensors]
+    mixed = any("_exps." in each.name for each in tensors)
+    types = [gguf.GGMLQuantizationType[_type(each, kind, layers, tied=tied, mixed=mixed)] for each in tensors]
     sizes = []
     for tensor, dtype in zip(tensors, types, strict=True):
         block, nbytes = gguf.GGML_QUANT_SIZES[dtype]

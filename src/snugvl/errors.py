@@ -9,7 +9,7 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
     │   ├── ImageError             400  3   not an image, truncated, of several pages, …
     │   │   └── ImageTooLarge      413  3   more bytes or pixels than allowed
     │   ├── RequestError           400  3   a sampling parameter, a message, a prompt
-    │   │   ├── WrongType          400  3   an argument of a type that isn't taken; a TypeError, too
+    │   │   ├── WrongType          400  3   an argument of a type that isn't taken; also a TypeError
     │   │   └── RequestTooLarge    400  3   more tokens than the context or the KV cache holds
     │   ├── BodyTooLarge           413  3   a request body of too many bytes
     │   ├── Unauthorized           401  3   no API key, or a wrong one
@@ -54,7 +54,7 @@ class SnugvlError(Exception):
 
 
 class SnugvlWarning(UserWarning):
-    """Something was done, and not quite what was asked: of an animation one frame was looked at, say."""
+    """Something was done, but not quite what was asked: one frame of an animation was looked at, say."""
 
 
 def warn(text: str) -> None:
@@ -134,7 +134,7 @@ class RateLimited(InputError):
 
 
 class CheckpointError(SnugvlError):
-    """A file of the checkpoint is missing, corrupt, truncated or foreign. Strangers' values in it are cut."""
+    """A file of the checkpoint is missing, corrupt, truncated or foreign. Its message is cut to `LONG`."""
 
     exit_code = 4
 
@@ -204,9 +204,9 @@ class OutOfMemory(EngineUnavailable):
 
 
 def engine_failed(error: BaseException, what: str = "the engine failed") -> EngineError:
-    """An `EngineError` of what a library raised, in one line for users; the log must have the whole of it.
+    """An `EngineError` for an exception of a library, in one line for users; the caller logs the whole of it.
 
-    What torch says of other processes and of its own settings is left out.
+    Torch's remarks on other processes and on its own settings are left out.
     """
     kind, text = type(error).__name__, str(error).strip()
     if "out of memory" in text:

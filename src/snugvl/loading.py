@@ -8,6 +8,7 @@ from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.core.formats import WeightsName
 from snugvl.core.guesses import arguments_hinted
+from snugvl.core.kernel_checks import KernelCheck
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -72,10 +73,10 @@ def load(
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
         backend: auto takes our own engine where it runs the model, llama.cpp for a GGUF file (in a process of
-            its own; "native" reads many of them, too), else transformers.
+            its own; "native" also reads many of them), else transformers.
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
-            first token then tells whether somebody asked like that before. Transformers never does it.
+            first token then reveals whether a prompt like it came before. Transformers never does it.
         tower: where the vision tower's weights are: "resident" on the GPU, or "streamed" (our own engine
             alone): in host memory, and block by block on the GPU while it encodes a picture. Auto streams
             them where nothing else fits as well.
@@ -169,3 +170,14 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llam
     except UnsupportedModel:
         return "transformers"
     return "native"
+
+
+def check_kernels(model: str, progress: Progress) -> KernelCheck:
+    """Look at every kernel that a model would use here, beside plain torch, and keep what is found.
+
+    Raises:
+        SnugvlError: there is no GPU, or the model can't be loaded here.
+    """
+    from snugvl.backends.native.checking import check_model  # needs torch
+
+    return check_model(LoadOptions(model), progress)

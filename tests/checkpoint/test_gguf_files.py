@@ -58,7 +58,7 @@ def test_a_folder_with_several_models_wants_a_name(tmp_path: Path) -> None:
     for quant in ("Q4_K_M", "Q8_0"):
         model(tmp_path / f"m-{quant}.gguf")
     with pytest.raises(
-        CheckpointNotFound, match=r"several models \(m-Q4_K_M.gguf, m-Q8_0.gguf\); name the file"
+        CheckpointNotFound, match=r"several models \(m-Q4_K_M.gguf, m-Q8_0.gguf\); name one file: .*Q4_K_M"
     ):
         facts_of(str(tmp_path))
     assert facts_of(str(tmp_path / "m-Q8_0.gguf")).name.endswith("m-Q8_0.gguf")

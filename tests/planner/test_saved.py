@@ -34,7 +34,7 @@ def test_every_setting_comes_back(saved: Path) -> None:
     assert asdict(found.settings) == json.loads(saved.read_text())["choice"]["settings"]
     load = found.over(LoadOptions("", trust_remote_code=True))
     assert (load.model, load.purpose, load.trust_remote_code) == (MODEL, "documents", True)
-    with pytest.raises(InputError, match=f"the plan is of {MODEL}, not of pocket"):
+    with pytest.raises(InputError, match=f"the saved plan is for {MODEL}, not for pocket"):
         found.over(LoadOptions("pocket"))
 
 

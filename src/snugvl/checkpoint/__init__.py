@@ -1,1 +1,1 @@
-"""What a checkpoint is: its configuration and its safetensors headers. No torch in here."""
+"""Checkpoints: their configuration, headers, files, and where they come from. No torch in here."""

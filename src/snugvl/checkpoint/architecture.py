@@ -1,4 +1,4 @@
-"""What our engine must know of a network to build it: frozen, checked values, the same for every family.
+"""The architecture of a network, as our engine builds it: frozen, checked values, the same for every family.
 
 `checkpoint/families/` reads them from `config.json`, one module a family. The planner's wider and looser
 view, of models that other engines run, is `checkpoint/facts.py`.
@@ -17,14 +17,14 @@ LayerKind = Literal["full", "sliding", "linear"]
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Every frequency divided by `factor`."""
+    """Linear scaling: every frequency is divided by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, those between interpolated (Llama 3.1).
+    """Llama 3.1's scaling: low frequencies divided by `factor`, high ones kept, those between interpolated.
 
     A frequency is low when it turns fewer than `low` times in `original` tokens, high from `high` times.
     """
@@ -56,7 +56,7 @@ class LongRope:
     """LongRoPE (https://arxiv.org/abs/2402.13753) with its short factors, one divisor per frequency.
 
     The long ones replace them beyond the original context, also for tokens that are in the cache already, so
-    the same prompt would read differently with what comes later; our engine stays within that context.
+    a prompt's meaning would change with its answer's length; our engine stays within that context.
     """
 
     factors: tuple[float, ...]
@@ -87,23 +87,44 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """Gated delta-rule attention: sizes of its heads, and of the convolution before them."""
+    """Gated delta-rule attention: sizes of its heads, and of the convolution before them.
+
+    `tiled`: value head `i` has key head `i mod key_heads`, as in GGUF files; else as many in a row share one.
+    """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     kernel: int
+    tiled: bool = False
 
     @property
     def values(self) -> int:
-        """Width of all value heads."""
+        """Width of all value heads together."""
         return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """Queries, keys and values side by side, which the convolution runs over."""
+        """Number of channels of the convolution: queries, keys and values side by side."""
         return 2 * self.key_heads * self.key_dim + self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Mixture-of-experts layers: a router chooses `used` of `count` gated MLPs for each token.
+
+    Attributes:
+        width: intermediate size of an expert.
+        shared: intermediate size of the gated MLP that every token passes beside them; 0 without one.
+        layers: which of the decoder's layers are such; others have an MLP.
+    """
+
+    count: int
+    used: int
+    width: int
+    shared: int
+    layers: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +134,16 @@ class TextConfig:
     Attributes:
         qkv_bias, o_bias: whether the attention's projections have biases.
         qk_norm: whether queries and keys are normed, head by head.
-        kinds: of each layer.
+        kinds: kind of each layer.
         window: tokens that a "sliding" layer sees, its own included; None without such layers.
         fused: whether the checkpoint stores queries, keys and values as one tensor, gate and up as another.
         max_position_embeddings: tokens that our engine runs; the checkpoint may allow more (`LongRope`).
-        linear: of the "linear" layers; None without such.
-        gated: whether the query matrix also makes a gate for what attention gives.
+        linear: sizes of the "linear" layers; None without such.
+        gated: whether the query matrix also makes a gate for attention's output.
         norm_offset: added to the weights of the norms; 1 where they are stored as their distance from 1.
         predictors: layers of the multi-token predictor that is loaded (`models/predictor.py`), each with keys
             and values of its own behind those of the decoder.
+        mixture: of the layers that are mixtures of experts; None without such.
     """
 
     hidden_size: int
@@ -144,24 +166,31 @@ class TextConfig:
     gated: bool = False
     norm_offset: float = 0.0
     predictors: int = 0
+    mixture: Mixture | None = None
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        """What a layer has in place of an MLP; the predictor's, behind the last, is like the last."""
+        if self.mixture is None:
+            return None
+        return self.mixture if self.mixture.layers[min(layer, self.num_layers - 1)] else None
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None for all."""
         return self.window if self.kinds[layer] == "sliding" else None
 
     def place_of(self, layer: int) -> int:
-        """Which one a layer is of those with keys and values, or of those with a state."""
+        """A layer's index among the layers with keys and values, or among those with a recurrent state."""
         linear = self.kinds[layer] == "linear"
         return sum((kind == "linear") == linear for kind in self.kinds[:layer])
 
     @property
     def kv_layers(self) -> int:
-        """Layers that keep keys and values, those of the predictor included."""
+        """Number of layers that keep keys and values, those of the predictor included."""
         return sum(kind != "linear" for kind in self.kinds) + self.predictors
 
     @property
     def linear_layers(self) -> int:
-        """Layers with a recurrent state."""
+        """Number of layers with a recurrent state."""
         return self.kinds.count("linear")
 
 
@@ -172,9 +201,9 @@ class VisionConfig:
     Attributes:
         window: side of a window in patches, outside of which a patch doesn't see; None where all blocks see
             a whole frame.
-        full_blocks: those that do all the same.
-        tokens_per_second: positions on the axis of time that a second of video takes; None where times
-            stand in the prompt as text.
+        full_blocks: indices of the blocks that see a whole frame all the same.
+        tokens_per_second: positions on the axis of time that a second of video takes; None where the prompt
+            has the times as text.
     """
 
     depth: int
@@ -207,7 +236,7 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class VisionTokens:
-    """Ids of the tokens that stand for a picture's or a video's encoding, and of those around them."""
+    """Ids of the placeholder tokens of pictures and videos, and of the tokens around them."""
 
     image: int
     video: int
@@ -227,10 +256,10 @@ class Fp8Blocks:
 class PackedInt4:
     """Pre-quantized weights of few bits: `group` columns of a row share a scale and a zero point.
 
-    Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
-    zero points, code 8 means 0. `offset`: what is added to stored zero points. `bits`: 4, or 8 of those of
-    `others`, which some matrices are stored in instead: which ones is what their shapes say. Of our own
-    format ("snugvl") those of the narrowest matrices; shapes say `bits` and `group` of each.
+    The files' tensors tell which matrices are stored so; others stay as they are. `symmetric`: files need no
+    zero points, code 8 means 0. `offset`: the number added to stored zero points. `bits`: 4; matrices stored
+    in `others` have 8, as their shapes tell. In our own format ("snugvl") `bits` and `group` are those of the
+    narrowest matrices; shapes tell each one's.
     """
 
     method: Literal["awq", "gptq", "compressed-tensors", "snugvl"]
@@ -242,17 +271,17 @@ class PackedInt4:
 
     @property
     def weights(self) -> IntegerPrecision:
-        """What the narrowest of its matrices are in memory."""
+        """The precision of its narrowest matrices in memory."""
         return integer_of(self.bits)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything the network needs to be built, as the checkpoint says it.
+    """Everything needed to build the network, as the checkpoint has it.
 
     `vision` and `vision_tokens` are both None for a model that only reads text. One that sees, but is served
-    without its tower (`--language-only`), keeps its tokens: no prompt may hold them. `predictor`: it says
-    that there is a multi-token predictor, which is loaded for who asks (`with_predictor`).
+    without its tower (`--language-only`), keeps its tokens: no prompt may hold them. `predictor`: whether the
+    checkpoint has a multi-token predictor, which is loaded on request alone (`with_predictor`).
     """
 
     architecture: str
@@ -265,7 +294,7 @@ class ModelConfig:
     predictor: bool = False
 
     def with_predictor(self) -> "ModelConfig":
-        """With its multi-token predictor loaded.
+        """The configuration with its multi-token predictor loaded.
 
         Raises:
             RequestError: it has none that our engine runs.
@@ -282,7 +311,7 @@ class ModelConfig:
 
 
 def no_predictor(model: str) -> RequestError:
-    """Why a model can't guess by its own predictor."""
+    """The error for `--speculation mtp` on a model without a predictor that our engine runs."""
     return RequestError(
         f"{model} has no multi-token predictor (tensors mtp.*, one layer) that speculation 'mtp' needs; "
         "use 'ngram', which needs nothing, or 'off'",

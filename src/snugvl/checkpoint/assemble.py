@@ -1,4 +1,4 @@
-"""From a configuration and headers, wherever they were read, to the facts that the planner works on."""
+"""Makes a model's facts, which the planner works on, of a configuration and headers."""
 
 import math
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 
 from snugvl.checkpoint.facts import FactSource, Material, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import describe, parse_config
-from snugvl.checkpoint.families.traits import Network
+from snugvl.checkpoint.families.traits import Expected, Network
 from snugvl.checkpoint.gguf_facts import gguf_facts
 from snugvl.checkpoint.gguf_network import ARCHITECTURE
 from snugvl.checkpoint.quantized import Packing, bits_of, check_whole, place, read_packing
@@ -34,7 +34,7 @@ def network_of(config: Mapping[str, Any], images: Mapping[str, Any] | None, wher
 def assemble(name: str, material: Material, network: Network | None = None) -> ModelFacts:
     """The facts of `material`; every tensor that the configuration asks for must be there, and whole.
 
-    `network`: the family's view of it, where it is known already.
+    `network`: the family's view of the configuration, where the caller has it already.
 
     Raises:
         CheckpointError: a tensor is missing or of another size than the configuration says.
@@ -69,7 +69,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
 def _classified(
     network: Network, packing: Packing | None, material: Material
 ) -> tuple[tuple[TensorFact, ...], bool]:
-    """The stored tensors, and whether all that no engine loads unasked is among them."""
+    """(facts of the stored tensors, whether all tensors that are loaded on request alone are among them)."""
     expected = {tensor.name: tensor for tensor in network.tensors}
     beside = {tensor.name: tensor for tensor in network.unloaded}
     held: dict[str, int] = defaultdict(int)
@@ -78,7 +78,8 @@ def _classified(
         plain = expected.get(tensor.name) if packing is None else None
         if plain is not None:  # most tensors of most models; the whole catalogue is read in one go
             held[plain.name] += math.prod(tensor.shape)
-            facts.append(TensorFact(tensor.name, plain.role, tensor.dtype, tensor.shape, tensor.nbytes))
+            shape = _as_meant(tensor, plain)
+            facts.append(TensorFact(tensor.name, plain.role, tensor.dtype, shape, tensor.nbytes))
             continue
         spot = place(network.canonical(tensor.name))
         known = expected.get(spot.of) or beside.get(spot.of)
@@ -92,7 +93,8 @@ def _classified(
                 eights.add(tensor.name.rpartition(".")[0])
         loaded = spot.of in expected or role == "lm_head"
         name = known.name if known and packing is None else tensor.name  # older files have other prefixes
-        facts.append(TensorFact(name, role, tensor.dtype, tensor.shape, tensor.nbytes, loaded))
+        shape = tensor.shape if known is None or spot.part != "plain" else _as_meant(tensor, known)
+        facts.append(TensorFact(name, role, tensor.dtype, shape, tensor.nbytes, loaded))
     if eights:
         facts = [
             fact._replace(role="scale8")
@@ -112,8 +114,14 @@ def _classified(
     return tuple(facts), beside.keys() <= held.keys()
 
 
+def _as_meant(tensor: Stored, known: Expected) -> tuple[int, ...]:
+    """Shape of a tensor, of all experts' matrices as they are multiplied: some files have them turned."""
+    turned = known.role == "expert" and sorted(tensor.shape) == sorted(known.shape)
+    return known.shape if turned else tensor.shape
+
+
 def _native_positions(material: Material) -> int | None:
-    """Tokens that the native engine runs, if it accepts the configuration."""
+    """Number of tokens that our own engine runs; None where it doesn't accept the configuration."""
     try:
         return parse_config(material.config, material.where).text.max_position_embeddings
     except CheckpointError:
@@ -121,7 +129,7 @@ def _native_positions(material: Material) -> int | None:
 
 
 def folder_material(folder: Path, *, source: FactSource = "folder", revision: str | None = None) -> Material:
-    """What a folder says of its model.
+    """Read configuration and headers of a checkpoint folder.
 
     Raises:
         CheckpointError: no config.json, no weights, or a file that is truncated or nonsense.
@@ -141,8 +149,8 @@ def folder_material(folder: Path, *, source: FactSource = "folder", revision: st
 def image_settings(documents: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The image processor's settings from the files that exist, or None.
 
-    transformers 5 saves them inside processor_config.json; what else that file says of images (the tokens of
-    one) is kept beside them.
+    transformers 5 saves them inside processor_config.json; that file's other fields about images (the tokens
+    of one) are kept beside them.
     """
     processor = documents.get(PROCESSOR, {})
     nested = processor.get("image_processor")

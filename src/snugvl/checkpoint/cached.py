@@ -1,7 +1,7 @@
 """Models in the local Hub cache: which there are, how large they are, and how one is removed.
 
-Layout: `store.py`. Another program may have put them there, so nothing is believed of names and links: only
-what lies in a model's own folder counts as its own, and only that is ever removed. But huggingface_hub keeps
+Layout: `store.py`. Another program may have put them there, so names and links aren't trusted: only the
+content of a model's own folder counts as its own, and only that is ever removed. But huggingface_hub keeps
 contents that models may share beside them all, and links to them from each model's folder:
 
     blobs/XX/HASH                               such a content, whose first two digits are XX
@@ -25,7 +25,7 @@ from snugvl.errors import CheckpointNotFound, InputError
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A model of the cache. `nbytes`: of all its contents on the disk, shared and begun ones included."""
+    """A model of the cache. `nbytes`: bytes of all its contents on disk, shared and partial ones included."""
 
     name: str
     folder: Path
@@ -34,14 +34,14 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What goes with some revisions of a model, and what stays.
+    """The removal of some revisions of a model: the files that go, and those that stay.
 
     Attributes:
         commits: the revisions that go.
         others: the revisions that stay.
         blobs: contents that nothing else uses.
-        nbytes: of these, but for what other models share.
-        whole: the folder goes, too, as nothing is left in it.
+        nbytes: bytes of these, without those that other models share.
+        whole: whether the folder goes as well, as nothing is left in it.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Removal:
 
 
 def cached() -> list[Cached]:
-    """Every model of the cache, by name. A cache that isn't there has none."""
+    """Every model of the cache, sorted by name; empty where there is no cache."""
     found = []
     for folder in _folders():
         name = repo_of(folder)
@@ -63,11 +63,11 @@ def cached() -> list[Cached]:
 
 
 def removal(model: str, *, revision: str | None = None, every: bool = False) -> Removal:
-    """What `remove` would do.
+    """Find what `remove` would remove.
 
     Args:
-        revision: branch, tag or commit; "main" without, or the only one there is.
-        every: all revisions, and begun downloads.
+        revision: branch, tag or commit; None for "main", or for the only one there is.
+        every: whether all revisions and partial downloads go.
 
     Raises:
         CheckpointNotFound: no such model, or revision, in the cache.
@@ -89,10 +89,10 @@ def removal(model: str, *, revision: str | None = None, every: bool = False) -> 
 
 
 def remove(what: Removal) -> None:
-    """Remove it. Links are removed, never followed.
+    """Remove files as `removal` found them. Links are removed, never followed.
 
     Raises:
-        OSError: the disk refuses; what was removed by then is gone.
+        OSError: the disk refuses; files removed by then are gone.
     """
     import logging
 
@@ -178,12 +178,12 @@ def _links_elsewhere(folder: Path) -> Iterator[Path]:
 
 
 def _place(path: Path) -> Path:
-    """A path whose folders are no links; where it leads itself is another matter."""
+    """The path with links in its folders resolved; the last part may be a link."""
     return path.parent.resolve() / path.name
 
 
 def _targets(commits: list[str], folder: Path) -> Iterator[Path]:
-    """The contents that revisions show."""
+    """The contents that the revisions' links lead to."""
     for commit in commits:
         for path in (folder / "snapshots" / commit).rglob("*"):
             if path.is_symlink():
@@ -191,7 +191,7 @@ def _targets(commits: list[str], folder: Path) -> Iterator[Path]:
 
 
 def _needed_elsewhere(folder: Path, gone: list[str]) -> Iterator[Path]:
-    """What revisions that stay show, those of other models included: contents may be shared."""
+    """Contents that remaining revisions link to, those of other models included: contents may be shared."""
     for other in _folders():
         commits = [path.name for path in _children(other / "snapshots")]
         yield from _targets([each for each in commits if other != folder or each not in gone], other)

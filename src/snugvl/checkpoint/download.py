@@ -1,4 +1,4 @@
-"""Downloading a model into the Hub cache: only what is needed, resumable, verified before it counts.
+"""Downloads a model into the Hub cache: only needed files, resumable, verified before they count.
 
     1. list     files, sizes and sha256 at one commit
     2. refuse   no room on the disk, or `fits` says no
@@ -41,11 +41,11 @@ Came = Callable[[int], None]
 
 
 class _Stopped(Exception):
-    """Ends a download in another thread. No error of the Hub's: those are tried again."""
+    """Ends a download in another thread. It is no error of the Hub's, as those are tried again."""
 
 
 class Watch(Protocol):
-    """Who shows how far it is."""
+    """Shows how far a download is."""
 
     def start(self, label: str, total_bytes: int) -> None: ...
 
@@ -64,7 +64,7 @@ class Unwatched:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A model that is complete on this machine. `fetched_bytes`: what this call had to fetch."""
+    """A model that is complete on this machine. `fetched_bytes`: bytes that this call fetched."""
 
     folder: Path
     commit: str
@@ -123,7 +123,8 @@ def pull(
 
 
 def _objection(model: str, hub: Hub, listing: Listing, fits: Fits) -> str | None:
-    """What `fits` says; nothing about a model that the plan can't read, which another engine may run."""
+    """The objection of `fits`, or None; also None for a model that the plan can't read: another engine may
+    run it."""
     try:
         facts = assemble(model, hub.material(listing))
     except CheckpointError:
@@ -132,7 +133,7 @@ def _objection(model: str, hub: Hub, listing: Listing, fits: Fits) -> str | None
 
 
 def _fetch_weights(hub: Hub, listing: Listing, store: Store, watch: Watch) -> dict[str, str]:
-    """Fetch and verify every file whose content the Hub names by sha256; these names."""
+    """Fetch and verify every file whose sha256 the Hub gives; returns the contents' names by file."""
     files = [file for file in wanted(listing) if file.sha256]
     watch.start("downloading", sum(file.size for file in files))
     stop = Event()
@@ -146,13 +147,13 @@ def _fetch_weights(hub: Hub, listing: Listing, store: Store, watch: Watch) -> di
 
 
 def _fetch_small(hub: Hub, listing: Listing, store: Store) -> dict[str, str]:
-    """Fetch every other file; the names of their contents, which we work out."""
+    """Fetch every other file; returns the contents' names by file, which are computed here."""
     files = [file for file in wanted(listing) if not file.sha256]
     return _together(lambda file: _fetch_one_small(hub, listing, file, store), files, Event())
 
 
 def _together(fetch: Callable[[RemoteFile], str], files: list[RemoteFile], stop: Event) -> dict[str, str]:
-    """The contents' names by file, several fetched at a time; the first that fails stops the others."""
+    """Fetch several files at a time; returns their contents' names. The first failure stops the others."""
     pool = ThreadPoolExecutor(WORKERS)
     try:
         futures = {file.name: pool.submit(fetch, file) for file in files}
@@ -166,7 +167,7 @@ def _together(fetch: Callable[[RemoteFile], str], files: list[RemoteFile], stop:
 
 
 def _fetch_one_small(hub: Hub, listing: Listing, file: RemoteFile, store: Store) -> str:
-    """One small file, unless its content is here already and whole."""
+    """Fetch one small file unless its content is here, whole; returns the content's name."""
     here = store.blob(file.blob_id) if file.blob_id else None
     if (
         here is not None
@@ -188,7 +189,7 @@ def _fetch_one_small(hub: Hub, listing: Listing, file: RemoteFile, store: Store)
 
 
 def _fetch(hub: Hub, listing: Listing, file: RemoteFile, store: Store, came: Came) -> str:
-    """One file: continue its .part, check its hash, then give it its name."""
+    """Fetch one file: continue its .part, check its hash, then give it its name, which is returned."""
     from filelock import FileLock, Timeout
 
     where, name = f"{listing.repo}/{file.name}", str(file.sha256)
@@ -211,10 +212,10 @@ def _fetch(hub: Hub, listing: Listing, file: RemoteFile, store: Store, came: Cam
 
 
 def _whole(where: str, blob: Path, file: RemoteFile) -> bool:
-    """Whether a complete file has the content of its name.
+    """Whether a complete file has the hash of its name.
 
     Raises:
-        CheckpointError: it has, but not the size of the listing, which is wrong then.
+        CheckpointError: it has, but the listing says another size, and so is wrong.
     """
     with blob.open("rb") as stream:
         if sha256_in(stream) != file.sha256:
@@ -230,8 +231,8 @@ def _whole(where: str, blob: Path, file: RemoteFile) -> bool:
 def _fill(hub: Hub, listing: Listing, file: RemoteFile, part: BinaryIO, have: int, came: Came) -> None:
     """Complete `part`, of which `have` bytes are from an earlier run, and verify it.
 
-    If those were wrong, all of it is fetched once more, over them. What came in this run alone is emptied if
-    it is wrong: that is the server's doing, and the next attempt starts clean.
+    If the earlier bytes were wrong, all of it is fetched once more, over them. If all came in this run and is
+    wrong, the part is emptied: the server is at fault, and the next attempt starts clean.
 
     Raises:
         CheckpointError: the content is not what the Hub says it is.
@@ -285,7 +286,7 @@ def _resume(hub: Hub, listing: Listing, file: RemoteFile, part: BinaryIO, have: 
 
 
 def _held(store: Store, file: RemoteFile) -> int:
-    """Bytes of a file that are on this machine already."""
+    """Number of bytes of a file that are on this machine already."""
     name = file.sha256 or file.blob_id
     return store.held(name) if name else 0
 
@@ -305,7 +306,7 @@ def _check_room(model: str, missing: int) -> None:
 
 @contextmanager
 def _storing(model: str) -> Iterator[None]:
-    """Turns a disk that is full after all, or can't be written, into one line."""
+    """Turn errors of a full or unwritable disk, within the block, into an error of one line."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,5 @@
-"""What was read of a checkpoint, wherever it was, and what the planner knows of a model, whatever its family:
-tensors, KV layout, image-token rule.
+"""Facts of a model for the planner, the same for every family (tensors, KV layout, image-token rule), and the
+material of a checkpoint that they are made of.
 
 Read from `config.json`, the preprocessor's configuration and safetensors headers, never from weights.
 The native engine's own, stricter view of what it runs is `architecture.ModelConfig`.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from snugvl.checkpoint.architecture import Mixture
 from snugvl.core.formats import StoredPrecision
 
 Role = Literal[
@@ -24,7 +25,7 @@ class TensorFact(NamedTuple):
     """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales;
     "scale8": those of an 8-bit one among 4-bit ones.
 
-    `loaded` False: stored, but no network has it (old rotary tables), or none unasked (Qwen3.5's mtp.*): it
+    `loaded` False: stored, but not loaded (old rotary tables), or on request alone (Qwen3.5's mtp.*): it
     costs disk only.
     """
 
@@ -38,12 +39,12 @@ class TensorFact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """Keys and values of one decoder layer. `window`: tokens it looks back, or None for all.
+    """Memory that one decoder layer keeps of a sequence. `window`: tokens it looks back, or None for all.
 
-    `state_bytes`: constant bytes per sequence of a layer with a recurrent state instead of (or beside) KV;
-    `state_values`: the part of the state that is kept in the cache's own format, in values. `projected`,
-    `values`: columns that a linear or gated layer makes of a token at once, and those that attention gives;
-    0 for plain attention, where they follow from the heads. `value_heads`: of a linear layer.
+    `state_bytes`: constant bytes a sequence of a layer with a recurrent state instead of (or beside) KV;
+    `state_values`: values of the state that are kept in the cache's own format. `projected`, `values`:
+    columns of a linear or gated layer's projections of a token, and of its attention's output; 0 for plain
+    attention, where they follow from the heads. `value_heads`: number of them in a linear layer.
     """
 
     kv_heads: int
@@ -62,11 +63,12 @@ class KVLayer:
 
     @property
     def channels(self) -> int:
-        """Columns of a recurrent layer that its convolution runs over."""
+        """Number of columns of a recurrent layer that its convolution runs over."""
         return self.projected - self.values
 
     def token_values(self, gpus: int = 1) -> int:
-        """Values of one token's keys and values on one of `gpus`; fewer heads than GPUs are on several."""
+        """Number of values of a token's keys and values on one of `gpus` GPUs; heads fewer than these are
+        kept on several."""
         return 2 * -(-self.kv_heads // gpus) * self.head_dim
 
     def state(self, itemsize: int) -> int:
@@ -76,7 +78,11 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The decoder. `experts_used`: of a token, in a layer that is a mixture of experts; 0 without experts."""
+    """The decoder.
+
+    `experts_used`: of a token, in a layer that is a mixture of experts; 0 without experts. `mixture`: sizes
+    of those layers, where the configuration says them.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -86,6 +92,7 @@ class TextFacts:
     max_position_embeddings: int
     kv_layers: tuple[KVLayer, ...]
     experts_used: int = 0
+    mixture: Mixture | None = None
 
 
 class ImageRule(Protocol):
@@ -128,15 +135,16 @@ class VisionFacts:
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """What a GGUF has beside.
+    """Facts that only a GGUF has.
 
     Attributes:
-        file_type: "Q4_K_M", …
-        deepstack: embeddings of a picture's token beyond the first, one for each of the first layers.
-        file, projector: the first part and the mmproj on this machine, or "".
-        levels: blocks of the tower after which a deepstack merger stands.
+        file_type: quantisation, such as "Q4_K_M".
+        deepstack: number of embeddings of a picture's token beyond the first, each for one of the layers.
+        file, projector: paths of the first part and the mmproj on this machine, or "".
+        levels: indices of the tower's blocks after which a deepstack merger stands.
         why_not: why our own engine doesn't run it, or "".
-        unlike: of an mmproj beside it that doesn't fit, as a sentence, or "".
+        unlike: why an mmproj beside it doesn't belong to it, as a sentence, or "".
+        kept: keys, values and states of each layer on our own engine; empty where it doesn't run it.
     """
 
     file_type: str
@@ -146,6 +154,7 @@ class GgufFacts:
     levels: tuple[int, ...] = ()
     why_not: str = ""
     unlike: str = ""
+    kept: tuple[KVLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +162,20 @@ class ModelFacts:
     """One checkpoint.
 
     Attributes:
-        name: Hub id or folder as the user said it.
+        name: Hub id or folder as the user gave it.
         family: "qwen3_vl", "qwen2_5_vl", "llama", …
         tensors: every stored tensor, header order.
         tied: lm_head is the embedding; a stored lm_head is then not loaded.
-        quantization: precision as stored, or None for plain weights; of our own format what its narrowest
-            matrices are.
-        download_bytes: weight files and the small files beside them.
-        native: our own engine runs it.
-        own: it is in our own format, as our engine holds it, which no other reads.
-        gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
+        quantization: precision as stored, or None for plain weights; in our own format that of the narrowest
+            matrices.
+        download_bytes: bytes of weight files and of the small files beside them.
+        native: whether our own engine runs it.
+        own: whether it is in our own format, which no other engine reads.
+        gguf: facts that only a GGUF has; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
             checkpoint allows (LongRoPE beyond its original context).
         predictor: keys and values of the multi-token predictor that the files carry, all of it; or None.
-        predicts: it is loaded, too.
+        predicts: whether the predictor is loaded.
     """
 
     name: str
@@ -188,7 +197,7 @@ class ModelFacts:
     predicts: bool = False
 
     def with_predictor(self) -> "ModelFacts":
-        """With its multi-token predictor loaded, if it has one."""
+        """The facts with the multi-token predictor loaded, if there is one."""
         if self.predictor is None or self.predicts:
             return self
         tensors = tuple(
@@ -200,7 +209,7 @@ class ModelFacts:
 
     @property
     def elements(self) -> int:
-        """Stored elements, as the Hub counts them (a tied head that is stored all the same included)."""
+        """Number of stored elements, as the Hub counts them, a tied head included where it is stored."""
         return sum(prod(tensor.shape) for tensor in self.tensors)
 
 
@@ -215,10 +224,10 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What was read of a checkpoint.
+    """Raw material read of a checkpoint: configuration, image settings and headers.
 
     Attributes:
-        where: the folder or the Hub id, for errors.
+        where: the folder or the Hub id, named in errors.
         config: config.json, or a GGUF's metadata.
         images: the image processor's settings, or the metadata of a GGUF's mmproj; None where there are none.
         download_bytes: weight files and the small files beside them.

@@ -59,12 +59,12 @@ Read = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a file says of itself.
+    """The header of a GGUF file.
 
     Attributes:
-        values: metadata by key; of a long array, such as the vocabulary, only its length (`Items`).
-        tensors: in the file's order, rows first as elsewhere; dtypes as ggml calls them.
-        offsets: where the data of each begins, from the start of the file.
+        values: metadata by key; a long array, such as the vocabulary, is only its length (`Items`).
+        tensors: tensors in the file's order, rows first as elsewhere; dtypes as ggml calls them.
+        offsets: byte at which the data of each tensor begins, from the start of the file.
     """
 
     where: str
@@ -74,11 +74,11 @@ class GgufHeader:
 
 
 class Items(int):
-    """How many items an array has that was skipped."""
+    """Number of items of an array that was skipped."""
 
 
 def read_gguf(path: Path, keep: Collection[str] = ()) -> GgufHeader:
-    """The header of a file on this machine. `keep`: keys of arrays that are wanted whole, however long.
+    """Read the header of a file on this machine. `keep`: keys of arrays that are wanted whole, however long.
 
     Raises:
         CheckpointError: names the file, and what is wrong.
@@ -98,7 +98,7 @@ def read_gguf(path: Path, keep: Collection[str] = ()) -> GgufHeader:
 
 
 def parse_gguf(where: str, size: int, read: Read, keep: Collection[str] = ()) -> GgufHeader:
-    """The header of a file of `size` bytes that `read` reads, every entry checked against that size.
+    """Parse the header of a file of `size` bytes that `read` reads, every entry checked against that size.
 
     Raises:
         CheckpointError, UnsupportedModel: as `read_gguf`.
@@ -107,7 +107,7 @@ def parse_gguf(where: str, size: int, read: Read, keep: Collection[str] = ()) ->
 
 
 class _Parser:
-    """A place in a header, of which more is read as it is needed."""
+    """A position in a header, which is read on as it is needed."""
 
     def __init__(self, where: str, size: int, read: Read, keep: Collection[str]) -> None:
         self.where, self.size, self.read, self.keep = where, size, read, keep
@@ -184,7 +184,7 @@ class _Parser:
         return self.take(self.length(most)).decode("utf-8", "replace")
 
     def skip_texts(self, count: int) -> None:
-        """Past so many strings; vocabularies have hundreds of thousands, so this is quicker than `text`."""
+        """Skip `count` strings, quicker than `text` reads them: vocabularies have hundreds of thousands."""
         read, at, data = struct.Struct("<Q").unpack_from, self.at, self.data
         for _ in range(count):
             if at + 8 > len(data):
@@ -226,7 +226,7 @@ class _Parser:
         return _NUMBERS[kind]
 
     def tensor(self) -> tuple[Stored, int]:
-        """An entry, and where its data begins."""
+        """Read a tensor's entry: (the tensor, the byte where its data begins, from the start of the data)."""
         name = self.text(MAX_NAME)
         where = f"{self.where}: tensor {plain(name)}"
         dimensions = self.number("<I")

@@ -1,4 +1,4 @@
-"""GGUF models on this machine, wherever a program has put them: found, and read in place, never changed.
+"""Finds GGUF models on this machine, wherever a program has put them; they are read in place, never changed.
 
 FOLDER/model-Q4_K_M.gguf                    with its parts and the mmproj beside it (`listing.py`)
 owner/name:Q4_K_M, hf:owner/name:Q4_K_M     in the Hub cache: repository and quantisation, as for
@@ -38,7 +38,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 class GgufFiles:
     """The files of one model, the first part first; `projector`: its mmproj, or None.
 
-    `unlike`: of an mmproj that lies beside it and doesn't fit, as a sentence, or "".
+    `unlike`: why an mmproj beside it doesn't belong to it, as a sentence, or "".
     """
 
     parts: tuple[Path, ...]
@@ -47,7 +47,7 @@ class GgufFiles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all files together."""
         return sum(path.stat().st_size for path in (*self.parts, *filter(None, [self.projector])))
 
 
@@ -59,8 +59,8 @@ def repository(model: str) -> tuple[str, str] | None:
 
 
 def hub_id(model: str) -> str:
-    """The id, with the quantisation of a GGUF, of a page's or file's address at the Hub; other names as they
-    are, and addresses of other branches than main."""
+    """The id in the address of a page or file at the Hub, with the quantisation of a GGUF. Other names, and
+    addresses of branches other than main, are returned as they are."""
     found = _PAGE.fullmatch(model.strip())
     if found is None:
         return model
@@ -89,7 +89,7 @@ def gguf_files(model: str) -> GgufFiles | None:
     firsts = sorted(file for file in path.glob(f"*{SUFFIX}") if is_first(file.name))
     if len(firsts) > 1:
         names = ", ".join(file.name for file in firsts[:5])
-        raise CheckpointNotFound(f"{model} has several models ({names}); name the file")
+        raise CheckpointNotFound(f"{model} has several models ({names}); name one file: {firsts[0]}")
     return _beside(firsts[0]) if firsts else None
 
 
@@ -119,13 +119,13 @@ def _beside(path: Path) -> GgufFiles:
 
 
 def _width(path: Path, key: str) -> Any:
-    """Values of an embedding: a tower belongs to a model that takes what it gives."""
+    """Width of an embedding at `key`, by which a tower is matched with a model; None where unknown."""
     values = read_gguf(path).values
     return values.get(key.format(values.get("general.architecture")))
 
 
 def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
-    """Files of the newest snapshot that has them; llama.cpp and others put theirs there, too."""
+    """The files of the newest snapshot that has them; llama.cpp and others also download into this cache."""
     folder = repo_folder(repo) / "snapshots"
     for snapshot in sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
         names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(f"*{SUFFIX}")]
@@ -141,14 +141,14 @@ def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
 
 
 def hub_models() -> Iterator[str]:
-    """What the Hub cache has of GGUF repositories, as `owner/name:QUANT`."""
+    """The GGUF models of the Hub cache, as `owner/name:QUANT`."""
     for folder in sorted(hub_cache().glob(f"{REPO_PREFIX}*--*")):
         names = {path.name for path in folder.glob(f"snapshots/**/*{SUFFIX}") if is_first(path.name)}
         yield from (f"{repo_of(folder)}:{quant_of(name)}" for name in sorted(names))
 
 
 def ollama_models() -> Iterator[str]:
-    """What Ollama has here, as `ollama:name:tag`."""
+    """The models that Ollama has on this machine, as `ollama:name:tag`."""
     for path in sorted((_ollama_folder() / "manifests").glob("*/*/*/*")):
         owner, name, tag = path.parts[-3:]
         if path.is_file():
@@ -164,7 +164,7 @@ def lm_studio_models() -> Iterator[str]:
 
 
 def _ollama_folder() -> Path:
-    """OLLAMA_MODELS, the user's, or that of Ollama's service on Linux."""
+    """Ollama's folder of models: OLLAMA_MODELS, the user's, or that of its service on Linux."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
         return Path(chosen).expanduser()
     mine, service = Path("~/.ollama/models").expanduser(), Path("/usr/share/ollama/.ollama/models")
@@ -203,7 +203,7 @@ def _digests(manifest: Path) -> dict[str, str]:
 
 
 def file_material(where: str, files: GgufFiles) -> Material:
-    """What the headers of files on this machine say.
+    """Read the headers of files on this machine.
 
     Raises:
         CheckpointError, UnsupportedModel: as `read_gguf`; parts that don't belong together.
@@ -223,10 +223,10 @@ def header_material(
     nbytes: int,
     revision: str | None = None,
 ) -> Material:
-    """The parts together; the first one has the metadata.
+    """The material of all parts together; the first one has the metadata.
 
     Raises:
-        CheckpointError: a tensor stands twice, or there are fewer than the first part says.
+        CheckpointError: a tensor is there twice, or there are fewer than the first part says.
     """
     values: dict[str, Any] = dict(headers[0].values)
     tensors = [each for header in (*headers, *filter(None, [tower])) for each in header.tensors]

@@ -1,4 +1,4 @@
-"""A GGUF as the small files of a checkpoint folder, which our own engine reads as any other's.
+"""A GGUF as the small files of a checkpoint folder, which our own engine reads like any other folder.
 
     $XDG_CACHE_HOME/snugvl/gguf/HASH/     config.json, tokenizer.json, …, and gguf.json: where the weights are
 
@@ -43,7 +43,7 @@ _unkept: Final[dict[str, Scratch]] = {}  # of this process, by the name of a fol
 
 
 def folder_of(files: GgufFiles) -> Path:
-    """The folder of a model, made where it isn't there.
+    """The folder that stands for a GGUF, made where it isn't there.
 
     Raises:
         CheckpointError: a file is broken, or a part is missing.
@@ -103,7 +103,7 @@ def documents_of(files: GgufFiles) -> dict[str, Mapping[str, Any]]:
 
 
 def read_weights(folder: Path) -> dict[str, TensorEntry]:
-    """All tensors of a checkpoint folder; of one that stands for a GGUF, by our network's names.
+    """All tensors of a checkpoint folder by name; those of a folder for a GGUF by our network's names.
 
     Raises:
         CheckpointError: a file is broken or gone.
@@ -119,7 +119,7 @@ def read_weights(folder: Path) -> dict[str, TensorEntry]:
 
 
 def _factors(headers: Sequence[GgufHeader]) -> list[float] | None:
-    """The divisors of the rotary frequencies, where a file has some."""
+    """The divisors of the rotary frequencies, or None where no file has any."""
     entry = next((each for each in placed(headers) if each.name == FACTORS), None)
     if entry is None:
         return None

@@ -25,6 +25,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_MARKED_WORDS = _WORDS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
@@ -37,6 +38,7 @@ _CUTS: "Final[Mapping[str, Cut]]" = {  # by llama.cpp's names
     "gpt-2": (None, [{**_BYTES, "use_regex": True}], False),
     "smollm": (None, [{"type": "Digits", "individual_digits": True}, {**_BYTES, "use_regex": True}], False),
     "qwen2": ("NFC", _split(_WORDS % ""), False),
+    "qwen35": ("NFC", _split(_MARKED_WORDS % ""), False),
     "llama-bpe": (None, _split(_WORDS % "{1,3}"), True),
 }
 
@@ -46,7 +48,7 @@ Cut = tuple[str | None, list[dict[str, Any]], bool]
 
 
 def cut_of(section: Section) -> Cut:
-    """How text is cut.
+    """How text is cut before byte pairs are merged.
 
     Raises:
         UnsupportedModel: a kind of vocabulary, or a cut, that isn't known.
@@ -61,9 +63,9 @@ def cut_of(section: Section) -> Cut:
 
 
 def tokenizer_files(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """The small files of a checkpoint folder that the metadata stands for, by name.
+    """The tokenizer's small files of a checkpoint folder, made from the metadata, by file name.
 
-    `values`: with the arrays of `KEPT`.
+    `values`: the metadata, with the arrays of `KEPT`.
 
     Raises:
         CheckpointError: an array is missing or nonsense.
@@ -100,7 +102,7 @@ def _document(
     cut: Cut,
     framed: str | None,
 ) -> dict[str, Any]:
-    """`tokenizer.json`. `framed`: what stands before a whole text."""
+    """The content of `tokenizer.json`. `framed`: tokens that come before a whole text."""
     normaliser, steps, whole = cut
     vocab = {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED}
     if len(vocab) < sum(kind != _UNUSED for kind in kinds):
@@ -133,7 +135,7 @@ def _document(
 
 
 def _merges(section: Section) -> list[list[str]]:
-    """Pairs of tokens. None of them holds a space: in a byte-level vocabulary that is another character."""
+    """The merges as pairs of tokens. No token holds a space: byte-level vocabularies write it otherwise."""
     pairs = [merge.split(" ") for merge in _texts(section, MERGES)]
     wrong = next((pair for pair in pairs if len(pair) != 2), None)
     if wrong is not None:

@@ -1,9 +1,9 @@
-"""What a model is, asked of the Hub: sizes, small JSON files and headers of weights by range requests.
+"""Asks the Hub about a model: sizes, small JSON files, and headers of weights by range requests.
 
-Never the weights: a server that ignores ranges, and would send gigabytes, is left at once. huggingface_hub
-reads listings, headers, errors and the bodies of redirects whole, however long they are: so only the session
-is its own (proxies, certificates, saved tokens), and the requests are made here. Every answer is bounded,
-every failure is one line, and nothing is believed before it is checked (`listing.py`).
+Weights are never read here: the connection to a server that ignores ranges is closed at once.
+huggingface_hub reads listings, headers, errors and the bodies of redirects whole, however long they are: so
+only the session is its own (proxies, certificates, saved tokens), and the requests are made here. Every
+answer is bounded, every failure is one line, and nothing is trusted before it is checked (`listing.py`).
 """
 
 import json
@@ -49,23 +49,23 @@ MAX_REDIRECTS = 10
 
 
 class HubUnreachable(CheckpointError):
-    """No network, no answer in time, or a Hub in trouble: what is known without it may still serve."""
+    """No network, no answer in time, or an error of the Hub; facts from caches may do instead."""
 
 
 class HubRefused(CheckpointError):
-    """The repository is gated or private, and we may not read it."""
+    """The repository is gated or private, and the user's token may not read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where to ask. `timeout`: seconds without a byte; `deadline`: seconds for one answer."""
+    """Access to the Hub. `timeout`: seconds without a byte; `deadline`: seconds for one answer."""
 
     timeout: float = 10.0
     deadline: float = 60.0
 
     @property
     def endpoint(self) -> str | None:
-        """From HF_ENDPOINT, or huggingface_hub's own."""
+        """The Hub's address: from HF_ENDPOINT, or huggingface_hub's own."""
         return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
     def listing(self, repo: str, revision: str | None = None) -> Listing:
@@ -74,7 +74,7 @@ class Hub:
         Raises:
             CheckpointNotFound: no such model or revision, or a private one.
             CheckpointError: a name, a hash or a size in it that can't be one.
-            HubRefused, HubUnreachable: as they say.
+            HubRefused, HubUnreachable: it can't be read, or the Hub can't be reached.
         """
         from huggingface_hub import constants
 
@@ -123,7 +123,8 @@ class Hub:
         return Material(listing.repo, "hub", listing.commit, config, images, tensors, size)
 
     def _gguf_material(self, listing: Listing) -> Material:
-        """Headers of the parts of one quantisation and of its mmproj, in pieces: none tells its length."""
+        """Headers of the parts of one quantisation and of its mmproj, read in pieces of growing size, as a
+        header doesn't tell its length."""
         parts, projector = gguf_parts(listing)
         tower = None if projector is None else self._gguf_header(listing, projector)
         return header_material(
@@ -153,7 +154,7 @@ class Hub:
         raise UnsupportedModel(f"{listing.repo} has no {SINGLE}; only safetensors weights are read")
 
     def _tensors(self, listing: Listing, weights: list[str]) -> list[Stored]:
-        """Tensors of all weight files, several asked for at a time; the first that is wrong ends it."""
+        """Tensors of all weight files; several headers are fetched at a time, and the first error ends it."""
         pool, parsing, seen = ThreadPoolExecutor(min(CONNECTIONS, len(weights))), Lock(), [0]
 
         def read_one(name: str) -> list[Stored]:
@@ -201,7 +202,7 @@ class Hub:
         return data[8 : 8 + length], size
 
     def small_file(self, listing: Listing, file: RemoteFile) -> bytes:
-        """A small file whole.
+        """The content of a small file.
 
         Raises:
             CheckpointError: it is longer than its listing says.
@@ -210,7 +211,7 @@ class Hub:
 
     @contextmanager
     def pieces(self, listing: Listing, file: RemoteFile, have: int) -> Iterator[Iterator[bytes]]:
-        """Bytes `have`… of a file as they come, at most those that the listing says are left.
+        """Bytes of a file from byte `have` on, as they come, no more than the listing says are left.
 
         Raises:
             HubUnreachable: the connection broke.
@@ -240,7 +241,7 @@ class Hub:
     def _fetch(
         self, listing: Listing, name: str, span: tuple[int, int] | None, *, limit: int = MAX_JSON_BYTES
     ) -> tuple[bytes, int]:
-        """Bytes `span` (both ends included) of a file, or a small file whole; and the file's size."""
+        """(bytes `span` of a file, both ends included, or a small file whole; the file's size)."""
         where = f"{listing.repo}/{name}"
         headers = self._headers()
         if span is not None:
@@ -255,7 +256,7 @@ class Hub:
 
 
 def _bounded(where: str, pieces: Iterator[bytes], skip: int, left: int) -> Iterator[bytes]:
-    """What comes, without its first `skip` bytes, which a server without ranges sends once more."""
+    """The pieces without their first `skip` bytes, which a server without ranges sends again."""
     total = left
     for piece in pieces:
         rest = piece[min(skip, len(piece)) :]
@@ -270,7 +271,7 @@ def _bounded(where: str, pieces: Iterator[bytes], skip: int, left: int) -> Itera
 
 
 def _size(content_range: str | None, where: str) -> int:
-    """The whole file's size, which only an answer to a range request tells."""
+    """The whole file's size in bytes, from the `Content-Range` of an answer to a range request."""
     total = (content_range or "").rpartition("/")[2]
     if not total.isdecimal() or not total.isascii() or len(total) > 16:
         raise CheckpointError(
@@ -284,7 +285,7 @@ def _size(content_range: str | None, where: str) -> int:
 def _asking(where: str, url: str, headers: dict[str, str], timeout: float) -> Iterator[Any]:
     """The answer to a GET, redirects followed, its body not read yet.
 
-    The token stays with the host that it is for: the session takes it out of what goes to another one.
+    The token is sent to the Hub's host alone: the session drops it from requests to other hosts.
 
     Raises:
         CheckpointError: in one line about `where`; also for what breaks while the body is read.
@@ -329,7 +330,7 @@ def _read(where: str, answer: Any, limit: int, seconds: float) -> bytes:
 
 @contextmanager
 def _speaking(what: str) -> Iterator[None]:
-    """Turns every way in which a conversation with the Hub fails into one line about `what`."""
+    """Turn every failure of a request to the Hub within the block into an error of one line about `what`."""
     import httpx2
     from huggingface_hub import errors
 
@@ -350,10 +351,10 @@ def _speaking(what: str) -> Iterator[None]:
 
 
 def _check(what: str, answer: Any) -> None:
-    """Refuse an answer that isn't what was asked for, without reading what it says about it.
+    """Refuse an answer with an error status, without reading its body.
 
     Raises:
-        CheckpointNotFound, HubRefused, HubUnreachable, CheckpointError: as its status and X-Error-Code say.
+        CheckpointNotFound, HubRefused, HubUnreachable, CheckpointError: by its status and X-Error-Code.
     """
     status, code = answer.status_code, answer.headers.get("X-Error-Code")
     if status in (200, 206):

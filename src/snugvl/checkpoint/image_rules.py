@@ -1,4 +1,4 @@
-"""From an image's size to prompt tokens and vision patches, each family's own way, equal to transformers'.
+"""Rules from an image's size to its prompt tokens and vision patches, one a family, equal to transformers'.
 
 `max_pixels` lowers the checkpoint's limit where the family has one: the scaled area (Qwen), the area of all
 tiles (InternVL), the square of the longest side (SmolVLM). Gemma 3 always works on one fixed square.
@@ -27,11 +27,11 @@ class SmartResize:
         return self.patch_size * self.merge_size
 
     def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Prompt tokens: patches / merge_size²."""
+        """Number of prompt tokens: patches / merge_size²."""
         return self.patches(width, height, max_pixels) // self.merge_size**2
 
     def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Patches of the vision tower.
+        """Number of patches of the vision tower.
 
         Raises:
             ImageError: one side is more than 200 times the other.
@@ -84,11 +84,11 @@ class _Tiled(ABC):
         """Tiles of the image, the thumbnail included."""
 
     def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles · tokens of a tile."""
+        """Number of prompt tokens: tiles · tokens of a tile."""
         return self.tiles(width, height, max_pixels) * self.tokens_per_tile
 
     def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles · patches of a tile (without InternVL's class token)."""
+        """Number of patches: tiles · patches of a tile (without InternVL's class token)."""
         return self.tiles(width, height, max_pixels) * (self.side // self.patch_size) ** 2
 
 
@@ -104,12 +104,12 @@ class TilesAndThumbnail(_Tiled):
 
     @property
     def min_pixels(self) -> int:
-        """One tile."""
+        """Pixels of one tile."""
         return self.side**2 * self.min_tiles
 
     @property
     def max_pixels(self) -> int:
-        """All tiles, without the thumbnail."""
+        """Pixels of all tiles, without the thumbnail."""
         return self.side**2 * self.max_tiles
 
     def tiles(self, width: int, height: int, max_pixels: int | None = None) -> int:
@@ -122,7 +122,7 @@ class TilesAndThumbnail(_Tiled):
 
 @dataclass(frozen=True, slots=True)
 class ScaledTiles(_Tiled):
-    """SmolVLM (Idefics 3): the longest side is scaled, up too, to `longest`; `side`² tiles and a thumbnail.
+    """SmolVLM (Idefics 3): the longest side is scaled, also up, to `longest`; `side`² tiles and a thumbnail.
 
     Source: `get_number_of_image_patches` of transformers' Idefics3ImageProcessor. `split` False: one tile.
     """
@@ -132,7 +132,7 @@ class ScaledTiles(_Tiled):
 
     @property
     def min_pixels(self) -> int:
-        """The smallest limit that changes anything: one tile."""
+        """The smallest limit that has an effect: the pixels of one tile."""
         return self.side**2
 
     @property
@@ -163,7 +163,7 @@ def _limit(own: int, wished: int | None, least: int) -> int:
 
 
 def _canvas(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """Columns and rows of the nearest aspect; of equally near ones the larger if the image fills half."""
+    """(columns, rows) of the nearest aspect; among equally near ones the larger if the image fills half."""
     grids = sorted(
         (
             (columns, rows)

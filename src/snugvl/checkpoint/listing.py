@@ -1,12 +1,12 @@
-"""What a repository has: its listing and index of weights, checked before a name becomes a path or request.
+"""A repository's listing and index of weights, checked before any name becomes a path or a request.
 
-Whoever answers at HF_ENDPOINT chooses these values, so none of them may lead out of the Hub cache, stand for
-another file, or write to a terminal. Every refusal is one line with the value in it.
+The server at HF_ENDPOINT chooses these values, so none may lead out of the Hub cache, stand for another file,
+or control a terminal. Every refusal is one line with the value in it.
 
 Names of GGUF files say which are parts of one model, which quantisation they have, and which is the mmproj:
 
 model-Q4_K_M.gguf                one file, or model-Q4_K_M-00001-of-00003.gguf and the others
-mmproj-model-F16.gguf            its vision tower; of several the one named most like it, in 16 bits
+mmproj-model-F16.gguf            its vision tower; among several the one named most like it, in 16 bits
 """
 
 import re
@@ -44,8 +44,8 @@ class RemoteFile:
     """One file of a repository.
 
     Attributes:
-        sha256: of its content, known for what is stored as LFS (the weights).
-        blob_id: git's name of its content; known for the others, where a mirror tells it.
+        sha256: hash of its content, known for files that are stored as LFS (the weights).
+        blob_id: git's hash of its content, known for the others where the server tells it.
     """
 
     name: str
@@ -56,7 +56,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository at one commit. `quant`: of its GGUF files those of one quantisation are meant."""
+    """A repository at one commit. `quant`: the quantisation whose GGUF files are meant; None without any."""
 
     repo: str
     commit: str
@@ -65,7 +65,7 @@ class Listing:
 
     @property
     def name(self) -> str:
-        """As `llama-server -hf` has it where a quantisation is meant."""
+        """The model's name: the id, with the quantisation, as for `llama-server -hf`, where one is meant."""
         return self.repo if self.quant is None else f"{self.repo}:{self.quant}"
 
 
@@ -75,12 +75,13 @@ def is_commit(value: object) -> bool:
 
 
 def is_repo(value: str) -> bool:
-    """Whether `value` has the characters of owner/name, and neither is a way to another folder."""
+    """Whether `value` has the form owner/name, in characters of the Hub's ids, and leads to no other
+    folder."""
     return _REPO.fullmatch(value) is not None and not {"..", "."} & set(value.split("/"))
 
 
 def _hash_of(value: object, kind: str, digits: int, where: str) -> str:
-    """A hash, which names a file or a folder of the cache.
+    """Check a hash, which names a file or a folder of the cache, and return it.
 
     Raises:
         CheckpointError: it is none.
@@ -91,7 +92,7 @@ def _hash_of(value: object, kind: str, digits: int, where: str) -> str:
 
 
 def _path_of(value: object, where: str) -> str:
-    """A file's path in a repository: it may lead down, and nowhere else.
+    """Check a file's path in a repository, which may only lead down, and return it.
 
     Raises:
         CheckpointError: it is absolute, climbs, or has characters that no path here has.
@@ -104,7 +105,7 @@ def _path_of(value: object, where: str) -> str:
 
 
 def _plain_name_of(value: object, where: str) -> str:
-    """The name of a file that is to be fetched: in the repository's own folder, no pattern.
+    """Check the name of a file that is to be fetched, and return it: in the top folder, no pattern.
 
     Raises:
         CheckpointError: it is a path, a pattern, or no name.
@@ -135,7 +136,7 @@ def shards_of(index: Mapping[str, Any], where: str) -> list[str]:
 def is_inside(path: str) -> bool:
     """Whether a path stays below where it begins, on every system, and each part of it can be a name.
 
-    So must a branch, a tag or a commit, which is a path below refs/.
+    A branch, a tag or a commit must do so as well, as it is a path below refs/.
     """
     parts = path.split("/")
     return (
@@ -147,10 +148,10 @@ def is_inside(path: str) -> bool:
 
 
 def read_listing(repo: str, answer: Any) -> Listing:
-    """A listing as the Hub's API gives it; nothing in it is used before it is checked.
+    """Read a listing from an answer of the Hub's API, every value checked.
 
     Raises:
-        CheckpointError: names the value that can't be what it says.
+        CheckpointError: names the value that can't be right.
     """
     files = answer.get("siblings") if isinstance(answer, dict) else None
     if not isinstance(files, list) or "sha" not in answer:
@@ -211,7 +212,7 @@ def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
 
 
 def gguf_parts(listing: Listing) -> tuple[list[RemoteFile], RemoteFile | None]:
-    """The parts of the quantisation that is meant, and the mmproj that fits.
+    """(the parts of the listing's quantisation, the mmproj that fits or None).
 
     Raises:
         CheckpointNotFound: the repository has no such quantisation.
@@ -228,7 +229,7 @@ def gguf_parts(listing: Listing) -> tuple[list[RemoteFile], RemoteFile | None]:
 
 
 def of_quant(listing: Listing, quant: str | None) -> Listing:
-    """A repository with one quantisation of its files; every file of it can be fetched.
+    """The listing with one quantisation of its files chosen, each of which can be fetched.
 
     Raises:
         CheckpointNotFound, CheckpointError: as `gguf_parts`; a file whose name is a path.
@@ -240,14 +241,14 @@ def of_quant(listing: Listing, quant: str | None) -> Listing:
 
 
 def not_the_hub(what: str) -> CheckpointError:
-    """Somebody else answers."""
+    """The error about an answer that isn't the Hub's: another server answers there."""
     return CheckpointError(
         f"{what}: the answer is not the Hub's; is a proxy or a login page between here and the Hub?"
     )
 
 
 def is_projector(name: str) -> bool:
-    """Whether a file is a vision tower."""
+    """Whether a file is a vision tower (an mmproj), by its name."""
     return "mmproj" in PurePosixPath(name).name.lower()
 
 
@@ -273,7 +274,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def says(name: str, quant: str) -> bool:
-    """Whether a file's name has a quantisation as a word of its own: BF16 doesn't say F16."""
+    """Whether a file's name has a quantisation as a word of its own: BF16 doesn't contain F16."""
     pattern = rf"(?<![A-Za-z0-9]){re.escape(quant)}(?![A-Za-z0-9_])"
     return re.search(pattern, PurePosixPath(name).name, re.IGNORECASE) is not None
 

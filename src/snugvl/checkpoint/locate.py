@@ -1,4 +1,4 @@
-"""From what the user calls a model to the folder, or GGUF, that holds it. Nothing is downloaded here."""
+"""Finds the folder, or GGUF, of a model by the name that the user gives. Nothing is downloaded here."""
 
 from pathlib import Path
 from typing import Final
@@ -17,8 +17,8 @@ TRAINING: Final = "snugvl"
 
 
 def locate(model: str) -> Path:
-    """The checkpoint folder of `model`: `pocket`, a folder, or a Hub id that is in the local cache; of a GGUF
-    its file, or the first of its parts.
+    """The checkpoint folder of `model` (`pocket`, a folder, or a Hub id in the local cache), or the first
+    file of a GGUF.
 
     Raises:
         CheckpointNotFound: says how to get it.
@@ -41,7 +41,7 @@ def locate(model: str) -> Path:
 
 
 def no_such(model: str) -> CheckpointNotFound:
-    """Error about what is no model of this machine, and no Hub id either."""
+    """The error about a name that is no model on this machine and no Hub id either."""
     from snugvl.checkpoint.catalogue import meant_or
 
     hint = f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
@@ -74,7 +74,7 @@ def is_hub_cached(model: str, folder: Path) -> bool:
 
 
 def complete(folder: Path) -> bool:
-    """Whether a snapshot has its configuration and all its weights: other programs fetch the former alone."""
+    """Whether a snapshot has its configuration and all its weights; others may fetch the former alone."""
     try:
         return (folder / "config.json").is_file() and bool(weight_files(folder))
     except CheckpointError:
@@ -88,12 +88,13 @@ def looks_like_hub_id(model: str) -> bool:
 
 
 def _like_a_path(model: str) -> bool:
-    """Whether `model` is written as a folder is, and as no Hub id."""
+    """Whether `model` is written like a folder and can't be a Hub id."""
     return model.startswith((".", "~", "/", "\\")) or model.endswith(("/", "\\")) or model.count("/") > 1
 
 
 def _in_hub_cache(model: str) -> Path | None:
-    """A snapshot of the cache: models--owner--name/refs/BRANCH holds a commit, snapshots/COMMIT the files."""
+    """The model's snapshot in the Hub cache, or None. refs/BRANCH has a commit, snapshots/COMMIT the
+    files."""
     if not looks_like_hub_id(model):
         return None
     repo = repo_folder(model)

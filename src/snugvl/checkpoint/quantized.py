@@ -44,8 +44,8 @@ _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight$")
 class Packing:
     """How the quantised matrices of a checkpoint are stored: each element in `bits`.
 
-    `mixed`: some elements in 8 bits, which ones is what shapes say. `own`: our own format, of whose codes
-    the first plane is packed, and what is above it is beside.
+    `mixed`: some elements have 8 bits, as shapes tell. `own`: our own format, whose codes' first plane is
+    packed, with the bits above it in a tensor of their own.
     """
 
     kind: StoredPrecision
@@ -56,18 +56,18 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a stored tensor is to the network: (part of) the tensor `of`, or a "scale" beside it."""
+    """A stored tensor's place in the network: (part of) the tensor `of`, or a "scale" beside it."""
 
     of: str
     part: Literal["plain", "packed", "scale"]
 
 
 def read_packing(root: Section) -> Packing | None:
-    """How the checkpoint's matrices are stored, for whatever engine, or None for plain weights.
+    """How the checkpoint's matrices are stored, for the plan of any engine; None for plain weights.
 
     Raises:
         CheckpointError: a field is missing.
-        UnsupportedModel: a method, or a number of bits, whose tensors we can't read.
+        UnsupportedModel: a method, or a number of bits, whose tensors snugvl can't read.
     """
     section = _settings(root)
     if section is None:
@@ -85,7 +85,7 @@ def read_packing(root: Section) -> Packing | None:
 
 
 def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
-    """What our own engine makes of the same, or None for plain weights.
+    """The layout in which our own engine reads the checkpoint's matrices; None for plain weights.
 
     Raises:
         CheckpointError: a field is missing.
@@ -115,7 +115,7 @@ def _settings(root: Section) -> Section | None:
 
 
 def _method(section: Section) -> str:
-    """One of `_METHODS`."""
+    """The quantisation's method, one of `_METHODS`."""
     method = str(section.get("quant_method", str)).replace("compressed_tensors", "compressed-tensors")
     if method not in _METHODS:
         raise UnsupportedModel(
@@ -125,7 +125,7 @@ def _method(section: Section) -> str:
 
 
 def own_settings(weights: StoredPrecision) -> dict[str, Any]:
-    """`quantization_config` of our own format; `weights`: what its narrowest matrices are."""
+    """`quantization_config` of our own format; `weights`: settings of its narrowest matrices."""
     return {"quant_method": OWN, "version": OWN_VERSION, "weights": weights}
 
 
@@ -150,13 +150,13 @@ def own_planes(kind: IntegerPrecision) -> tuple[str, ...]:
 
 
 def own_precision(codes: str, upper: str | None = None) -> IntegerPrecision | None:
-    """What a matrix in our own format has by the types of its codes and of their upper bits, or None."""
+    """The precision of a matrix in our own format by the types of its codes and their upper bits, or None."""
     held = (codes,) if upper is None else (codes, upper)
     return next((kind for kind in INTEGERS if own_planes(kind) == held), None)
 
 
 def own_precisions(facts: ModelFacts) -> list[IntegerPrecision]:
-    """What the matrices of a checkpoint in our own format have, each once; of others nothing."""
+    """The precisions in a checkpoint of our own format, each once; empty for other checkpoints."""
     types = {tensor.name: tensor.dtype for tensor in facts.tensors} if facts.own else {}
     found = (
         own_precision(dtype, types.get(name.removesuffix(OWN_CODES) + OWN_UPPER))
@@ -174,7 +174,7 @@ def _integers(bits: int, method: str, where: str) -> Packing:
 
 
 def _schemes(section: Section) -> dict[str, tuple[Section, Section]]:
-    """compressed-tensors' groups of layers: of each what it says, and what it says of the weights."""
+    """compressed-tensors' groups of layers: (the group's section, its weights' section) by name."""
     groups = section.get("config_groups", dict)
     schemes = {
         name: Section(group if isinstance(group, dict) else {}, f"{section.where}: {name}")
@@ -184,7 +184,7 @@ def _schemes(section: Section) -> dict[str, tuple[Section, Section]]:
 
 
 def _compressed_packing(section: Section) -> Packing:
-    """All groups must be of one kind, or integers of 4 and of 8 bits."""
+    """compressed-tensors' packing. All groups must be of one kind, or integers of 4 and of 8 bits."""
     found = set()
     for _, weights in _schemes(section).values():
         bits, number = weights.count("num_bits"), weights.get("type", str, "int")
@@ -205,7 +205,7 @@ def _compressed_packing(section: Section) -> Packing:
 
 
 def _blocks(section: Section) -> Fp8Blocks:
-    """The official FP8 layout."""
+    """Read the official FP8 layout."""
     block = section.values.get("weight_block_size")
     if not isinstance(block, list) or len(block) != 2 or not all(isinstance(side, int) for side in block):
         _refuse(section, "fp8", {"weight_block_size": block}, "the official checkpoints, [128, 128]")
@@ -213,7 +213,7 @@ def _blocks(section: Section) -> Fp8Blocks:
 
 
 def _awq(section: Section) -> PackedInt4:
-    """AWQ as AutoAWQ's "gemm" layout stores it, which is what the Hub has."""
+    """Read AWQ in AutoAWQ's "gemm" layout, the one on the Hub."""
     values = section.values
     found = {
         "bits": values.get("bits"),
@@ -226,7 +226,7 @@ def _awq(section: Section) -> PackedInt4:
 
 
 def _gptq(section: Section) -> PackedInt4:
-    """GPTQ as AutoGPTQ and GPTQModel store it; the older format has its zero points less one."""
+    """Read GPTQ of AutoGPTQ and GPTQModel; the older format stores zero points less one."""
     values = section.values
     found = {
         "bits": values.get("bits"),
@@ -249,9 +249,9 @@ def _gptq(section: Section) -> PackedInt4:
 
 
 def _compressed_layout(section: Section) -> PackedInt4:
-    """compressed-tensors' "pack-quantized": 4-bit groups, symmetric or not, activations as they are.
+    """Read compressed-tensors' "pack-quantized": 4-bit groups, symmetric or not, activations not quantised.
 
-    Beside them there may be 8-bit groups, symmetric ones.
+    Symmetric 8-bit groups may be beside them.
     """
     for key in ("kv_cache_scheme", "transform_config", "sparsity_config"):
         if section.values.get(key):
@@ -307,7 +307,7 @@ def _refuse(section: Section, method: str, found: dict[str, Any], known: str) ->
 
 
 def place(name: str) -> Place:
-    """Where a stored tensor belongs, from its name."""
+    """The place of a stored tensor, by its name."""
     for ending in _PACKED:
         if name.endswith(ending):
             return Place(_whole(name.removesuffix(ending) + ".weight"), "packed")
@@ -320,7 +320,7 @@ def place(name: str) -> Place:
 
 
 def _whole(name: str) -> str:
-    """One expert's matrix is part of the tensor that holds all of them."""
+    """The name of the tensor that holds all experts, for one expert's matrix; other names as they are."""
     expert = _EXPERT.match(name)
     if expert is None:
         return name

@@ -1,6 +1,6 @@
-"""`facts_of`: what the planner must know of a model, from the nearest place that knows it.
+"""`facts_of`: a model's facts for the planner, from the nearest place that has them.
 
-What was read from the Hub is kept, so that a plan works offline afterwards:
+Facts from the Hub are kept, so that a plan works offline afterwards:
 
     headers/OWNER--NAME.json    commit, when it was asked in seconds since 1970, configuration, tensors
 """
@@ -35,7 +35,7 @@ def facts_of(model: str, *, offline: bool = False) -> ModelFacts:
 
     Raises:
         CheckpointNotFound: nothing under that name, anywhere that may be asked.
-        CheckpointError: broken files, or a repository we may not read.
+        CheckpointError: broken files, or a repository that the user may not read.
         UnsupportedModel: an architecture or a format that snugvl doesn't know.
     """
     if (files := gguf_files(model)) is not None:
@@ -53,7 +53,7 @@ def facts_of(model: str, *, offline: bool = False) -> ModelFacts:
 
 
 def _remote(model: str, *, offline: bool) -> ModelFacts:
-    """A Hub id that is not on this machine."""
+    """Facts of a Hub id that is not on this machine."""
     if (known := _kept(model, stale=offline)) is not None:
         return assemble(model, known)
     problem: CheckpointError | None = None
@@ -83,10 +83,10 @@ def _place(model: str) -> Path:
 
 
 def _kept(model: str, *, stale: bool) -> Material | None:
-    """What is known of a model of the Hub; a broken file counts as none.
+    """The kept material of a model of the Hub, or None; a broken file counts as none.
 
     Args:
-        stale: also if the Hub was last asked more than a day ago.
+        stale: whether material of more than a day ago will do.
     """
     try:
         values = json.loads(_place(model).read_text(encoding="utf-8"))
@@ -105,7 +105,7 @@ def _kept(model: str, *, stale: bool) -> Material | None:
 
 
 def _keep(model: str, material: Material) -> None:
-    """Keep what the Hub said, where that can be written."""
+    """Keep a model's material from the Hub, where that can be written."""
     if not is_commit(material.revision):
         return
     values = {

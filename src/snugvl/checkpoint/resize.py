@@ -1,4 +1,4 @@
-"""Sizes: what an image or video is scaled to, and how many tokens it costs. Arithmetic only.
+"""The size to which an image or video is scaled. Arithmetic only.
 
 Source: `smart_resize` of Qwen2-VL's image processor and of Qwen3-VL's video processor in Hugging Face
 transformers. Python's `round` is banker's rounding, which decides sizes that are an odd multiple of half
@@ -54,7 +54,8 @@ def smart_resize_video(
 def _scaled(
     frames: int, whole: int, height: int, width: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Multiples of `factor` as near as the limits allow. `whole`: `frames` in whole temporal patches."""
+    """(height, width) in multiples of `factor`, as near as the limits allow. `whole`: `frames`, rounded up to
+    whole temporal patches."""
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     volume = whole * new_height * new_width
     if volume > max_pixels:
@@ -70,7 +71,7 @@ def _scaled(
 
 
 def check_frames(frames: int, temporal_factor: int) -> None:
-    """Raise ImageError unless a video has frames for one temporal patch."""
+    """Raise ImageError unless a video has enough frames for one temporal patch."""
     if frames < temporal_factor:
         raise ImageError(
             f"the video is too short ({frames} of at least {temporal_factor} frames); send it as a picture"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snugvl.checkpoint.listing import INDEX, SINGLE, shards_of
 from snugvl.checkpoint.section import foreign, read_json, shown
@@ -34,11 +34,13 @@ MAX_NUMBER = 2**62  # in shapes and offsets
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor is. `offset` counts bytes from the start of `file`.
+    """Where a tensor's data is. `offset` counts bytes from the start of `file`.
 
     Attributes:
-        heads: of a GGUF, whose rows of each head's two halves alternate; 0 where they follow one another.
-        frames: of a GGUF, tensors that are its third dimension, one after the other.
+        heads: number of heads whose two halves' rows alternate in a GGUF; 0 where they follow one another.
+        frames: tensors of a GGUF that together are its third dimension, in order.
+        turned: the file has its rows and columns exchanged.
+        meant: "plus one": the file has one more than what is meant; "minus exp": it has −exp of that.
     """
 
     name: str
@@ -49,10 +51,12 @@ class TensorEntry:
     nbytes: int
     heads: int = 0
     frames: "tuple[TensorEntry, ...]" = ()
+    turned: bool = False
+    meant: Literal["", "plus one", "minus exp"] = ""
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -60,7 +64,7 @@ def read_tensors(folder: Path) -> dict[str, TensorEntry]:
     """All tensors of a checkpoint folder, of one file or of the shards that its index names.
 
     Raises:
-        CheckpointError: no weights, a shard is missing, truncated or corrupt, or a tensor stands twice.
+        CheckpointError: no weights, a shard is missing, truncated or corrupt, or a tensor is there twice.
     """
     tensors: dict[str, TensorEntry] = {}
     for path in weight_files(folder):
@@ -136,13 +140,13 @@ def parse_header(raw: bytes, path: Path, size: int) -> dict[str, TensorEntry]:
 
 
 def check_number(tensors: int, where: str) -> None:
-    """Refuse more tensors than a checkpoint has: each costs memory, here and in the plan."""
+    """Refuse more tensors than any checkpoint has: each costs memory, here and in the plan."""
     if tensors > MAX_TENSORS:
         raise CheckpointError(f"{where} brings the tensors to {tensors:,}; {MAX_TENSORS:,} are read at most")
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, in which a name may stand once: two readers might take different ones."""
+    """Make a JSON object, refusing a name that is there twice: two readers might take different values."""
     values = dict(pairs)
     if len(values) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -184,7 +188,7 @@ def _check_apart(entries: Iterable[TensorEntry], path: Path) -> None:
 
 
 def _counts(values: object) -> bool:
-    """A few whole numbers, none larger than any file: their product is worked out, and shown."""
+    """Whether `values` are a few whole numbers, none larger than any file: they are multiplied and shown."""
     return (
         isinstance(values, list)
         and len(values) <= MAX_DIMENSIONS

@@ -18,17 +18,17 @@ _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 100, 100
 
 
 def shown(value: object) -> str:
-    """`value` as Python writes it, cut where it is long or deep: it may be a stranger's."""
+    """`value` as Python writes it, cut where it is long or deep: it is from a file of unknown origin."""
     return _short.repr(value)
 
 
 def plain(name: str) -> str:
-    """A name as it is, or as Python writes it where that could do harm in a line."""
+    """A name as it is, or as Python writes it where its characters could garble a line."""
     return name if name.isprintable() and len(name) <= _short.maxstring else shown(name)
 
 
 def foreign(first: bytes) -> str | None:
-    """Kind of a file that should hold weights and begins so, as a clause with what to do; None if unknown."""
+    """The kind of a file that begins with `first`, not with weights, and what to do, as a clause; or None."""
     if not first:
         return "is empty; download it again"
     if first.startswith(b"version http"[: len(first)]):
@@ -41,7 +41,7 @@ def foreign(first: bytes) -> str | None:
 
 
 class Section:
-    """A JSON object that names itself when a field is missing or of the wrong kind."""
+    """A JSON object of a file; errors about missing or wrong fields name the file and the field."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         if not isinstance(values, Mapping):
@@ -85,7 +85,7 @@ class Section:
 
 
 def require(right: bool, where: str, problem: str) -> None:
-    """Refuse contradictions here, with both numbers, instead of as a shape error deep in the network."""
+    """Raise CheckpointError unless `right`: contradictions are refused here, not deep in the network."""
     if not right:
         raise CheckpointError(f"{where}: {problem}")
 
@@ -113,7 +113,10 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES:,} bytes; no such file needs them")
         value = json.loads(raw.decode())
     except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}; it is not a complete checkpoint") from None
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}, so it is no complete checkpoint; download it again, or name "
+            "another folder"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -1,12 +1,12 @@
-"""The Hub cache on this disk, in huggingface_hub's own layout, so that other tools find what we fetched.
+"""The Hub cache on this disk, in huggingface_hub's own layout, so that other tools find our downloads.
 
     models--OWNER--NAME/blobs/HASH              contents: sha256, or git's blob id of a small file
     models--OWNER--NAME/blobs/SHA256.part       a download that isn't complete
     models--OWNER--NAME/snapshots/COMMIT/FILE   a relative link to a blob
     models--OWNER--NAME/refs/REVISION           the commit of a branch or tag
 
-Every name in here is checked (`listing.py`) or a hash that we worked out ourselves. A content gets its name
-when it has been verified. Nothing is deleted that this run did not write, and no link is written through.
+Every name in here is checked (`listing.py`), or a hash computed here. A content gets its name once verified.
+Nothing is deleted that this run did not write, and no link is written through.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(o
 
 
 def repo_folder(repo: str) -> Path:
-    """Where the cache has a repository."""
+    """The cache's folder of a repository."""
     return hub_cache() / (REPO_PREFIX + repo.replace("/", "--"))
 
 
 def repo_of(folder: Path) -> str:
-    """The repository, as owner/name, that a folder of the cache is of."""
+    """The repository of a folder of the cache, as owner/name."""
     return folder.name.removeprefix(REPO_PREFIX).replace("--", "/", 1)
 
 
@@ -52,14 +52,14 @@ class Store:
         _make(self.blobs)
 
     def held(self, name: str) -> int:
-        """Bytes that are here of a content, complete or begun."""
+        """Number of bytes of a content that are here, complete or partial."""
         for path in (self.blobs / name, self.part(name)):
             with suppress(OSError):
                 return path.stat().st_size
         return 0
 
     def part(self, name: str) -> Path:
-        """Where a content is until it is complete."""
+        """The path of a content until it is complete."""
         return self.blobs / f"{name}.part"
 
     def blob(self, name: str) -> Path | None:
@@ -81,9 +81,9 @@ class Store:
 
     @contextmanager
     def begun(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
-        """The begun content, to be written on, and how much of it is here; it gets its name at the end.
+        """Open a partial content: (the file to write on, bytes of it that are here).
 
-        Whoever writes must have verified it by then, or raise.
+        It gets its name at the end of the block, which must have verified it by then, or raise.
 
         Raises:
             CheckpointError: something else stands there.
@@ -121,7 +121,7 @@ class Store:
         return folder
 
     def link(self, commit: str, file: str, name: str) -> None:
-        """Show the content `name` as `file` of a commit; what is there and equal stays.
+        """Link `file` of a commit to the content `name`; an equal link stays.
 
         Raises:
             CheckpointError: another content is there.
@@ -142,7 +142,7 @@ class Store:
             write_whole(path, lambda copy: shutil.copyfile(blob, copy))
 
     def refer(self, revision: str, commit: str) -> None:
-        """Remember which commit a branch or tag is."""
+        """Write the commit of a branch or tag."""
         path = self.folder / "refs" / revision
         for folder in reversed(path.relative_to(self.folder).parents[:-1]):
             _make(self.folder / folder)
@@ -150,7 +150,7 @@ class Store:
 
 
 def sha256_in(file: BinaryIO) -> str:
-    """SHA-256 of all that is in `file`, in hexadecimal digits."""
+    """SHA-256 of the content of `file`, in hexadecimal digits."""
     digest = hashlib.sha256()
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):
@@ -159,7 +159,7 @@ def sha256_in(file: BinaryIO) -> str:
 
 
 def git_blob_id(data: bytes) -> str:
-    """What git, and so the Hub's cache, calls a small file's content."""
+    """git's hash of a small file's content, which is its name in the Hub cache."""
     digest = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
     digest.update(data)
     return digest.hexdigest()

@@ -1,1 +1,1 @@
-"""Nouns that every room shares."""
+"""Types and small helpers that every room shares: messages, options, sizes, the memory ledger."""

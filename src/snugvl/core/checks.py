@@ -1,4 +1,4 @@
-"""What is wrong with a request, whichever engine gets it."""
+"""Checks of a request that are the same for every engine."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,11 +6,15 @@ from typing import Final
 from snugvl.core.messages import Capabilities, Request, Text
 from snugvl.errors import RequestError
 
-SEES: Final = "Qwen/Qwen3-VL-2B-Instruct-FP8"  # a small one, for whoever sends a picture to one that doesn't
+SEES: Final = "Qwen/Qwen3-VL-2B-Instruct-FP8"  # a small one, named in refusals of pictures
 
 
 def check_combination(request: Request) -> None:
-    """Refuse what contradicts itself."""
+    """Refuse a request whose fields contradict one another.
+
+    Raises:
+        RequestError: names the field to change.
+    """
     if request.prompt is not None and request.messages:
         raise RequestError("a request has messages or a prompt, not both", field="prompt")
     if request.prompt is not None and request.tools is not None:

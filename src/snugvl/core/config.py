@@ -24,7 +24,7 @@ class EngineConfig:
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
         prefix_cache: whether a prompt starts from blocks that earlier requests left (see
-            `engine.prefix`); a model with recurrent states needs checkpoints for it.
+            `engine.prefix`); a model with recurrent states needs state snapshots for it.
         state_snapshots: copies of recurrent states that prompts may start from (`engine.snapshots`).
         kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
             a value (see `layers.kv_cache`).
@@ -69,10 +69,10 @@ class EngineConfig:
             )
 
     def snapshots_beside(self, slots: int) -> int:
-        """Checkpoints beside the states of so many sequences: fewer where other programs hold memory."""
+        """State snapshots kept beside the states of `slots` sequences: fewer for fewer slots."""
         return self.state_snapshots * min(slots, self.max_num_seqs) // self.max_num_seqs
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens the whole KV pool holds."""
+        """Number of tokens that the whole KV pool holds."""
         return self.num_blocks * self.block_size

@@ -25,7 +25,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def sources_digest(*rooms: str) -> str:
-    """Digest of our sources in some folders of the package: what they have found out is theirs alone."""
+    """Digest of the package's sources in these folders: a cached finding holds for the same sources alone."""
     from hashlib import sha256  # with OpenSSL, which --help needs not
 
     package, digest = Path(__file__).parent.parent, sha256()
@@ -36,7 +36,7 @@ def sources_digest(*rooms: str) -> str:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """A file whole or not at all; a link that stands at `path` is replaced, not followed."""
+    """Write a file whole or not at all; a link at `path` is replaced, not followed."""
     copy = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     try:
         write(copy)

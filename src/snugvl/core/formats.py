@@ -1,13 +1,13 @@
-"""Formats of weights: a row each says all there is to say of one that isn't a kernel.
+"""Formats of weights, one row each: everything about a format but its kernels.
 
 "int4" alone would be four things, so two words are kept apart:
 
-    Precision   what people wish for and plans report: how exact weights are, whoever makes them
+    Precision   what people wish for and plans report: how exact weights are, on any engine
     Format      what our own engine holds for it: bits, planes, columns that share a scale, zero points
 
-Other engines make other bytes of the same wish: bitsandbytes' are in `BITSANDBYTES`. What AWQ, GPTQ and
-compressed-tensors store has the precisions in `PREQUANTIZED`, and becomes ours of that name when it is loaded
-(`checkpoint/quantized.py` says how it is stored). What a row means in torch is in `layers/weights.py`.
+Other engines make other bytes of the same precision: bitsandbytes' are in `BITSANDBYTES`. AWQ, GPTQ and
+compressed-tensors checkpoints have the precisions in `PREQUANTIZED`, and become our format of that name when
+loaded (`checkpoint/quantized.py` says how they are stored). `layers/weights.py` has each row in torch.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Format:
         planes: bits of a code, lowest first, in each tensor that holds a part of it. Codes with zero points
             are packed, eight neighbours a word. bf16's one plane is its 16 bits: no codes, no scale.
         group: columns of a row that share a scale, unless others are asked for.
-        zero: a group has a zero point, too: the code that means 0, not a whole number.
+        zero: whether a group also has a zero point: the code that means 0, not a whole number.
         since: compute capability of the oldest GPUs whose kernels read it; (0, 0): of all that our engine
             runs on; None: there are no kernels, and it is for CPUs alone.
         measured: KL to float32 in nats a token, by model. Where nothing was measured, the format is for
@@ -54,38 +54,39 @@ class Format:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """Number of bits of a code, all planes together."""
         return sum(self.planes)
 
     @property
     def offered(self) -> bool:
-        """Whether plans take it unasked: what it costs is known."""
+        """Whether a plan may choose it without a wish: its cost was measured, or it is 16-bit."""
         return bool(self.measured) or self.bits >= 16
 
     @property
     def upper(self) -> int:
-        """Bits of a code in a second plane; 0: there is none."""
+        """Number of bits of a code beyond the first plane; 0 where there is one plane."""
         return sum(self.planes[1:])
 
     def held_bits(self, group: int) -> float:
-        """Bits of a weight with its share of the scale and the zero point of `group` columns."""
+        """Bits a weight, with its share of the scale and the zero point of `group` columns."""
         return self.bits + SCALE_BITS * (1 + self.zero) / group
 
 
-# The finest first. No larger language model than these two could be had where it was measured; docs/plan.md
-# has the tables, of `training/format_cost.py` and `training/pocket/format_error.py`. SmolLM2's matrices don't
-# divide into groups of 128, so that its int4 is in groups of 64, and what it loses in int8 and FP8 can't be
-# said. With int4 it takes another likeliest word at about every fourth place.
+# The finest first. docs/plan.md has the tables, of `training/format_cost.py` and
+# `training/pocket/format_error.py`. SmolLM2's matrices don't divide into groups of 128: its int4 is in groups
+# of 64, and what it loses in int8 and FP8 can't be said. With int4 it takes another likeliest word at about
+# every fourth place, the release of 1.5B at every eleventh.
+CODER, SMOLLM2 = "Qwen2.5-Coder-1.5B", "SmolLM2-135M"
 FORMATS: Final[Mapping[str, Format]] = {
     "bf16": Format((16,)),
-    "fp8": Format((8,), measured={"pocket": 0.00031}),
-    "int8": Format((8,), measured={"pocket": 0.00008}),
+    "fp8": Format((8,), measured={"pocket": 0.00031, CODER: 0.00294}),
+    "int8": Format((8,), measured={"pocket": 0.00008, CODER: 0.00056}),
     "int6": Format(
         (4, 2),
         group=64,
         zero=True,
         since=(8, 0),
-        measured={"pocket": 0.00028, "SmolLM2-135M": 0.011},
+        measured={"pocket": 0.00028, CODER: 0.00194, SMOLLM2: 0.011},
         differ="hardly differ",
     ),
     "int5": Format(
@@ -93,14 +94,14 @@ FORMATS: Final[Mapping[str, Format]] = {
         group=64,
         zero=True,
         since=(8, 0),
-        measured={"pocket": 0.00111, "SmolLM2-135M": 0.0337},
+        measured={"pocket": 0.00111, CODER: 0.00658, SMOLLM2: 0.0337},
         differ="differ little",
         written=(5.5, 0.0335, 0.0195),
     ),
     "int4": Format(
         (4,),
         zero=True,
-        measured={"pocket": 0.00352, "SmolLM2-135M": 0.141},
+        measured={"pocket": 0.00352, CODER: 0.0374, SMOLLM2: 0.141},
         differ="differ noticeably (small models more, large ones less)",
         written=(4.75, 0.131, 0.0509),
     ),
@@ -118,12 +119,12 @@ PREQUANTIZED: Final[Mapping[int, IntegerPrecision]] = {4: "int4", 8: "int8"}
 
 @dataclass(frozen=True, slots=True)
 class Bitsandbytes:
-    """What bitsandbytes makes of a matrix.
+    """A format that bitsandbytes makes of a matrix.
 
     Attributes:
         name: as bitsandbytes calls it.
-        bits: of a value.
-        block: values that share a float32; None: those of a row.
+        bits: bits of a value.
+        block: number of values that share a float32 scale; None: a row shares one.
     """
 
     name: str
@@ -138,5 +139,5 @@ BITSANDBYTES: Final[Mapping[str, Bitsandbytes]] = {
 
 
 def integer_of(bits: int) -> IntegerPrecision:
-    """The precision of integers of so many bits."""
+    """The precision whose integers have `bits` bits, such as "int4"."""
     return next(name for name in INTEGERS if FORMATS[name].bits == bits)

@@ -72,7 +72,7 @@ def hint(name: str) -> str:
 
 
 def arguments_hinted(function: F) -> F:
-    """The function, which refuses an argument of another library's by saying what to type.
+    """`function`, wrapped: an argument that another library would take is refused with what to type instead.
 
     Raises:
         WrongType: such an argument was given; a `TypeError`, as Python's own is.
@@ -98,7 +98,7 @@ def arguments_hinted(function: F) -> F:
 
 
 class HintedClass(ABCMeta):
-    """Metaclass whose classes know what other libraries' classes have: `Model.from_pretrained`."""
+    """Metaclass: an attribute that other libraries have (`Model.from_pretrained`) raises with a hint."""
 
     if not TYPE_CHECKING:  # or every attribute would be taken to exist
 

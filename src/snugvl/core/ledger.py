@@ -61,7 +61,7 @@ class Ledger:
         device: as people know it.
         rows: components, largest part of the plan first.
         total_bytes: of the device (host memory for a CPU).
-        free_bytes: nobody's, now.
+        free_bytes: free now.
         process_bytes: the engine's process in all, as the driver or the system counts it.
         cap_bytes: what the process will never exceed, or None without a cap.
     """
@@ -75,9 +75,9 @@ class Ledger:
 
     @property
     def others_bytes(self) -> int:
-        """Held by other processes."""
+        """Bytes that other processes hold."""
         return max(self.total_bytes - self.free_bytes - self.process_bytes, 0)
 
     def row(self, name: str) -> LedgerRow | None:
-        """The component of that name."""
+        """The component of that name; None where there is none."""
         return next((row for row in self.rows if row.name == name), None)

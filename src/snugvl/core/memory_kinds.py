@@ -14,7 +14,7 @@ BLOCK: Final = "█"  # of a bar in colour
 
 
 class Kind(StrEnum):
-    """A kind of memory; its value are its words for people, as a row of the ledger has them.
+    """A kind of memory. Its value is the text that people and rows of the ledger see.
 
     Attributes:
         letter: in a bar without colours.
@@ -34,7 +34,7 @@ class Kind(StrEnum):
     EMBEDDING = "embedding", "W", "blue", "weights"
     HOST = "weights in host memory", "W", "blue", "weights"
     CACHE = "KV cache", "K", "green", "", "KV cache, states and encodings"
-    UNUSED = "KV cache that nobody uses", "k", "dark_sea_green4", "KV cache"
+    UNUSED = "KV cache not in use", "k", "dark_sea_green4", "KV cache"
     STATES = "recurrent state", "s", "dark_sea_green4", "KV cache"
     ENCODINGS = "encoder outputs", "e", "dark_orange", "KV cache"
     WORKSPACE = "workspace", "v", "yellow"
@@ -62,17 +62,17 @@ class Kind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Kind:
-        """Kinds that a newer server knows."""
+        """The kind for a text that only a newer server knows."""
         return cls.OTHER
 
     @property
     def group(self) -> Kind:
-        """The kind that a bar of few kinds shows it as."""
+        """The kind under which a bar of few kinds counts it."""
         return Kind(self.within) if self.within else self
 
     @property
     def group_words(self) -> str:
-        """Words of a group in the legend of a bar."""
+        """Text of its group in the legend of a bar."""
         return self.group.among or self.group.value
 
 

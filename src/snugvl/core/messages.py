@@ -21,7 +21,7 @@ from snugvl.errors import ImageError
 _UNNAMED: Final = re.compile(r"^the (?:image|video)(?= (?!at ))")
 
 GoOn = Callable[[], None]
-"""Called between two parts of some work; it raises where nobody wants the rest."""
+"""Called between two parts of some work; it raises where the rest is no longer wanted."""
 
 BESIDE_CONTENT: Final = (
     "image", "images", "image_url", "image_urls", "image_data", "video", "videos", "video_url",
@@ -32,7 +32,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 def going_on() -> None:
-    """Nothing ends the work."""
+    """The default of `GoOn`: never raises, so the work goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """In place of an image where only its size is asked, to count tokens."""
+    """Width and height in pixels, in place of an image where only tokens are counted."""
 
     width: int
     height: int
 
     @property
     def size(self) -> tuple[int, int]:
-        """As an image has it."""
+        """(width, height), as `PIL.Image.Image.size` has it."""
         return self.width, self.height
 
 
@@ -76,7 +76,7 @@ class Picture:
     Attributes:
         max_pixels: lowers the checkpoint's own limit for this image.
         file: hash of the file that it was decoded from; pictures of one file are the same picture.
-        pixels: the image's, row by row, where they are at hand: so it needs none of its own to be sent on.
+        pixels: the image's bytes, row by row, where they are at hand: they are sent on without another copy.
         data: the file that it was decoded from, where it is at hand: a client sends it as it is.
         name: how errors call it; "" where only its place among others tells it.
     """
@@ -119,7 +119,7 @@ def named_in_errors(part: Picture | Video) -> Iterator[None]:
 
 
 def with_names(messages: Sequence["Message"]) -> tuple["Message", ...]:
-    """The messages, those of several pictures and videos that have no name called by their place."""
+    """The messages; where there are several pictures and videos, nameless ones are named by their place."""
     count = sum(not isinstance(part, Text) for message in messages for part in message.content)
     places = itertools.count(1)
     return tuple(
@@ -151,8 +151,8 @@ class Message:
     Attributes:
         content: may be given as a string, or as a list of strings, images and parts.
         tool_calls: of the assistant.
-        tool_call_id: what a tool answers.
-        reasoning: what the assistant thought before it; the chat template shows it or doesn't.
+        tool_call_id: id of the call that a message of role "tool" answers.
+        reasoning: the assistant's reasoning before the content; the chat template shows it or doesn't.
     """
 
     role: Role
@@ -213,7 +213,7 @@ class ToolForm:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the answer has to look like, token by token.
+    """A form that every token of the answer is constrained to.
 
     `source` is a JSON schema as text ("json_schema"; `{"type": "object"}` for any object), a regular
     expression, or a grammar in llguidance's dialect of Lark.
@@ -246,7 +246,7 @@ class Request:
 
     @property
     def formed(self) -> bool:
-        """Whether its text has a form, and so nothing is thought before it."""
+        """Whether the answer's text follows a grammar or a schema, so no reasoning comes before it."""
         return self.grammar is not None or (self.tools is not None and self.tools.form is not None)
 
 
@@ -261,7 +261,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Logprob(TokenLogprob):
-    """A token, with the likeliest alternatives, best first. Of a prompt's first token `logprob` is nan."""
+    """A token, with the likeliest alternatives, best first. `logprob` is nan for a prompt's first token."""
 
     top: tuple[TokenLogprob, ...] = ()
 
@@ -290,17 +290,17 @@ class Delta:
     Attributes:
         text: new text; may be empty (a token that ends in the middle of a character, or the end).
         choice: index below `sampling.n`.
-        logprobs: of the tokens behind this text, when asked for.
+        logprobs: log-probabilities of the tokens of this text, when asked for.
         finish_reason: on the last delta of a choice.
         usage: on the last delta of the request.
         stop: on the last delta of a choice: the stop string that ended it, or the text of the token among
             `sampling.stop_token_ids` that did.
         reasoning: new text of what the model thinks before its answer; none of `text`.
         completion_tokens: of all choices, generated so far.
-        prompt_logprobs: of every token of the prompt, on the first delta, where they were asked for.
-        cached_tokens: of the prompt, that the prefix cache had; on the last delta of the request.
-        drafts: tokens that were guessed, right and wrong ones; on the last delta of the request.
-        reasoning_tokens: of all choices, that are `reasoning`; on the last delta of the request.
+        prompt_logprobs: log-probabilities of every prompt token, on the first delta, where asked for.
+        cached_tokens: tokens of the prompt that the prefix cache had; on the last delta of the request.
+        drafts: numbers of drafts, (accepted, rejected); on the last delta of the request.
+        reasoning_tokens: tokens of all choices that are `reasoning`; on the last delta of the request.
     """
 
     text: str
@@ -349,22 +349,23 @@ class Capabilities:
         max_pixels: largest image before it is scaled down.
         engine: which backend runs it ("native", "transformers", "vllm", "llamacpp").
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
-        dtype: activations and cache, such as "bfloat16".
-        weights: as they are in memory, such as "int4 (embedding and lm_head in int8)".
-        most_characters: of a prompt of the whole context, white space included; 0: the engine doesn't tell.
-        kv_cache: format of keys and values, such as "fp8"; empty where the engine doesn't tell.
-        architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
-        parameters: number of weights; 0 where the engine doesn't tell.
+        dtype: type of activations and cache, such as "bfloat16".
+        weights: format in memory, such as "int4 (embedding and lm_head in int8)".
+        most_characters: most that the whole context can hold, white space included; 0: unknown.
+        kv_cache: format of keys and values, such as "fp8"; empty where unknown.
+        architecture: the network's name in the checkpoint; empty where unknown.
+        parameters: number of weights; 0 where unknown.
         tools: whether the chat template shows tools; else the system message describes them.
         exact_forms: whether an answer can't break its JSON schema; else it is validated when it is complete.
-        tool_form: how it writes calls of them.
+        tool_form: how the model writes calls of tools.
         language_only: whether the model could see, and was loaded without its vision tower.
-        most_images: pictures and videos that a request may have, where whoever started it said so.
+        most_images: most pictures and videos of a request (`--images`); None: no such limit was set.
         training: limits of what the checkpoint was trained on.
         plan: what the engine was started with, where it was planned.
-        counts_by_size: the tokens of a picture follow from its size alone.
-        ignores: fields of `SamplingParams` that it doesn't honour, each with what an answer's warning says.
-        vague_limits: a request that is refused as too long may be so for its prompt or for its answer.
+        counts_by_size: whether the tokens of a picture follow from its size alone.
+        ignores: fields of `SamplingParams` without effect here, each with the text of the answer's warning.
+        vague_limits: whether a refusal as too long doesn't say if prompt or `max_tokens` is to blame.
+        replaced: a sentence for each kernel that isn't used on this GPU, as a check found it wrong.
     """
 
     model: str
@@ -391,6 +392,7 @@ class Capabilities:
     counts_by_size: bool = True
     ignores: tuple[tuple[str, str], ...] = ()
     vague_limits: bool = False
+    replaced: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
@@ -408,7 +410,7 @@ class Backend(Protocol):
         ...
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes held, by component."""
+        """Bytes that the model holds, by component."""
         ...
 
     def close(self) -> None:
@@ -433,7 +435,7 @@ def messages_of(values: Message | Sequence[Message]) -> tuple[Message, ...]:
 
 
 def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
-    """Characters of all that a conversation brings to its prompt, counted without looking at them."""
+    """Number of characters that a conversation and its tools bring to the prompt."""
     count = 0
     for message in messages:
         count += sum(len(part.text) for part in message.content if isinstance(part, Text))
@@ -443,12 +445,12 @@ def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
 
 
 def pieces(messages: Iterable[Message]) -> int:
-    """Messages, their parts and their calls."""
+    """Number of messages, their parts and their calls together."""
     return sum(1 + len(message.content) + len(message.tool_calls) for message in messages)
 
 
 def _size(value: Any) -> int:
-    """Characters of all strings in a value of JSON."""
+    """Number of characters of all strings in a JSON value."""
     count, stack = 0, [value]
     while stack:
         item = stack.pop()

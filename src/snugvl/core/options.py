@@ -1,8 +1,8 @@
-"""What a user may say of how a model is loaded: one frozen value, from `snugvl.load` and the command line to
-the engine's process.
+"""Options of loading a model: one frozen value, from `snugvl.load` and the command line to the engine's
+process.
 
 An option is one row: its name, type, default and help, the commands that have it, and whether engines and
-plans differ in it. What it comes to is the plan's business (`planner/`).
+plans differ in it. The plan (`planner/`) decides what "auto" becomes.
 """
 
 import re
@@ -38,12 +38,12 @@ class OptionRow:
 
     Attributes:
         help: for the command line.
-        commands: those that have it; "load": caption, ask, scene, detect and chat. What `plan` has, its
-            printed command and a saved plan have, too.
-        name: on the command line, where that isn't the field's.
-        metavar: what stands for a value in the help.
-        least: smallest number.
-        special: values that not every engine can do (`EngineRules.honours`); "all": every one that is said.
+        commands: those that have it; "load": caption, ask, scene, detect and chat. An option of `plan` is
+            also in its printed command and in a saved plan.
+        name: its name on the command line, where that isn't the field's.
+        metavar: placeholder of its value in the help.
+        least: smallest number that is taken.
+        special: values that not every engine can do (`EngineRules.honours`); "all": any value that is given.
     """
 
     help: str
@@ -182,7 +182,7 @@ class LoadOptions:
         default=True,
         metadata=_row(
             "serve",
-            "Start a prompt where an earlier one began alike. Off, timing tells nobody what others asked.",
+            "Start a prompt where an earlier one began alike. Off, times don't reveal what others asked.",
         ),
     )
     tower: TowerName = field(
@@ -215,7 +215,7 @@ class LoadOptions:
         default=None,
         metadata=_row(
             "serve",
-            "Make CUDA graphs for prompts and small pictures, too, where GPU memory is plenty (on).",
+            "Also make CUDA graphs for prompts and small pictures, where GPU memory is plenty (on).",
             special="all",
         ),
     )
@@ -267,11 +267,11 @@ class LoadOptions:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit in bytes."""
+        """`memory` in bytes; None where no limit was given."""
         return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
 
     def said(self) -> dict[str, Any]:
-        """What differs from the defaults, but for the model."""
+        """The options that differ from their defaults, by field name; without the model."""
         mine = (each for each in fields(self) if "row" in each.metadata)
         return {each.name: value for each in mine if (value := getattr(self, each.name)) != each.default}
 
@@ -293,18 +293,18 @@ def special(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def word(name: str) -> str:
-    """An option's word on the command line, without dashes: `kv-cache`, `for`."""
+    """An option's name on the command line, without dashes: `kv-cache`, `for`."""
     row = ROWS.get(name)
     return row.name if row is not None and row.name else name.replace("_", "-")
 
 
 def flag(name: str, value: Any) -> str:
-    """An option as the command line has it: `--kv-cache`, `--no-prefix-cache`."""
+    """An option as a flag of the command line: `--kv-cache`, `--no-prefix-cache`."""
     return f"--no-{word(name)}" if value is False else f"--{word(name)}"
 
 
 def typed(name: str, value: Any) -> list[str]:
-    """An option with its value, in words of a shell: `["--kv-cache", "fp8"]`, `["--no-prefix-cache"]`."""
+    """An option with its value as command-line words: `["--kv-cache", "fp8"]`, `["--no-prefix-cache"]`."""
     return [flag(name, value)] if isinstance(value, bool) else [flag(name, value), str(value)]
 
 

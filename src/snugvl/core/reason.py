@@ -11,12 +11,12 @@ class Reason:
     """Why an engine can't run a model, isn't chosen for it, or has no room for what was tried.
 
     Attributes:
-        text: the reason as a clause; where `short_bytes` says how much is missing, what was tried, such as
+        text: the reason as a clause; where `short_bytes` isn't 0, the thing that was tried, such as
             "16,384-token images (16.8 megapixels)".
         model: its name; empty where it is the chosen one, or one that the caller knows.
-        short_bytes: how much too much, or 0 where memory isn't the reason.
-        blame: the largest component that could shrink, or the largest at all, and its bytes.
-        remedy: what would fit, as a clause that was tried, or None.
+        short_bytes: bytes of memory missing, or 0 where memory isn't the reason.
+        blame: name and bytes of the largest component that could shrink, else of the largest one.
+        remedy: a change that was tried and fits, as a clause, or None.
     """
 
     engine: Engine

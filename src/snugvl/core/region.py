@@ -35,7 +35,7 @@ class Region:
 
     @classmethod
     def made(cls, nbytes: int) -> Self | None:
-        """A new one; None where there is no such memory."""
+        """A new region of `nbytes` bytes; None where the system has no such memory."""
         if sys.platform != "linux" or not hasattr(os, "memfd_create"):
             return None
         try:
@@ -52,7 +52,7 @@ class Region:
 
     @classmethod
     def inherited(cls, descriptor: str, nbytes: str) -> Self:
-        """The one that the parent made, in the child, by its `arguments`."""
+        """In the child: the region that the parent made, from the values of `arguments`."""
         region = cls(int(descriptor), int(nbytes))
         region.keep_to_ourselves()
         return region
@@ -63,11 +63,11 @@ class Region:
         return str(self.descriptor), str(len(self.view))
 
     def keep_to_ourselves(self) -> None:
-        """No more children get it."""
+        """Close the descriptor, so that children started from now on don't inherit the region."""
         os.close(self.descriptor)
 
     def put(self, pieces: Sequence[memoryview]) -> bool:
-        """Write pieces one after the other from the start on; False, and nothing, where they don't fit."""
+        """Write pieces one after the other from the start; False, nothing written, where they don't fit."""
         if sum(map(len, pieces)) > len(self.view):
             return False
         end = 0
@@ -77,7 +77,7 @@ class Region:
         return True
 
     def close(self) -> None:
-        """Unmap it, once nobody looks at a part of it any more. Safe to call twice."""
+        """Unmap it once no view of it is left. Safe to call twice."""
         self.view.release()
         with suppress(BufferError):
             self._map.close()

@@ -46,18 +46,18 @@ class SamplingParams:
     Attributes:
         max_tokens: new tokens at most, or None for what the context leaves.
         temperature: 0 is greedy.
-        top_p: 0 is greedy, too: `temperature` becomes 0 then, as not every engine takes it.
+        top_p: 0 also means greedy: `temperature` becomes 0 then, as not every engine takes a `top_p` of 0.
         top_k: 0 is off.
-        no_repeat_ngram_size: so many tokens in a row come once, prompt and generated tokens together, as
-            transformers has it; where a grammar leaves nothing else they come again. 0 is off.
-        no_repeat_window: that looks back at so many tokens alone; 0: at all.
+        no_repeat_ngram_size: no run of this many tokens comes twice, prompt and generated tokens together, as
+            in transformers; a grammar that leaves no other token wins. 0 is off.
+        no_repeat_window: number of last tokens in which `no_repeat_ngram_size` looks for such runs; 0: all.
         seed: same seed and same request, same tokens; None draws one.
         logprobs: number of alternatives to report with each token; 0 reports the token's own only.
-        prompt_logprobs: whether the tokens of a bare prompt have theirs, too, with as many alternatives; so
-            has the token that ends the answer, then.
-        n: choices.
-        stop: strings that end the answer and are not part of it; one may stand alone.
-        stop_token_ids: token ids that do the same.
+        prompt_logprobs: whether the tokens of a bare prompt (no conversation) are reported as well, with as
+            many alternatives, and the token that ends the answer.
+        n: number of choices: answers to the same prompt.
+        stop: strings that end the answer and are not part of it; a single string may be given as it is.
+        stop_token_ids: token ids that end the answer and are not part of it.
         special: whether control tokens that don't end the answer are part of its text, as checkpoints for
             documents mark boxes with them.
         ignore_eos: go on after an end-of-sequence token, up to `max_tokens` (for measuring).
@@ -123,11 +123,11 @@ class SamplingParams:
 def chosen(
     sampling: SamplingParams | None, max_tokens: int | None, temperature: float | None
 ) -> SamplingParams | None:
-    """`sampling` with the two that are most often chosen alone; None where nothing is chosen.
+    """`sampling` with `max_tokens` and `temperature` in it where given; None where all three are None.
 
     Raises:
-        RequestError: a value out of range; `WrongType` where `sampling` is something else, such as the words
-            of somebody who gave them after a picture.
+        RequestError: a value out of range.
+        WrongType: `sampling` is something else, such as a question that was given after a picture.
     """
     other: object = sampling
     if other is not None and not isinstance(other, SamplingParams):
@@ -142,18 +142,22 @@ def chosen(
 
 
 def check_scores(sampling: SamplingParams, tokens: int | None) -> None:
-    """Refuse log-probabilities of a prompt that has none, or whose answer would be of many megabytes.
+    """Refuse `prompt_logprobs` of a conversation, or of a prompt so long that they would be many megabytes.
 
     Args:
-        tokens: of a bare prompt, 0 where they aren't counted yet; None: it is a conversation.
+        tokens: number of tokens of a bare prompt, 0 where not counted yet; None: it is a conversation.
 
     Raises:
-        RequestError: with what can be had.
+        RequestError: says what is possible instead.
     """
     if not sampling.prompt_logprobs:
         return
     if tokens is None:
-        raise RequestError("only a bare prompt has log-probabilities, not a conversation", field="logprobs")
+        raise RequestError(
+            "log-probabilities of the prompt's own tokens are for bare prompts alone, not for conversations; "
+            "send text as the prompt, or leave prompt_logprobs out (the answer's tokens have theirs)",
+            field="logprobs",
+        )
     most = MAX_SCORES // (1 + (sampling.logprobs or 0))
     if tokens > most:
         raise RequestError(
@@ -168,7 +172,7 @@ def _number(value: object) -> bool:
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:
-    """All of them are looked for in every character of the answer, and of each choice."""
+    """Refuse too many or too long stop strings: each is looked for in every piece of every choice."""
     held = sum(len(text) for text in stop if isinstance(text, str))
     if len(stop) > MAX_STOP or held > MAX_STOP_CHARACTERS:
         raise RequestError(

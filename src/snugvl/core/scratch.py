@@ -2,8 +2,8 @@
 
     $TMPDIR/snugvl-KIND-xxxxxxxx/     holds `.owner`, a file that is locked as long as that process lives
 
-A process that is killed can't tidy up. So whoever makes such a folder, and a server whose engine's process
-has ended, removes those that nobody holds any more.
+A process that is killed can't tidy up. So a process that makes such a folder, and a server whose engine's
+process has ended, first remove those whose owner no process holds locked any more.
 """
 
 import os
@@ -20,14 +20,14 @@ OWNER: Final = ".owner"
 
 
 class Scratch:
-    """A folder that is this process' alone, until `remove`, the end of this object, or that of the process.
+    """A temporary folder of this process, removed by `remove`, with this object, or after the process' end.
 
     Attributes:
-        path: of the folder.
+        path: where the folder is.
     """
 
     def __init__(self, kind: str) -> None:
-        """`kind`: what it is for, as a part of its name."""
+        """Make the folder. `kind`: its purpose, a part of its name."""
         sweep()
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
         self.remove = weakref.finalize(self, _remove, self.path, _held(self.path))
@@ -46,9 +46,10 @@ def sweep() -> None:
 
 
 def _held(folder: Path) -> int | None:
-    """A descriptor of the folder's owner, locked; None where files can't be: nobody sweeps it then.
+    """An open descriptor of the folder's owner file, locked; None where files can't be locked: then no sweep
+    removes the folder.
 
-    The file has its name when it is locked, so that nobody takes the folder for one that is left.
+    The file gets its name only once it is locked, so that no sweep takes the folder for an abandoned one.
     """
     draft = folder / f"{OWNER}.new"
     owner = os.open(draft, os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""What the server needs of an engine, wherever it runs: in this process, or in a supervised child.
+"""The engine service: all that a server needs of an engine, in this process or in a supervised child.
 
 starting ──► ready ◄──► restarting ──► failed        draining: ready, but takes nothing new
 """
@@ -20,7 +20,7 @@ class Health:
     Attributes:
         detail: one sentence for people: what it is doing, or why it is not ready and what comes next.
         progress: of loading, from 0 to 1, while starting or restarting.
-        restarts: how often it came back since the server started.
+        restarts: number of times that it came back since the server started.
         retry_after_s: seconds after which asking again makes sense, when not ready.
         timeline: how the engine's last start went.
     """
@@ -40,15 +40,15 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the engine is doing. Counters count since this engine (not the server) started.
+    """Load and counters of an engine. Counters start from 0 with the engine, not with the server.
 
     Attributes:
         num_blocks: of the KV cache now. Fewer than `planned_blocks` while other programs need the memory;
             `planned_blocks` is 0 where the engine's cache never changes.
         encoder_queries: pictures that prompts needed; `encoder_hits` of them were encoded already.
-        draft_method: what guesses tokens, "ngram" or "mtp"; empty where nothing does.
-        drafted_tokens: that were guessed and computed; `accepted_tokens`: those of them that were right.
-        forced_tokens: that a grammar left no choice of, and that took no step of their own.
+        draft_method: how tokens are drafted, "ngram" or "mtp"; empty without speculation.
+        drafted_tokens: drafts that were computed; `accepted_tokens`: those of them that were right.
+        forced_tokens: tokens that a grammar left no choice of, and that took no step of their own.
         shortages: steps that ran out of memory and were tried again in parts.
         kernel_compilations: kernels that requests waited for; `graph_captures`: CUDA graphs, likewise.
         recorded: CUDA graphs of steps with prompts and of pictures that there are now.
@@ -81,7 +81,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Ledger and load at one moment; `at`: `time.time()` seconds."""
+    """Ledger and load of an engine at one moment; `at`: `time.time()` seconds."""
 
     at: float
     ledger: Ledger
@@ -134,7 +134,7 @@ class EngineService(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse what is new, wait for what runs. Whether everything finished in time."""
+        """Refuse new requests and wait for running ones; returns whether all finished within `timeout_s`."""
         ...
 
     async def close(self) -> None:

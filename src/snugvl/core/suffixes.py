@@ -1,4 +1,4 @@
-"""How the names of picture and video files end: for folders, and to tell a file's name from words."""
+"""Suffixes of picture and video files, to find them in folders and to tell a file's name from words."""
 
 from typing import Final
 

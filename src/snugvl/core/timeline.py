@@ -1,6 +1,6 @@
-"""What a process has reached on its way to the first answer, and when.
+"""The time line of a start: the steps that a process has reached on its way to the first answer, and when.
 
-A step is a record of the logger "snugvl.start" at DEBUG: whoever wants the time line listens there.
+A step is a record of the logger "snugvl.start" at DEBUG; a `Recorder` collects them.
 """
 
 import logging
@@ -12,12 +12,12 @@ logger = logging.getLogger("snugvl.start")
 
 
 def mark(step: str) -> None:
-    """Say that `step` is reached now."""
+    """Note that `step` is reached now."""
     logger.debug("%s", step)
 
 
 class Recorder(logging.Handler):
-    """Hears all marks of this process from now on."""
+    """Collects all marks of this process from now on."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -27,10 +27,10 @@ class Recorder(logging.Handler):
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A mark."""
+        """Keep one mark, as logging calls it."""
         self._steps.append((record.getMessage(), record.created))
 
     @property
     def timeline(self) -> Timeline:
-        """The marks so far."""
+        """The marks so far: (step, `time.time()` seconds) each, in their order."""
         return tuple(self._steps)

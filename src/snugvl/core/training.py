@@ -14,7 +14,7 @@ class Training:
     Attributes:
         drawings: whether it learned drawn pictures alone, no photographs.
         videos: whether it learned videos.
-        min_images: pictures without which a conversation makes no sense to it.
+        min_images: fewest pictures with which a conversation makes sense to it.
         max_images: pictures of one conversation that it can tell apart; None: no limit but the context.
     """
 
@@ -25,7 +25,7 @@ class Training:
 
 
 def read_training(value: object) -> Training:
-    """Limits as a checkpoint, or a server's `/v1/models`, writes them; what is no limit counts as none."""
+    """Read limits as a checkpoint or a server's `/v1/models` writes them; a malformed one counts as none."""
     said: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
     least, most = said.get("min_images"), said.get("max_images")
     return Training(

@@ -50,13 +50,13 @@ class Wrap:
         self._word = ""  # letters of a word that may go on
 
     def feed(self, text: str) -> str:
-        """Take `text`, and return all that can be printed now; the last word waits for its end."""
+        """Take `text` and return what can be printed now; an unfinished last word is kept back."""
         if self._width is None:
             return text
         return "".join(map(self._put, _PIECES.findall(text)))
 
     def end(self) -> str:
-        """Return the word that still waits."""
+        """Return the word that was kept back."""
         return self._put_word()
 
     def _put(self, piece: str) -> str:
@@ -123,7 +123,7 @@ def wrapped_command(command: str, width: int | None, indent: int = 0) -> str:
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal `text` takes."""
+    """Number of columns of a terminal that `text` takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

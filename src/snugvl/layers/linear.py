@@ -2,8 +2,8 @@
 
     [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU] ─ [+ residual]
 
-On a GPU the kernels read the stored form; elsewhere plain torch widens it, a piece at a time, and computes
-the same.
+On a GPU the kernels read the stored form; elsewhere plain torch dequantizes it, a piece at a time, and
+computes the same.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,29 @@ from torch.nn.functional import linear, silu
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.layers.ggml import GgmlType, TypedRows, parts_of, sort_bytes, wide_planes
 from snugvl.layers.norm import RMSNorm
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.weights import GROUP, WORDS, FormatName, Weights, to_few_bits, to_int8
 
-SLICE_BYTES = 16 << 20  # of widened weights in `Linear.wide_product`
+SLICE_BYTES = 16 << 20  # of dequantized weights in `Linear.wide_product`
 SLICE_ROWS = 32  # its rows are a multiple of
 FEW_ROWS = 16  # of input up to which bf16 weights are multiplied by kernels of ours
-_WIDE_ROWS = 4096  # widened at a time by the plain path
+_WIDE_ROWS = 4096  # dequantized at a time by the plain path
 
 
 class Linear(nn.Module):
     """`[columns] → [rows]`, by default with the weights as a parameter of the network's dtype."""
 
-    def __init__(self, columns: int, rows: int, *, bias: bool = False, quantises: bool = True) -> None:
-        """`quantises`: whether its weights may take another format than the network's."""
+    def __init__(
+        self, columns: int, rows: int, *, bias: bool = False, quantises: bool = True, unit: int = 0
+    ) -> None:
+        """A matrix without values.
+
+        Args:
+            quantises: whether its weights may take another format than the network's.
+            unit: rows of each of the matrices that stand below one another in it; 0 where it is one.
+        """
         super().__init__()
-        self.rows, self.columns, self.quantises = rows, columns, quantises
+        self.rows, self.columns, self.quantises, self.unit = rows, columns, quantises, unit
         self.format: FormatName = "bf16"
         self.group = GROUP
         self.parts: tuple[TypedRows, ...] = ()
@@ -138,7 +146,7 @@ class Linear(nn.Module):
         """Rows `ids` `[n]`, as an embedding: `[n, columns]`."""
         if self.format == "ggml":
             return self._lookup_blocks(ids, dtype)
-        if ids.is_cuda:
+        if by_kernels(ids, "embed"):
             from snugvl.layers.kernels.rows import lookup  # needs triton, which only GPUs bring
 
             assert self.format in ("bf16", "int8"), "an embedding is bf16 or int8"
@@ -153,7 +161,7 @@ class Linear(nn.Module):
 
     def _lookup_blocks(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         (part,) = self.parts
-        if ids.is_cuda:
+        if by_kernels(ids, "dequantize_rows"):
             from snugvl.layers.kernels.products.ggml import lookup  # needs triton, which only GPUs bring
 
             return lookup(ids, self.weights, dtype)
@@ -173,10 +181,10 @@ class Linear(nn.Module):
 
         `residual` `[tokens, rows]` is added, and may be written over.
         """
-        if x.is_cuda and (self.format != "bf16" or self._few(x)):
+        if by_kernels(x) and (self.format != "bf16" or self._few(x)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
 
-            return product(
+            found = product(
                 x,
                 self.weights,
                 bias=self.bias,
@@ -187,10 +195,13 @@ class Linear(nn.Module):
                 swiglu=swiglu,
                 dtype=dtype,
             )
+            if found is not None:
+                return found
         plain = norm is None and self.bias is None and not swiglu and dtype is None
-        if residual is not None and x.is_cuda and plain:
+        if residual is not None and x.is_cuda and plain and self.format == "bf16":
             return torch.addmm(residual, x, self.weight.T, out=residual)  # a launch less
-        y = self._plain(x if norm is None else norm(x))
+        x = x if norm is None else norm(x)
+        y = self.wide_product(x) if x.is_cuda else self._plain(x)  # of a GPU's memory a slice at a time
         if swiglu:
             y = _swiglu(y)
         y = y if residual is None else residual + y
@@ -205,7 +216,7 @@ class Linear(nn.Module):
         self, x: torch.Tensor, tail: "Linear", *, norm: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`self(x)` and `tail(x)`, which has few rows: of one row of input in one launch."""
-        if x.is_cuda and len(x) == 1 and self.bias is None and tail.format == "bf16":
+        if len(x) == 1 and self.bias is None and tail.format == "bf16" and by_kernels(x):
             from snugvl.layers.kernels.products.linear import product_with_tail  # needs triton, as above
 
             weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
@@ -221,8 +232,8 @@ class Linear(nn.Module):
     ) -> torch.Tensor:
         """`x` `[tokens, columns]` times rows `start … end − 1`, and their bias: `[tokens, end − start]`.
 
-        For a vision tower's hundreds of tokens and odd widths: the weights are widened a slice at a time and
-        multiplied by the library, whatever their groups. `out`: where the result goes.
+        For a vision tower's hundreds of tokens and odd widths: the weights are dequantized a slice at a time
+        and multiplied by the library, whatever their groups. `out`: where the result goes.
         """
         end = self.rows if end is None else end
         bias = None if self.bias is None else self.bias[start:end]
@@ -234,20 +245,21 @@ class Linear(nn.Module):
         for first in range(0, end - start, step):
             last = min(first + step, end - start)
             wide = slice_[: last - first]
-            self._widen(start + first, wide)
+            self._dequantize(start + first, wide)
             _times(x, wide, None if bias is None else bias[first:last], out[:, first:last])
         return out
 
-    def _widen(self, first: int, out: torch.Tensor) -> None:
+    def _dequantize(self, first: int, out: torch.Tensor) -> None:
         """Rows `first …` as they are meant, to `out` `[n, columns]`."""
-        if out.is_cuda and self.format == "ggml":
-            from snugvl.layers.kernels.products.ggml import widen  # needs triton, which only GPUs bring
+        if self.format == "ggml" and by_kernels(out, "dequantize_rows"):
+            from snugvl.layers.kernels.products.ggml import dequantize  # needs triton, which only GPUs bring
 
-            widen(self.weights, first, out)
-        elif out.is_cuda and self.format == "int8":
-            from snugvl.layers.kernels.products.widen import widen_int8  # needs triton, which only GPUs bring
+            dequantize(self.weights, first, out)
+        elif self.format == "int8" and by_kernels(out, "dequantize_codes"):
+            # Needs triton, which only GPUs bring.
+            from snugvl.layers.kernels.products.dequantize import dequantize_int8
 
-            widen_int8(self.weights, first, out)
+            dequantize_int8(self.weights, first, out)
         else:
             out.copy_(self.weights.wide(out.dtype, first, first + len(out)))
 
@@ -280,9 +292,9 @@ def _times(
 
 def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    if not gate_up.is_cuda:
+    if not by_kernels(gate_up, "gated"):
         return silu(gate) * up
-    from snugvl.layers.kernels.products.widen import swiglu  # needs triton, which only GPUs bring
+    from snugvl.layers.kernels.products.dequantize import swiglu  # needs triton, which only GPUs bring
 
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     swiglu(gate_up, out, 0)

@@ -1,1 +1,1 @@
-"""What fits: a function per component of the footprint, the solver, the plan and its reports. No I/O here."""
+"""The planner: which way to run a model fits a machine, its memory by component, and reports. No I/O here."""

@@ -1,7 +1,7 @@
-"""A model in a format on an engine, and every such option of a model on a device, best first.
+"""Options: a model in a format on an engine, and all of them for a model on a device, best first.
 
-Which an engine has is said in its folder (`engines/`), sizes in `footprint/`; what a generation of GPUs
-lacks is said here, by compute capability.
+Each engine's folder (`engines/`) says which it has, `footprint/` how large they are; this module says what a
+generation of GPUs lacks, by compute capability.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ TORCH: Final = (7, 5)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One way to have embedding, head and vision tower.
+    """Formats and places of embedding, head and vision tower.
 
     Attributes:
         head: format of embedding and lm_head; int8 costs next to no quality, so it comes where it gains
@@ -62,11 +62,11 @@ class Option:
     """A model in a format on an engine.
 
     Attributes:
-        stored_quality: the format whose quality it has: an FP8 checkpoint stays FP8 when it runs as bf16.
-        parts: embedding, head and vision tower; of our engine alone other than bf16 and on the GPU.
-        offload: decoder layers may stay in host memory.
+        stored_quality: the format whose quality it has: an FP8 checkpoint that runs as bf16 has FP8's.
+        parts: formats and places of embedding, head and vision tower; bf16 on the GPU but for our engine.
+        offload: whether decoder layers may stay in host memory.
         needs: what has to be installed besides, as a sentence, or None.
-        float32: activations, cache and what isn't quantised are float32.
+        float32: whether activations, cache and all that isn't quantised are float32.
     """
 
     model: Inventory
@@ -80,17 +80,17 @@ class Option:
 
     @property
     def made(self) -> bool:
-        """The format is made while loading, and not the stored one."""
+        """Whether the format is made while loading, not read as it is stored."""
         return self.weights in INTEGERS and self.weights != self.model.facts.quantization
 
     @property
     def by_bits(self) -> bool:
-        """bitsandbytes makes the format."""
+        """Whether bitsandbytes makes the format while loading."""
         return self.made and rules_of(self.engine).bitsandbytes
 
     @property
     def streams(self) -> bool:
-        """The vision tower crosses from host memory for every picture."""
+        """Whether the vision tower is copied from host memory for every picture."""
         return self.parts.vision == "streamed"
 
     def gives(self, settings: Settings) -> bool:
@@ -102,7 +102,7 @@ class Option:
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
-        """KV formats that this engine can use, best first. Which are taken is `kv_formats_on`."""
+        """KV formats that this engine can use, best first; `kv_formats_on` says which a plan tries."""
         return rules_of(self.engine).kv_formats
 
     @property
@@ -112,7 +112,7 @@ class Option:
 
     @property
     def title(self) -> str:
-        """Short name in a report."""
+        """Its short name in a report."""
         parts = self.parts
         said = {
             "vision tower streamed": self.streams,
@@ -127,7 +127,7 @@ class Option:
 def options(
     model: Inventory, device: Device, system: OperatingSystem, wishes: Wishes
 ) -> tuple[list[Option], list[Reason]]:
-    """Everything that could be tried with one model on one kind of device."""
+    """The options of one model on one kind of device, best first an engine, and why engines have none."""
     found: list[Option] = []
     refused: list[Reason] = []
     nowhere: list[Reason] = []
@@ -149,12 +149,12 @@ def stored_format(model: Inventory) -> Precision:
 
 
 def prefers_fp32(model: Inventory, device: Device) -> bool:
-    """On a CPU `load` takes float32 where that leaves half of the free memory."""
+    """Whether `load` takes float32 on a CPU: where the weights take at most half of the free memory."""
     return model.parameters * 4 <= device.free_bytes // 2
 
 
 def older(capability: Capability | None, needed: Capability) -> str | None:
-    """As a clause: that a GPU is older than what is needed; None where it isn't, or is no GPU."""
+    """The clause that a GPU is older than needed; None where it isn't, or where there is no GPU."""
     if capability is None or capability >= needed:
         return None
     return f"compute capability {_dotted(capability)} is older than {_dotted(needed)}"

@@ -21,21 +21,32 @@ TARGETS = {
 
 
 def next_command(choice: Choice, wishes: Wishes) -> str:
-    """One line for a POSIX shell: ours, or the engine's own where we don't start it."""
+    """The command, one line for a POSIX shell: ours, or the engine's own where snugvl doesn't start it."""
     theirs = None if rules_of(choice.option.engine).starts else plain_command(choice)
     return theirs or shlex.join(our_arguments(choice, wishes))
 
 
 def plain_command(choice: Choice) -> str | None:
-    """The engine's own command, without us, where it has one; for a POSIX shell."""
+    """The engine's own command, without snugvl, for a POSIX shell; None where it has none."""
     return rules_of(choice.option.engine).command(choice)
 
 
-def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
-    """The variables that show the choice's GPUs alone.
+def beside_gpu_bytes(choice: Choice) -> int:
+    """Bytes of host memory that a choice takes for parts of the model beside a GPU; 0 where it keeps none
+    there."""
+    settings = choice.settings
+    if choice.budget.gpu is None or choice.budget.device.unified:
+        return 0
+    if not (settings.offloaded or settings.host_experts):
+        return 0
+    return rules_of(choice.option.engine).host_bytes(choice.option.model, settings)
 
-    An index counts what is visible already, so it won't do. Names would, but vLLM 0.22 takes what is in
-    CUDA_VISIBLE_DEVICES for NVML's numbers, which are CUDA's when it goes by the PCI bus.
+
+def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
+    """Environment variables, by name and value, that make the choice's GPUs alone visible.
+
+    An index is relative to what is visible already, so it isn't enough. UUIDs would do, but vLLM 0.22 takes
+    CUDA_VISIBLE_DEVICES for NVML's numbers, which equal CUDA's in the order of the PCI bus.
     """
     if [gpu.index for gpu in choice.gpus] in ([], [0]) or choice.gpus[0].api != "cuda":
         return ()
@@ -47,10 +58,10 @@ def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
 
 
 def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
-    """The words of our own command: the model and what was wished, since the same solver plans again there.
+    """The words of snugvl's own command: the model and the wishes, from which it plans the same again.
 
-    vLLM, llama.cpp, layers in host memory, and options that a task's command doesn't have, come with the
-    server.
+    It is `serve` where vLLM, llama.cpp, layers in host memory, or an option that a task's command doesn't
+    have is part of the plan.
     """
     asked = load_options(choice, wishes)
     said = {name: asked.said()[name] for name in ("backend", *asked.said()) if name in asked.said()}
@@ -67,7 +78,7 @@ def _words(said: dict[str, Any]) -> list[str]:
 
 
 def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
-    """Options with which the choice is planned again as it is: for a command, and for a saved plan.
+    """Options that lead to this choice when they are planned again: for a command, and for a saved plan.
 
     What only `plan` can be asked for (a floor of quality, the least tokens of an image) becomes what the plan
     made of it.

@@ -18,11 +18,12 @@ WEIGHT_COST: Final[dict[str, int]] = {"fp32": 0, "bf16": 0} | {
 }
 HEAD_COST, TOWER_COST, CACHE_COST = 1, 3, 35
 # Below the first, formats count alike until images, context and pool are decided; so do those between two.
-NOTICEABLE: Final = (100, 2000, 10000)
+# FP8 is below it: an FP8 edition is half the download of what is rounded to int8, for 0.002 nats a token.
+NOTICEABLE: Final = (400, 2000, 10000)
 
 
 def cost(option: Option, settings: Settings) -> int:
-    """Cost of the formats together, in `UNIT`s; weights are no better than those they are made of."""
+    """Cost of all formats together, in `UNIT`s; weights cost at least what the stored ones do."""
     stored = option.model.facts.quantization or "bf16"
     parts = {
         HEAD_COST: settings.head != "bf16",
@@ -34,10 +35,10 @@ def cost(option: Option, settings: Settings) -> int:
 
 
 def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
-    """How many of `NOTICEABLE` the cost of formats reaches, and one more where they are slow.
+    """How noticeable the formats' cost is: the number of thresholds of `NOTICEABLE` it reaches, plus 1 where
+    they are slow (bitsandbytes' on transformers; low bits on a CPU, which widens them for every token).
 
-    0 is as good as bf16, and as quick. transformers reads low bits by bitsandbytes, and a CPU widens them for
-    every token.
+    0 is as good as bf16, and as quick.
     """
     slow = option.by_bits or (cpu and option.weights in LOW_BIT)
     return sum(cost(option, settings) >= least for least in NOTICEABLE) + slow
@@ -50,7 +51,7 @@ def _rounded(option: Option) -> Format | None:
 
 
 def told(option: Option, settings: Settings) -> list[str]:
-    """How noticeable formats are that our engine makes, for people; `figures` has the numbers."""
+    """Sentences for people: how noticeable the formats are that our engine rounds to (`figures`: numbers)."""
     said = []
     if form := _rounded(option):
         finer = next(kind for kind in ("int8", *FEW_BITS) if WEIGHT_COST[kind] < WEIGHT_COST[option.weights])
@@ -73,7 +74,7 @@ def told(option: Option, settings: Settings) -> list[str]:
 
 
 def figures(option: Option) -> list[str]:
-    """Sentences with the figures that were measured of a format which our engine makes."""
+    """Sentences with the measured figures of the format that our engine rounds an option's weights to."""
     form = _rounded(option)
     if form is None or not form.measured:
         return []
@@ -88,9 +89,9 @@ def figures(option: Option) -> list[str]:
 
 
 def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None) -> tuple[KVFormat, ...]:
-    """KV formats for an option on a device, best first; of a wished one that alone, or none.
+    """KV formats to try for an option on a device, best first; a wished one alone, or none if impossible.
 
-    Unasked it is FP8 on a GPU alone, where memory is what is short, and for models alone that norm their
+    Without a wish FP8 is tried on GPUs alone, where memory is short, and for models alone that norm their
     keys. Our kernels need no hardware for FP8, vLLM's do.
     """
     able, since = option.kv_formats, rules_of(option.engine).fp8_cache_since
@@ -102,10 +103,10 @@ def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None
 
 
 def no_fp8_cache(option: Option) -> str | None:
-    """Why an engine refuses keys and values in FP8 for a model, as a clause, or None.
+    """Why an engine refuses keys and values in FP8 for a model, as a clause; None where it takes them.
 
-    e4m3 has no scale here, and outliers of keys that aren't normed saturate. llama.cpp's eight bits have a
-    scale for every 32 values.
+    An e4m3 value has no scale here, so outliers of keys that aren't normed saturate. llama.cpp's eight bits
+    have a scale for every 32 values.
     """
     if rules_of(option.engine).scales_cache or option.model.qk_norm:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.budget import Budget
+from snugvl.planner.budget import Budget, ram_for, wsl_words
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
@@ -34,12 +34,12 @@ class Fitted:
 
     @property
     def missing_bytes(self) -> int:
-        """Beyond what may be used; negative where it fits."""
+        """Bytes beyond those that may be used; negative where it fits."""
         return self.footprint.total_bytes - self.budget.usable_bytes
 
 
 class Fitter:
-    """Tries settings of one option."""
+    """Finds the best settings of one option that fit."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class Fitter:
         return tier(self.option, fitted.settings, cpu=self.cpu)
 
     def _best_in(self, kv: KVFormat) -> Fitted | None:
-        """The highest goal that fits: as the chain is ordered, it is found by halving.
+        """The best settings with this KV format: those of the highest goal that fits, found by bisection, as
+        goals are ordered.
 
-        More GPUs than it takes are for what the goal doesn't say of comfort: requests in flight beside its
-        contexts.
+        More GPUs than the goal needs are taken for requests in flight up to comfort.
         """
 
         def ways(goal: Goal) -> Iterator[Settings]:
@@ -112,7 +112,7 @@ class Fitter:
         return kv_formats_on(self.option, self.budgets[0].device, self.wishes.kv_cache)
 
     def goal(self, fitted: Fitted) -> Goal:
-        """The highest goal that is reached."""
+        """The highest goal that the settings reach."""
         within = [
             goal
             for goal in self.goals
@@ -124,10 +124,10 @@ class Fitter:
         return within[-1] if within else self.goals[0]
 
     def comfort(self, fitted: Fitted, *, led: bool = False) -> Step:
-        """How far towards comfort it is.
+        """How far towards comfort the settings come: each of the four numbers of a goal, capped at comfort.
 
         Args:
-            led: nobody named the model: that all its pictures have few tokens is no reason to prefer it.
+            led: whether the plan chose the model: few tokens a picture are then no reason to prefer it.
         """
         most = COMFORT[self.wishes.good_for]
         fixed = not led and not scales(self.option.model)
@@ -139,12 +139,12 @@ class Fitter:
         return reached
 
     def _could_hold(self, settings: Settings, tokens: int) -> bool:
-        """Whether so many tokens could be in flight: vLLM's cache is all that the rest leaves."""
+        """Whether `tokens` tokens could be in flight: vLLM's cache takes all memory that is left."""
         at_once = -(-tokens // settings.context)
         return self.fits(self._leanest(replace(settings, concurrency=max(settings.concurrency, at_once))))
 
     def reaching(self, nbytes: int) -> "Fitter":
-        """A fitter of this option with the goals alone that it reaches in so many bytes of each GPU."""
+        """A fitter of this option, limited to the goals that it reaches within `nbytes` bytes of each GPU."""
         less = [
             replace(each, margin_bytes=each.margin_bytes + max(each.usable_bytes - nbytes, 0))
             for each in self.budgets
@@ -166,9 +166,9 @@ class Fitter:
         return min(tried, key=lambda fitted: fitted.missing_bytes)
 
     def _least_offloaded(self) -> Fitted | None:
-        """The highest comfortable goal, with the fewest layers in host memory; the vision tower goes first.
+        """The highest goal up to comfort with the fewest layers in host memory; the vision tower goes first.
 
-        The tower crosses once a picture, a layer once a token. Beyond comfort every byte costs speed.
+        The tower is copied once a picture, a layer once a token. Beyond comfort every byte costs speed.
         """
         for goal in reversed(self.goals):
             most = COMFORT[self.wishes.good_for]
@@ -183,17 +183,17 @@ class Fitter:
         return None
 
     def _first_that_fits(self, kinds: Iterable[Sequence[Settings]]) -> Settings | None:
-        """First way that fits, of several kinds; within a kind, each takes less of the GPU than the last."""
+        """The first settings that fit, kind by kind; in a kind each takes less GPU memory than the last."""
         found = (ways[bisect_left(ways, True, key=self.fits)] for ways in kinds if self.fits(ways[-1]))
         return next(found, None)
 
     def _offloads(self, goal: Goal) -> list[list[Settings]]:
-        """Ways with less and less on the GPU, by kind."""
+        """Settings with less and less on the GPU, by kind (`EngineRules.offload_ways`)."""
         kv: KVFormat = next(iter(self.kv_formats), "bf16")
         return self.rules.offload_ways(self.option.model, self.base(goal, kv, Spread()))
 
     def why_not_offloaded(self) -> str:
-        """What is missing even with layers in host memory, with the numbers."""
+        """The clause that says how much is missing even with layers in host memory."""
         ways = self._offloads(self.goals[0])
         if (least := self._first_that_fits(ways)) is None:
             total = format_size(self.footprint(ways[-1][-1]).total_bytes)
@@ -203,10 +203,19 @@ class Fitter:
             return f"with every layer in host memory it still takes {total} of the GPU's {usable}"
         moved, layers = max(least.offloaded, least.host_experts), self.option.model.facts.text.num_layers
         free = format_size(self.host.usable_bytes if self.host else 0)
-        needed = (
-            f"{format_size(self.rules.host_bytes(self.option.model, least))}, of which {free} may be used"
-        )
-        return f"{moved} of {layers} layers would have to stay in host memory: {needed}"
+        taken = self.rules.host_bytes(self.option.model, least)
+        what = "the experts of " if least.host_experts and not least.offloaded else ""
+        needed = f"{format_size(taken)}, of which {free} may be used"
+        return f"{what}{moved} of {layers} layers would have to stay in host memory: {needed}"
+
+    def host_remedy(self) -> str | None:
+        """Host memory with which it fits, and how WSL2 is given that; None where that wouldn't do."""
+        least = self._first_that_fits(self._offloads(self.goals[0]))
+        if least is None or not least.host_experts or self.host is None or self.budgets[0].device.unified:
+            return None
+        needed = ram_for(self.rules.host_bytes(self.option.model, least), self.host.held_bytes)
+        how = f": {wsl_words(needed)}" if self.host.system == "wsl2" else ""
+        return f"it fits with {format_size(needed)} of host memory{how}"
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
@@ -244,8 +253,8 @@ class Fitter:
         return next((settings for settings in self.variants(base) if self.fits(settings)), None)
 
     def _needed(self, base: Settings, goal: Goal) -> Settings:
-        """Up to comfort the slowest variant will do; what is beyond comfort isn't worth speed, or that every
-        turn of a conversation is computed from its beginning."""
+        """The settings in which a goal must fit: up to comfort the slowest variant; beyond it the fastest,
+        with state snapshots, as no larger goal is worth lost speed or turns computed from their beginning."""
         before = self.goals[max(self.goals.index(goal) - 1, 0)]
         most, lower, full = (
             comfort(each, self.wishes.good_for, fixed_tokens=False) for each in (goal, before, self.goals[-1])
@@ -260,16 +269,16 @@ class Fitter:
         return self._keeping(fast, kept)
 
     def _leanest(self, base: Settings) -> Settings:
-        """The variant that needs the least: the slowest."""
+        """The variant that needs the least memory, which is the slowest."""
         *_, last = self.variants(base)
         return last
 
     def budget(self, settings: Settings) -> Budget:
-        """That of the smallest of the GPUs that are used."""
+        """The budget of the smallest of the GPUs that are used."""
         return self.budgets[settings.gpus - 1]
 
     def fitted(self, settings: Settings, tokens: int) -> Fitted:
-        """With footprint and budget."""
+        """The settings with their footprint and budget."""
         return Fitted(settings, tokens, self.footprint(settings), self.budget(settings))
 
     def _spreads(self) -> Sequence[Spread]:
@@ -277,18 +286,18 @@ class Fitter:
         return self.rules.spreads(self.option.model, self.wishes, len(self.budgets))
 
     def footprint(self, settings: Settings) -> Footprint:
-        """Footprint of this option's model."""
+        """The footprint of this option's model under `settings`."""
         if settings not in self._footprints:
             self._footprints[settings] = footprint(self.option.model, settings, self.budget(settings).device)
         return self._footprints[settings]
 
     def fits(self, settings: Settings) -> bool:
-        """Within the budget."""
+        """Whether the settings fit within the budget."""
         return self.spare_bytes(settings) >= 0
 
     def _refined(self, base: Settings, goal: Goal) -> Fitted:
-        """What is left keeps states for the next turn, makes our engine's pool larger, up to the next goal's,
-        and then saves time."""
+        """The settings with spare memory put to use: for states of the next turn, for a larger pool (up to
+        the next goal's), then for all that saves time."""
         base = self._keeping(base, SNAPSHOTS, self.spare_bytes(self._leanest(base)))
         settings = self.fastest(base)
         assert settings is not None, "what was tried before fits"
@@ -304,7 +313,7 @@ class Fitter:
         return keeping(self.option.model, self.wishes, settings, most, spare_bytes)
 
     def _filled(self, settings: Settings, most: int) -> Settings:
-        """With as large a KV pool as fits, up to `most` tokens."""
+        """The settings with as large a KV pool as fits, up to `most` tokens."""
         low = settings.kv_tokens
         each = block_bytes(self.option.model, settings)
         spare = self.spare_bytes(settings)
@@ -320,8 +329,8 @@ class Fitter:
         )
 
     def _quicker(self, settings: Settings) -> Settings:
-        """With what only saves time, each where plenty stays free beside it: more sequences at once, kept
-        encodings, CUDA graphs of prompts."""
+        """The settings with all that only saves time, each where plenty stays free beside it: more sequences
+        at once, kept encodings, CUDA graphs of prompts."""
         if self.cpu:
             return settings
         more = replace(
@@ -354,9 +363,9 @@ class Fitter:
 
 
 def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:
-    """The highest value in steps of `grain` above `low` that fits; what fits is below what doesn't.
+    """The highest value, `low` plus steps of `grain`, that fits; all values below one that fits fit as well.
 
-    From above in steps that double, then by halving: `high` is mostly off by no more than what is rounded.
+    It is searched from `high` down in steps that double, then by bisection: `high` is mostly nearly right.
     """
     beyond, step = max(0, (high - low) // grain) + 1, 1
     while beyond > step and not fits(low + (beyond - step) * grain):

@@ -1,4 +1,4 @@
-"""What a plan aims at: for each purpose a chain of (image tokens, context, KV pool, sequences), each step at
+"""Goals of a plan: for each purpose a chain of (image tokens, context, KV pool, sequences), each step at
 least the one before in all of them.
 
 | `--for` | comfort | beyond it, as far as memory goes |
@@ -10,8 +10,8 @@ least the one before in all of them.
 
 The solver takes the highest step that fits. As a chain is ordered, more memory never gives smaller images, a
 shorter context or fewer tokens in flight in the same format on the same engine; and up to comfort no finer
-format either. On a processor pictures end at full HD, which takes half a minute to read, where nobody asks
-for more.
+format either. On a processor pictures end at full HD, which takes half a minute to read, unless more is asked
+for.
 """
 
 from dataclasses import dataclass, replace
@@ -68,9 +68,9 @@ HOST_CONVERSATIONS: Final = 4  # of a pool in host memory: a CPU is short of tim
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What to reach; `max_pixels` is the budget that belongs to the tokens of an image.
+    """One step of a chain; `max_pixels` is the pixel budget that gives `tokens` tokens an image.
 
-    `counted`: what of it counts towards comfort, where that is less than all.
+    `counted`: the part of it that counts towards comfort, where that is less than all.
     """
 
     tokens: int
@@ -82,7 +82,7 @@ class Goal:
 
     @property
     def step(self) -> Step:
-        """The four that are ordered."""
+        """(image tokens, context, pool, sequences), by which goals are ordered."""
         return self.tokens, self.context, self.pool, self.sequences
 
 
@@ -94,9 +94,9 @@ def goals(
 
     Args:
         limit: tokens of the longest context.
-        engine: ours has a KV pool that is planned for itself; others' follows from the contexts, and of them
-            vLLM alone lets more requests than those share it.
-        cpu: beyond comfort only the pool grows.
+        engine: ours has a KV pool with a size of its own; others' pools follow from the contexts, and among
+            them only vLLM lets more requests share it.
+        cpu: whether only the pool grows beyond comfort, as on a processor.
     """
     found: list[Goal] = []
     most, counted = 0, None  # tokens of the largest image that leaves room for text
@@ -153,10 +153,10 @@ def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | No
 
 
 def comfort(goal: Goal, purpose: PurposeName, *, fixed_tokens: bool) -> Step:
-    """How far towards comfort a goal is; more than comfort counts no more than comfort.
+    """How far towards comfort a goal is: its step, each number capped at comfort's.
 
-    `fixed_tokens`: of every picture of a model; they are taken as they are, but for documents, whose print
-    needs many.
+    `fixed_tokens`: whether every picture of the model has the same tokens. They count as enough, but not for
+    documents, whose print needs many.
     """
     most = COMFORT[purpose]
     step = goal.counted or goal.step

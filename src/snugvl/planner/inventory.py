@@ -1,5 +1,5 @@
-"""A model's tensors grouped by what the planner asks of them: a plan needn't walk a thousand names. And the
-widths of its vectors, which the formulas are written in."""
+"""A model's tensors in groups of equal ones, so that a plan needn't walk a thousand names, and the widths of
+its vectors, in which the formulas are written."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -49,8 +49,8 @@ class Inventory:
     """A model, ready for the planner. Compared by identity, so that what is derived from it can be cached.
 
     Attributes:
-        kv_layers: distinct attention layers and how many there are of each.
-        qk_norm: queries and keys are normed, head by head, so that keys are small and alike.
+        kv_layers: distinct attention layers, each with its count.
+        qk_norm: whether queries and keys are normed, head by head, so that keys are small and alike.
     """
 
     facts: ModelFacts
@@ -61,7 +61,7 @@ class Inventory:
 
     @property
     def name(self) -> str:
-        """As the user said it."""
+        """The model's name as the user gave it."""
         return self.facts.name
 
     @property
@@ -73,6 +73,8 @@ class Inventory:
     def experts_read(self) -> float:
         """Share of the experts of a layer that one token reads; 1 for other models."""
         text = self.facts.text
+        if text.mixture is not None:  # files may have each expert by itself
+            return text.mixture.used / text.mixture.count
         stored = next((tensor.shape for tensor in self.facts.tensors if tensor.role == "expert"), None)
         return text.experts_used / stored[0] if stored and text.experts_used else 1.0
 
@@ -81,9 +83,10 @@ class Inventory:
         return any(group.kind == kind and (not parts or group.part in parts) for group in self.groups)
 
 
-@lru_cache(maxsize=64)  # as many as the catalogue's forms: what is derived from one serves the next plan, too
+@lru_cache(maxsize=128)  # more than the catalogue has forms: what is derived of one serves the next plan
 def inventory(facts: ModelFacts) -> Inventory:
-    """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
+    """Group the tensors of a model. A stored lm_head that is tied to the embedding is left out, as no engine
+    loads it."""
     alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
     for tensor in facts.tensors:
         named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR)
@@ -138,9 +141,17 @@ class Widths:
     heads: int
 
 
+def mlp_width(model: Inventory) -> int:
+    """Widest MLP that every token of a layer passes: where all layers are mixtures, the shared expert."""
+    text = model.facts.text
+    if text.mixture is None or not all(text.mixture.layers):
+        return text.intermediate_size
+    return text.mixture.shared
+
+
 @lru_cache(maxsize=256)
 def widths(model: Inventory) -> Widths:
-    """The widest layer counts: Gemma 3's and hybrids' layers differ."""
+    """The widths of a model's decoder; where layers differ (Gemma 3, hybrids), those of the widest."""
     text = model.facts.text
     layer = max((layer for layer, _ in model.kv_layers), key=lambda layer: layer.kv_heads * layer.head_dim)
     return Widths(

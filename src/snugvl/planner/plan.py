@@ -16,7 +16,7 @@ from snugvl.planner.wishes import Wishes
 
 
 class SpeedTier(NamedTuple):
-    """What only saves time: of two ways that are equal in all else, the faster one.
+    """The part of a score that only saves time: between two ways equal in all else the faster one wins.
 
     Attributes:
         graphs: CUDA graphs are used.
@@ -43,7 +43,7 @@ class Score(NamedTuple):
 
     Attributes:
         whole: no layers stay in host memory.
-        led: the model is recommended, and reaches comfort.
+        led: the plan recommends the model, and it reaches comfort; False where the user named it.
         quality: the model's place among its candidates.
         tower: the vision tower is where an unasked plan has it: on the GPU, unless that costs images or
             context which streaming gives with less memory.
@@ -51,8 +51,8 @@ class Score(NamedTuple):
         format: minus the tier of what its formats cost, as far as that is noticed (`costs.tier`).
         stored: the weights are as they are stored, which several GPUs have room for.
         spread: image tokens and context where several GPUs take part; empty where one does.
-        engine: its rank.
-        reach: images, context, pool and sequences, beyond comfort too.
+        engine: the engine's rank.
+        reach: images, context, pool and sequences, also beyond comfort.
         resident: the vision tower stays on the GPU: worth more than a cost of formats that isn't noticed.
         download: minus its bytes.
         cost: minus what the formats cost exactly (`costs.cost`).
@@ -84,22 +84,22 @@ class Score(NamedTuple):
 
     @property
     def named(self) -> "Score":
-        """The score of who names the model and isn't led to it."""
+        """The score of the same way for a model that the user named: nothing is recommended then."""
         return self._replace(led=False)
 
     @property
     def sight(self) -> tuple[int, int]:
-        """Tokens of images, and of the context."""
+        """(tokens of the largest image, tokens of the context) that it reaches."""
         return self.reach[0], self.reach[1]
 
     @property
     def gains(self) -> tuple[Step, int]:
-        """What a finer format, larger images or a longer context gain, up to comfort."""
+        """(comfort, format): what finer formats, larger images or a longer context improve."""
         return self.comfort, self.format
 
 
 def subject_of(model: str, settings: Settings) -> str:
-    """Names a model and exactly these settings."""
+    """A text that names a model and exactly these settings."""
     return " ".join([model, *(str(getattr(settings, name)) for name in type(settings).__slots__)])
 
 
@@ -108,10 +108,10 @@ class Choice:
     """One way to run a model.
 
     Attributes:
-        tokens: of the largest image.
+        tokens: number of tokens of the largest image.
         gpus: the GPUs it uses.
-        pinned: wishes ("weights", "tower") that its command names, as the model alone is planned otherwise:
-            who names a model may have what nobody is led to.
+        pinned: wishes ("weights", "tower") that its command must name: with the model's name alone another
+            way would be planned, since a named model may have formats that are never recommended.
     """
 
     option: Option
@@ -126,7 +126,7 @@ class Choice:
 
     @property
     def subject(self) -> str:
-        """Names exactly this model and these settings: what a measurement of a component belongs to."""
+        """A text that names exactly this model and these settings; measurements are kept under it."""
         return subject_of(self.option.model.name, self.settings)
 
     @property
@@ -136,19 +136,19 @@ class Choice:
 
     @property
     def spare_bytes(self) -> int:
-        """What is left under the margin."""
+        """Bytes that stay free beside the margin."""
         return self.budget.usable_bytes - self.footprint.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What is allocated, and what it comes to.
+    """What an engine allocates: model, device, settings and footprint.
 
     Attributes:
-        model: as the user said it.
-        device: as the plan saw it: the footprint depends on it.
-        usable_bytes: what the plan counted on.
-        changed: what differs from an earlier plan, and why, as a sentence; empty where nothing does.
+        model: its name as the user gave it.
+        device: the device as the plan saw it: the footprint depends on it.
+        usable_bytes: bytes that the plan counted on.
+        changed: a sentence about how it differs from an earlier plan, and why; empty where it doesn't.
     """
 
     model: str
@@ -160,17 +160,17 @@ class Allocation:
 
     @property
     def subject(self) -> str:
-        """Names the model and exactly these settings: what measurements belong to."""
+        """A text that names exactly this model and these settings; measurements are kept under it."""
         return subject_of(self.model, self.settings)
 
     @property
     def spare_bytes(self) -> int:
-        """What the plan left free beside the margin."""
+        """Bytes that the plan leaves free beside the margin."""
         return self.usable_bytes - self.footprint.total_bytes
 
     @property
     def running(self) -> RunningPlan:
-        """The allocation in plain values, as the engine that runs it tells it."""
+        """The allocation in plain values, for the report of the engine that runs it."""
         parts = (PlannedPart(x.name, x.nbytes, x.phase, x.why) for x in self.footprint.components)
         return RunningPlan(
             asdict(self.settings), tuple(parts), self.footprint.total_bytes, self.usable_bytes, self.changed
@@ -178,7 +178,7 @@ class Allocation:
 
 
 def allocation_of(choice: Choice) -> Allocation:
-    """What a plan's choice allocates."""
+    """The allocation of a plan's choice."""
     return Allocation(
         choice.option.model.name,
         choice.settings,
@@ -194,7 +194,7 @@ class Cure:
 
     Attributes:
         without: the option that is left out, as it was typed.
-        wishes: those that are left.
+        wishes: the wishes without it.
     """
 
     without: str
@@ -204,7 +204,7 @@ class Cure:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do.
+    """The solver's result: the way to run a model, and all that a report says beside it.
 
     Attributes:
         choice: the best way that fits today, or None.
@@ -213,10 +213,10 @@ class Plan:
         refusals: why engines can't run a model at all on this machine.
         closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
         verdicts: the engines that weren't chosen for the chosen model, and why not.
-        instead: where layers stay in host memory, what runs whole on this machine.
+        instead: where layers stay in host memory, a choice that runs whole on this machine.
         changed: why it isn't the plan that was saved.
-        slower: better models that fit and that nobody is led to, as they answer too slowly.
-        beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, what runs without llama.cpp.
+        slower: better models that fit, but aren't recommended, as they answer too slowly.
+        beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, a choice without llama.cpp.
         named: where a GGUF of a model was chosen instead of it, the name that was given.
         quicker: on a processor, the chosen model's GGUF, where llama.cpp answers much sooner with it.
         cure: where wishes keep everything from running, the one without which it does.

@@ -1,29 +1,40 @@
-"""Which models a plan without a model chooses from: those of the catalogue that have a place in its order."""
+"""The candidates of a plan without a model name: the models of the catalogue that have a rank."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import prod
 from typing import Final
 
-from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, published_as, q4_k_m
-from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
-from snugvl.core.formats import PREQUANTIZED
+from snugvl.checkpoint.catalogue import (
+    FILE_TYPE,
+    Entry,
+    catalogue_facts,
+    entries,
+    find,
+    four_bits,
+    published_as,
+    q4_k_m,
+)
+from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import TowerName, typed
+from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
-from snugvl.planner.budget import budgets
-from snugvl.planner.commands import load_options
+from snugvl.planner.budget import budgets, host_budget
+from snugvl.planner.commands import beside_gpu_bytes, load_options
 from snugvl.planner.engines import rules_of
+from snugvl.planner.goals import COMFORT
 from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
-QUICK: Final = 20.0  # tokens/s, more than people read: nobody installs another engine for more
+QUICK: Final = 20.0  # tokens/s, more than people read: not worth the installation of another engine
+LEAST_BESIDE: Final = 15.0  # tokens/s of a mixture with experts in host memory that anybody is led to
+ADEQUATE: Final = ("Q4_K_M", "Q3_K_M")  # editions of a mixture to lead to; the second where room is short
+WAIT_BESIDE_S: Final = 10.0  # for the first token, with experts that cross for every step of a prompt
 MUCH: Final = 1.5  # times as fast, for a model in fewer bits and an engine to install
-GROUP: Final = 128  # inputs that share a scale in nearly all pre-quantized 4-bit editions
 
 
 def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
@@ -36,7 +47,7 @@ def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
     return candidates
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _facts(repo: str) -> ModelFacts:
     facts = catalogue_facts(repo)
     assert facts is not None, f"{repo} is of the catalogue"
@@ -44,10 +55,10 @@ def _facts(repo: str) -> ModelFacts:
 
 
 def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
-    """The plan that `snugvl plan` prints: the solver's, with what else would do.
+    """The plan that `snugvl plan` prints: the solver's, with alternatives.
 
     On a GPU that llama.cpp alone uses it is the plan of a GGUF, where one fits: of the model that was named,
-    or the best of those that are known.
+    or the best of those that are known. A mixture of experts may have them in host memory.
     """
     plan = with_instead(_as_served(solve(candidates, machine, wishes), candidates, machine), machine)
     named = candidates[0].facts if len(candidates) == 1 else None
@@ -56,6 +67,11 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     others = wishes.backend != "auto" and not rules_of(wishes.backend).reads_only_gguf
     if others or (named and named.gguf):
         return plan
+    return _beyond(_of_ggufs(plan, named, machine, wishes), named, machine, wishes)
+
+
+def _of_ggufs(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
+    """The plan, or that of a published GGUF where llama.cpp alone uses the GPU."""
     if not _ggufs_alone(machine):
         return replace(plan, quicker=_quicker(plan, machine))
     editions = _editions(named)
@@ -68,8 +84,63 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     return replace(other, beside=plan.choice, named=named.name if named else "")
 
 
+def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
+    """The plan, or that of a mixture with experts in host memory, if that is of higher rank and quick enough.
+
+    Of a named model its GGUF, where it doesn't run whole. Of each mixture the first adequate edition whose
+    download and host memory there is room for. Where nobody said how much host memory there is, nobody is
+    led into it; a quarter of what may be used of it stays with other programs.
+    """
+    mine = plan.choice
+    unsaid = machine.ram_assumed or not (machine.gpus or machine.others)
+    many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
+    if unsaid or many or (named is not None and mine is not None and not mine.option.offload):
+        return plan
+    room = host_budget(machine).usable_bytes * 3 // 4
+    short: list[Reason] = []
+    for candidate in _mixtures(named, machine):
+        if named is None and mine is not None and candidate.quality <= mine.quality:
+            break  # best first
+        other = _as_served(solve([candidate], machine, wishes), [candidate], machine)
+        short += [
+            replace(each, remedy=f"as {each.model} {each.remedy}") for each in other.refusals if each.remedy
+        ]
+        if other.choice is None or not _quick_enough(other.choice, mine, wishes):
+            continue
+        if beside_gpu_bytes(other.choice) <= room:
+            replaced = ("", mine.option.model.name if mine else "")
+            others = tuple(each for each in plan.rejections if each.model not in replaced)
+            called = named.name if named else ""
+            return replace(other, beside=mine, named=called, rejections=others, slower=plan.slower)
+    if named is None or mine is not None:
+        return plan
+    smallest = (replace(each, remedy=f"as {each.model} {each.remedy}") for each in short[-1:])
+    return replace(plan, refusals=(*plan.refusals, *smallest))
+
+
+def _mixtures(named: ModelFacts | None, machine: Machine) -> Iterator[Candidate]:
+    """Editions of mixtures to lead to, or of a named one, that the disk has room for, best first."""
+    known = _entry(named.name) if named else None
+    for entry in [known] if known else [] if named else entries():
+        for edition in (each for kind in ADEQUATE for each in entry.editions if each.endswith(f":{kind}")):
+            facts = _facts(edition)
+            if facts.text.experts_used and facts.download_bytes <= machine.disk_free_bytes:
+                yield Candidate(facts, -(entry.quality_rank or 0))
+
+
+def _quick_enough(choice: Choice, other: Choice | None, wishes: Wishes) -> bool:
+    """Whether a mixture reaches comfort, or as much as another choice, and answers soon enough."""
+    rate, wait = choice.speed.decode_tokens_per_s, choice.speed.first_token_s
+    if choice.budget.gpu is None or choice.settings.offloaded or choice.settings.vision == "cpu":
+        return False
+    reached, most = choice.score.comfort[:2], COMFORT[wishes.good_for][:2]
+    if reached < most and (other is None or reached < other.score.comfort[:2]):
+        return False
+    return rate is not None and rate >= LEAST_BESIDE and (wait or 0.0) <= WAIT_BESIDE_S
+
+
 def _editions(named: ModelFacts | None) -> list[Candidate]:
-    """Published GGUFs: all that are known, or a named model's; else the file that one of it would be."""
+    """Published GGUFs: all known ones, or those of a named model; else one as it would be made of it."""
     known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
     if known or named is None:
         return [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
@@ -79,7 +150,8 @@ def _editions(named: ModelFacts | None) -> list[Candidate]:
 
 
 def _quicker(plan: Plan, machine: Machine) -> Choice | None:
-    """The chosen model's GGUF on llama.cpp, where it is much faster on a processor, and that matters."""
+    """The chosen model's GGUF on llama.cpp, where it is much faster on a processor than a slow plan; else
+    None."""
     choice = plan.choice
     if choice is None or choice.budget.gpu is not None or rules_of(choice.option.engine).reads_only_gguf:
         return None
@@ -89,10 +161,10 @@ def _quicker(plan: Plan, machine: Machine) -> Choice | None:
 
 
 def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) -> Plan:
-    """The plan as the printed command makes it.
+    """The plan that the printed command will make.
 
-    A floor of image tokens is for `plan` alone: what comes of it, the command says as pixels and a context,
-    and the rest follows from these.
+    A floor of image tokens is an option of `plan` alone: the command has pixels and a context instead, from
+    which the rest follows.
     """
     choice = plan.choice
     if choice is None or plan.wishes.min_image_tokens is None:
@@ -108,7 +180,7 @@ def _as_served(plan: Plan, candidates: Sequence[Candidate], machine: Machine) ->
 def _served(
     choice: Choice, wishes: Wishes, candidates: Sequence[Candidate], machine: Machine
 ) -> Choice | None:
-    """The choice that the printed command of another makes on this machine, or None where nothing fits."""
+    """The choice that the printed command of `choice` makes on this machine; None where nothing fits."""
     sees = choice.option.model.facts.vision is not None
     return solve(candidates, machine, wishes_of(load_options(choice, wishes), sees=sees)).choice
 
@@ -132,7 +204,7 @@ def _entry(name: str) -> Entry | None:
 
 
 def _ggufs_alone(machine: Machine) -> bool:
-    """Whether no engine that reads more than GGUFs uses this machine's GPUs, or runs here at all."""
+    """Whether only engines for GGUF files can use this machine's GPUs, or run here at all."""
     there = replace(machine, gpus=machine.gpus or machine.others)
     device = budgets(there)[0].device
     every = (rules_of(engine) for engine in ENGINES)
@@ -140,7 +212,7 @@ def _ggufs_alone(machine: Machine) -> bool:
 
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:
-    """The plan with what else would do: where layers stay in host memory, the best of the catalogue that fits
+    """The plan with an alternative: where layers stay in host memory, the best of the catalogue that fits
     whole; where a named model doesn't fit at all, another edition of it that does."""
     if plan.choice is not None and plan.choice.option.offload:
         every = catalogue_candidates(sees=plan.wishes.images > 0)
@@ -150,41 +222,16 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     facts = plan.closest.option.model.facts
     known = find(facts.name)
     others = [form.repo for form in known[0].forms if form != known[1]] if known else []
+    if (published := published_as(facts.name)) is not None:  # in fewer bits
+        others = [each for each in published.editions if _facts(each).download_bytes < facts.download_bytes]
+    if published is not None:  # finer ones first; each alone may leave experts in host memory
+        others.sort(key=lambda each: -_facts(each).download_bytes)
+        tried = (solve([Candidate(_facts(each))], machine, plan.wishes).choice for each in others)
+        return replace(plan, instead=next(filter(None, tried), None))
     editions = [Candidate(form) for repo in others if (form := catalogue_facts(repo)) is not None]
     other = solve(editions, machine, plan.wishes).choice if editions else None
     other = None if other is not None and other.option.offload else other
     if other is None and facts.quantization is None and facts.gguf is None and machine.gpus:
-        edition = replace(awq(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
+        edition = replace(four_bits(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
         other = solve([Candidate(edition)], machine, plan.wishes).choice
     return replace(plan, instead=other)
-
-
-def awq(facts: ModelFacts) -> ModelFacts:
-    """Facts of a model's 4-bit edition: codes, scales and zero points of the decoder, of 128 inputs each."""
-    tensors: list[TensorFact] = []
-    for tensor in facts.tensors:
-        if tensor.role not in ("linear", "expert") or not tensor.loaded or len(tensor.shape) < 2:
-            tensors.append(tensor)
-            continue
-        *experts, rows, columns = tensor.shape
-        name, role, groups, many = (
-            tensor.name.removesuffix("weight"),
-            tensor.role,
-            columns // GROUP,
-            prod(experts),
-        )
-        parts: tuple[tuple[str, Role, str, int, int], ...] = (
-            ("qweight", role, "I32", columns, 4),
-            ("qzeros", role, "I32", groups, 4),
-            ("scales", "scale", "F16", groups, 16),
-        )
-        for part, kind, dtype, inputs, bits in parts:
-            shape = (*experts, inputs, rows // 8 if dtype == "I32" else rows)
-            tensors.append(TensorFact(f"{name}{part}", kind, dtype, shape, many * inputs * rows * bits // 8))
-    stored = sum(tensor.nbytes for tensor in tensors) - sum(tensor.nbytes for tensor in facts.tensors)
-    return replace(
-        facts,
-        tensors=tuple(tensors),
-        quantization=PREQUANTIZED[4],
-        download_bytes=facts.download_bytes + stored,
-    )

@@ -1,4 +1,4 @@
-"""How a model is to be run: every choice that changes a byte, as one frozen value."""
+"""Settings of a run: every choice that changes a byte of memory, as one frozen value."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -24,10 +24,10 @@ class Settings:
     """One way to run a model.
 
     Attributes:
-        weights: precision of the decoder's matrices in memory; what isn't a matrix of a layer stays bf16.
+        weights: precision of the decoder's matrices in memory; all but the layers' matrices stays bf16.
         head: format of embedding and lm_head; our engine alone can have it other than bf16.
         kv: format of keys and values; "bf16" stands for that of the activations.
-        float32: cache, activations and what isn't quantised are float32, as always with weights "fp32".
+        float32: whether cache, activations and all that isn't quantised are float32, as with "fp32" weights.
         context: tokens of one sequence: prompt, image tokens and answer.
         max_pixels: larger images are scaled down to this many pixels; None for a model without images.
         images: images of one request.
@@ -42,17 +42,17 @@ class Settings:
         offloaded: decoder layers, the last ones, whose weights stay in host memory and cross to the GPU
             for every forward pass (transformers), or are computed there (llama.cpp).
         host_experts: decoder layers, the first ones, whose experts stay in host memory (llama.cpp alone).
-        on_gpu: there is a GPU (said for llama.cpp alone, whose layers follow from it).
+        on_gpu: whether there is a GPU (used by llama.cpp alone, whose layers' places follow from it).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
         data_parallel: copies of the model, each with its share of the requests.
-        language_only: a model that sees is loaded without its vision tower.
+        language_only: whether a model that sees is loaded without its vision tower.
         vision_weights: format of the vision tower's matrices; our engine alone can have it other than bf16.
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
-        step_graphs: CUDA graphs of steps with prompts and of small pictures, too (our engine alone).
-        encoder_cache_bytes: of encodings that our engine keeps for the next question about a picture.
+        step_graphs: CUDA graphs also of steps with prompts and of small pictures (our engine alone).
+        encoder_cache_bytes: bytes of encodings that our engine keeps for the next question about a picture.
         state_snapshots: recurrent states that our engine keeps for the next turn; a model that has such
             states, and keeps none, goes without the prefix cache.
-        predictor: the multi-token predictor that the checkpoint carries is loaded (our engine alone).
+        predictor: whether the checkpoint's multi-token predictor is loaded (our engine alone).
     """
 
     engine: Engine
@@ -85,13 +85,13 @@ class Settings:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of our engine's KV pool, whole blocks."""
+        """Number of tokens of our engine's KV pool, in whole blocks."""
         each = -(-self.context // BLOCK_TOKENS) * BLOCK_TOKENS
         return max(self.pool_tokens // BLOCK_TOKENS * BLOCK_TOKENS, each * self.concurrency)
 
     @property
     def kv_blocks(self) -> int:
-        """Blocks of our engine's KV pool."""
+        """Number of blocks of our engine's KV pool."""
         return self.kv_tokens // BLOCK_TOKENS
 
     @property
@@ -120,7 +120,7 @@ class Settings:
 
     @property
     def gpus(self) -> int:
-        """GPUs that all copies of the model take."""
+        """Number of GPUs that all copies of the model take."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @property

@@ -1,5 +1,5 @@
-"""Why something is excluded by a wish, or does not fit: in bytes, with what is to blame and what would
-fit; and why this engine and not the others, in clauses with numbers."""
+"""Reasons: why a wish excludes an option, why something does not fit (in bytes, with the component to blame
+and a remedy), and why this engine was chosen and not the others."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -71,7 +71,7 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
 
 def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     """Which wishes exclude an option, each as a clause or None, in the order in which they are checked."""
-    # Who wishes bf16 on a CPU wishes weights that aren't quantised.
+    # A wish for bf16 on a CPU means weights that aren't quantised.
     narrowed = "bf16" if option.weights == "fp32" else option.weights
     facts, others = option.model.facts, for_others(option.engine, wishes.said())
     coarser = QUALITY[option.stored_quality] < wishes.floor
@@ -95,7 +95,7 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
 
 
 def no_cache(fitter: Fitter) -> str | None:
-    """Why a wished format of the KV cache excludes an option, as a clause."""
+    """Why a wished format of the KV cache excludes an option, as a clause; None where it doesn't."""
     if fitter.kv_formats:
         return None
     return (
@@ -116,7 +116,7 @@ def no_goal(fitter: Fitter) -> str:
 
 
 def grounds(model: Inventory) -> bool:
-    """Whether a model finds boxes, by its vendor's word; one that isn't in the catalogue may."""
+    """Whether a model finds boxes, as its vendor says; a model outside of the catalogue is taken to."""
     known = find(model.name)
     return known is None or known[0].grounds
 
@@ -136,7 +136,7 @@ def why_not_fitting(fitter: Fitter) -> Reason:
 
 
 def _remedy(fitter: Fitter, least: Fitted) -> str | None:
-    """Way to make it fit by one change that was tried: options, or memory that other programs hold."""
+    """A tried change that makes it fit, as a clause: options, or memory of other programs; or None."""
     lent, limit = programs_bytes(least.budget), fitter.wishes.memory_bytes
     for text, wishes in _changes(fitter, least):
         found = fitter.budgets
@@ -154,7 +154,7 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
 
 
 def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
-    """Options that might make it fit, and the wishes with them."""
+    """(options, wishes with them) of each change that might make it fit."""
     wishes = fitter.wishes
     if wishes.max_pixels is not None and least.settings.images:
         pixels = pixels_for(fitter.option.model, wishes.least_image_tokens)
@@ -169,21 +169,21 @@ def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
 
 
 def _rejection(what: str, fitted: Fitted, remedy: str | None, instead_of: Footprint | None = None) -> Reason:
-    """`instead_of`: what fits; the component that grew most from there is to blame."""
+    """Why `what` doesn't fit; the component that grew most from `instead_of`, which fits, is to blame."""
     name, nbytes = blame(fitted.footprint, instead_of)
     short = max(fitted.missing_bytes, 1)
     return Reason(fitted.settings.engine, what, "", short, name, nbytes, remedy)
 
 
 def blame(footprint: Footprint, instead_of: Footprint | None = None) -> tuple[str, int]:
-    """The largest component of the total, or the one that grew most against another footprint."""
+    """(name, bytes) of the total's largest component, or of the one that grew most from another footprint."""
     sums, before = _sums(footprint), _sums(instead_of) if instead_of else {}
     name = max(sums, key=lambda key: sums[key] - before.get(key, 0))
     return name, sums[name]
 
 
 def _sums(footprint: Footprint) -> dict[str, int]:
-    """Bytes by name of what counts, weights together."""
+    """Bytes of the counted components by name, all weights under one."""
     sums: dict[str, int] = {}
     for component in footprint.counted:
         name = Kind.WEIGHTS.value if component.kind.group is Kind.WEIGHTS else component.name
@@ -208,7 +208,7 @@ def refusal_line(plan: Plan) -> str:
 
 
 def by_reason(refusals: Iterable[Reason]) -> list[tuple[str, tuple[str, ...], list[Engine]]]:
-    """Refusals put together: reason, models, and the engines that refuse all of these for it."""
+    """Refusals by reason: (reason, models, the engines that refuse all of these models for it)."""
     models: dict[tuple[Engine, str], list[str]] = {}
     for refusal in refusals:
         models.setdefault((refusal.engine, refusal.text), []).append(refusal.model)
@@ -219,7 +219,7 @@ def by_reason(refusals: Iterable[Reason]) -> list[tuple[str, tuple[str, ...], li
 
 
 def _refused(plan: Plan) -> str:
-    """Why no engine runs a model, a clause for each reason: what keeps most engines from it comes first."""
+    """Why no engine runs a model, a clause for each reason; the reason of most engines comes first."""
     ranked = sorted(by_reason(plan.refusals), key=lambda each: -len(each[2]))
     clauses = (f"{', '.join(names)} with {' and '.join(found)}: {reason}" for reason, names, found in ranked)
     return "; ".join(clauses)
@@ -229,13 +229,13 @@ LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table
 
 
 def way_out(plan: Plan) -> str:
-    """What to do where nothing fits."""
+    """The clause that says what to do where nothing fits."""
     if plan.instead is not None:
         other = plan.instead
         on = f" on {other.settings.gpus} GPUs" if other.settings.gpus > 1 else ""
         how = f"in {other.settings.weights_name}, with {rules_of(other.option.engine).title}{on}"
         return f"{other.option.model.name} fits, {how}"
-    remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
+    remedies = [each.remedy for each in (*plan.rejections, *plan.refusals) if each.remedy]
     if remedies:
         return remedies[0]
     fewer = (
@@ -275,7 +275,7 @@ def verdicts(
 
 
 def _behind(best: Choice, rival: Choice) -> str:
-    """What a rival that fits has less of."""
+    """The clause that says what a rival that fits has less of."""
     if QUALITY[rival.option.stored_quality] < QUALITY[best.option.stored_quality]:
         return f"it fits in {rival.settings.weights_name} only"
     if best.settings.images and rival.tokens < best.tokens:

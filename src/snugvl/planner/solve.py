@@ -1,4 +1,4 @@
-"""From models, a machine and wishes to a plan.
+"""The solver: from candidate models, a machine and wishes to a plan.
 
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`Score`):
 
@@ -55,7 +55,7 @@ from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 RUNNERS_UP: Final = 3
 MOST_SLOWER: Final = 2
-# Nobody is led to a model that can't be quicker than this, even in theory.
+# A model that can't be quicker than this, even in theory, is never recommended.
 LEAST_RATE: Final = 5.0  # tokens a second
 MOST_WAITING_S: Final = 45.0  # for the first token
 
@@ -65,8 +65,8 @@ class Candidate:
     """A model to choose from.
 
     Attributes:
-        source: its facts, or what reads them when they are needed: of many candidates few are.
-        quality: higher is better; equal for the formats of one model.
+        source: its facts, or a function that reads them when they are needed, as few of many candidates are.
+        quality: its rank, higher is better; equal for the formats of one model.
     """
 
     source: ModelFacts | Callable[[], ModelFacts]
@@ -88,8 +88,8 @@ def solve(
     """The best plan; one without a choice where nothing fits (`require` raises then).
 
     Args:
-        missing: engines (and "bitsandbytes") that are not installed where it will run, each with what to do.
-        found: a budget for each device, where they are known better than from the machine.
+        missing: engines (and "bitsandbytes") that are not installed where it will run, each with the remedy.
+        found: a budget for each device, where the caller knows them better than `machine` tells.
 
     Raises:
         RequestError: the wishes exclude every model, with the reason.
@@ -114,7 +114,7 @@ def solve(
         if led and _enough(choices, candidate.quality):
             break
         possible, refused = _possible(candidate, machine, wishes, found, missing or {})
-        # Slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
+        # Slower, measured on one kind of GPU: for models that are named, never recommended.
         tried = [fitter for fitter in possible if not led or _leads(fitter)]
         fitters += tried
         passed_over += [fitter for fitter in possible if led and not _leads(fitter)]
@@ -127,7 +127,7 @@ def solve(
             slow.append(best)
         else:
             choices += made
-    if not choices:  # nobody waits for less: what is too slow to lead still fits
+    if not choices:  # rather than nothing: too slow to be recommended, but it fits
         choices, slow = slow, []
     plan = _decide(fitters, choices, refusals, wishes, found)
     plan = replace(plan, slower=_slower(slow, plan.choice))
@@ -144,9 +144,9 @@ def solve(
 
 
 def _costs_nothing(guessing: Plan, plain: Plan) -> bool:
-    """Whether a predictor takes nothing of a plan but memory that is plenty: like whatever only saves time.
+    """Whether a plan with the predictor differs in plenty memory alone, like all that only saves time.
 
-    On a CPU a step takes as long as it has rows, and guesses win nothing.
+    On a CPU a step's time grows with its rows, and drafts win nothing.
     """
     mine, other = guessing.choice, plain.choice
     if mine is None or other is None or mine.settings.predictor is False or mine.budget.device.cpu:
@@ -155,16 +155,16 @@ def _costs_nothing(guessing: Plan, plain: Plan) -> bool:
 
 
 def _leads(fitter: Fitter) -> bool:
-    """Whether anybody may be led to an option: no tower that streams unasked, no weights by bitsandbytes."""
+    """Whether an option may be recommended: no tower that streams unasked, no weights by bitsandbytes."""
     option = fitter.option
     return option.parts.vision in ("gpu", fitter.wishes.tower) and not option.by_bits
 
 
 def _named_otherwise(choice: Choice, fitters: Sequence[Fitter]) -> frozenset[str]:
-    """Wishes without which a model that was led to is planned otherwise by its name.
+    """The wishes that a recommended model's command must name, as its name alone gives another plan.
 
     Args:
-        fitters: also those that nobody is led to.
+        fitters: all of the model's, also those that aren't recommended.
     """
     named = [fitter for fitter in fitters if fitter.option.model.name == choice.option.model.name]
     rivals = _placed(named, _choices(named))
@@ -179,9 +179,9 @@ def _choices(fitters: Sequence[Fitter], *, led: bool = False) -> list[Choice]:
 
 
 def _placed(fitters: Sequence[Fitter], choices: list[Choice]) -> list[Choice]:
-    """One model's choices, scored by where the vision tower should be.
+    """One model's choices, with their scores' `tower` set: whether the vision tower is where it should be.
 
-    It streams where it fits in no other way. What that gives is never lost with more memory: the tower comes
+    It streams where nothing else fits. What streaming gives is never lost with more memory: the tower comes
     back to the GPU where images and context are no smaller.
     """
     able = [fitter for fitter in fitters if "tower" in fitter.rules.honours]
@@ -207,7 +207,7 @@ def _possible(
     found: list[Budget],
     missing: Mapping[str, str],
 ) -> tuple[list[Fitter], list[Reason]]:
-    """What may be tried with one model, and which engines may not, of those that are asked for."""
+    """Fitters of what may be tried with one model, and why engines among those asked for can't run it."""
     facts = candidate.facts
     model = inventory(facts.with_predictor() if wishes.speculation == "mtp" else facts)
     possible, refused = options(model, found[0].device, machine.os, wishes)
@@ -242,7 +242,7 @@ def _of_one(fitters: list[Fitter]) -> list[Fitter]:
 
 
 def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
-    """A plan with layers in host memory, or with why that is no way out either."""
+    """A plan with layers in host memory, or the plan with the reason why that doesn't fit either."""
     for fitter in fitters:
         rules = rules_of(fitter.option.engine)
         if not rules.offloads:
@@ -253,7 +253,8 @@ def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
         wider = Fitter(option, fitter.wishes, fitter.budgets, host, fitter.quality)
         fitted = wider.best
         if fitted is None:
-            refusal = Reason(option.engine, wider.why_not_offloaded(), option.model.name)
+            why, remedy = wider.why_not_offloaded(), wider.host_remedy()
+            refusal = Reason(option.engine, why, option.model.name, remedy=remedy)
             return replace(plan, refusals=(*plan.refusals, refusal))
         choice = _choice(wider, fitted)
         why = verdicts(choice, (), fitters, plan.refusals)
@@ -262,8 +263,8 @@ def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
 
 
 def held_to(plan: Plan, candidate: Candidate, machine: Machine, settings: Settings) -> Plan:
-    """The plan with settings that somebody has saved instead of the solver's, where they fit here; else as it
-    is, which says why."""
+    """The plan with saved settings instead of the solver's where they fit here; else the solver's, which says
+    why."""
     if plan.choice is not None and plan.choice.settings == settings:
         return plan
     found = budgets(machine, plan.wishes.memory_bytes)
@@ -317,14 +318,14 @@ def _decide(
 
 
 def _enough(choices: list[Choice], quality: int) -> bool:
-    """Whether models of this quality are beyond what is shown: better ones fit, one of them in comfort."""
+    """Whether models of this quality need not be tried: enough better ones fit, one of them in comfort."""
     better = {choice.option.model.name for choice in choices if choice.quality > quality}
     return len(better) > RUNNERS_UP and any(choice.score.led for choice in choices)
 
 
 def _bearable(choice: Choice, wishes: Wishes) -> bool:
-    """Whether somebody may be led to it, judged in comfort: more memory gives larger pictures and longer
-    contexts, and is no reason to give a model up."""
+    """Whether it is quick enough to be recommended, judged at comfort's pictures and context: the larger ones
+    of more memory are no reason to give a model up."""
     model, settings = choice.option.model, choice.settings
     tokens, context, *_ = COMFORT[wishes.good_for]
     if choice.budget.device.cpu:
@@ -340,7 +341,7 @@ def _bearable(choice: Choice, wishes: Wishes) -> bool:
 
 
 def _slower(slow: list[Choice], best: Choice | None) -> tuple[Choice, ...]:
-    """The quickest of those that are better and too slow, one of a model."""
+    """The quickest choices among better models that are too slow, one a model."""
     better = [each for each in slow if best is not None and each.quality > best.quality]
     better.sort(key=lambda each: -(each.speed.decode_tokens_per_s or 0))
     found = {each.quality: each for each in reversed(better)}
@@ -348,8 +349,8 @@ def _slower(slow: list[Choice], best: Choice | None) -> tuple[Choice, ...]:
 
 
 def _other_place(choices: list[Choice]) -> TowerName | None:
-    """The other place for the vision tower of the best choice, where an engine has both: streamed, where that
-    gains anything."""
+    """The other place for the best choice's vision tower, or None: where the engine has both, and "streamed"
+    only where that gains anything."""
     best = choices[0] if choices else None
     if best is None or "tower" not in rules_of(best.option.engine).honours:
         return None
@@ -402,7 +403,7 @@ def _score(fitter: Fitter, fitted: Fitted, speed: Speed, *, led: bool) -> Score:
 
 
 def _runners_up(choices: list[Choice]) -> tuple[Choice, ...]:
-    """The next best, one per model and engine."""
+    """The next best choices, one per model and engine."""
     seen = {(choices[0].option.model.name, choices[0].option.engine)} if choices else set()
     kept = []
     for choice in choices[1:]:

@@ -1,4 +1,4 @@
-"""What the user asked for: constraints of the solver."""
+"""Wishes: the user's constraints on the solver."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
@@ -34,22 +34,22 @@ class Wishes:
         context: tokens of one sequence, at least.
         images: images of one request; 0 for text alone.
         min_image_tokens: tokens that a large image must keep; 1,024 by default for boxes, else 256.
-        max_pixels: the pixel budget itself.
-        quality: coarsest precision of the weights that is acceptable.
-        weights: the precision itself.
+        max_pixels: exact pixel budget of an image.
+        quality: coarsest acceptable precision of the weights.
+        weights: exact precision of the weights.
         memory_bytes: most that may be taken of one device, the CUDA context included.
-        language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
+        language_only: whether a model that sees is wanted without its vision tower; `images` is 0 then.
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits as well.
         kv_cache: the format of keys and values.
         embedding: where the embedding is to be; auto has it in host memory where that makes room.
-        purpose: what the plan is good at, see `goals`.
-        float32: activations, and weights that aren't quantised; None: where a CPU has plenty of room.
+        purpose: the purpose that the plan serves, see `goals`.
+        float32: whether activations and unquantised weights are float32; None: on a CPU with plenty of room.
         step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.
         prefix_cache: prompts start from what earlier ones left, which takes memory with recurrent states.
         speculation: "mtp": with the checkpoint's multi-token predictor; "auto": with it, if it has one, where
-            plenty of GPU memory is left. Other kinds take none.
+            plenty of GPU memory is left. Other kinds take no memory.
         also: options of `snugvl plan` that change no byte, by name and value: engines that can't do them are
-            passed over, and the plan's command says them.
+            passed over, and the plan's command has them.
     """
 
     context: int | None = None
@@ -133,7 +133,7 @@ class Wishes:
 
     @property
     def good_for(self) -> PurposeName:
-        """The purpose; who names the task of finding boxes means that."""
+        """The purpose; "detect" where that task was named."""
         return "detect" if self.task == "detect" else self.purpose
 
     @property
@@ -152,19 +152,19 @@ class Wishes:
 def wishes_of(
     options: LoadOptions, *, sees: bool, backend: Engine | Literal["auto"] | None = None, **more: Any
 ) -> Wishes:
-    """The wishes in what a user said.
+    """The wishes that options of loading express.
 
     Args:
-        sees: the model takes images, and is planned for one a request where nobody says.
-        backend: of the caller, who has decided.
-        more: wishes that `LoadOptions` doesn't have, and what stands instead of its own.
+        sees: whether the model takes images; it is then planned for one a request, unless `options` say more.
+        backend: the engine, where the caller has decided.
+        more: wishes that `LoadOptions` doesn't have, and values that override its own.
     """
     images = 0 if options.language_only or not sees else 1 if options.images is None else options.images
     # Who loads a model with so small a context means it, whatever pictures need.
     small = (options.context or 1 << 62) < images * LEAST_TOKENS + LEAST_ROOM_TOKENS
     names = {each.name for each in fields(Wishes)}
     wished = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    # Where nobody says, an option may be "auto" or None that is a wish of its own.
+    # An option that wasn't given may be "auto" or None, which is a wish of its own.
     wished |= {
         "images": images,
         "min_image_tokens": ANY_TOKENS if small else None,

@@ -12,8 +12,8 @@ from snugvl.core.sampling import MAX_STOP, SamplingParams
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
 from snugvl.server.body import count_values
-from snugvl.server.fields import STRING_OR_ARRAY
-from snugvl.server.record import current
+from snugvl.server.fields import STRING_OR_ARRAY, WHOLE
+from snugvl.server.record import Notes
 
 JsonSchema = dict[str, Any]
 Mode = Literal["none", "auto", "required"]
@@ -27,6 +27,15 @@ Stop = Annotated[
     | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP), Tag("array")],
     STRING_OR_ARRAY,
 ]
+
+# Numbers of sampling, as every protocol bounds them.
+Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
+TopP = Annotated[float, Field(ge=0, le=1, description="0 is greedy")]
+MinP = Annotated[float, Field(ge=0, le=1)]
+TopK = Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 
 
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -53,6 +62,7 @@ def offered_tool(
 
 def tool_use(
     tools: Sequence[Tool],
+    notes: Notes,
     mode: Mode | None = None,
     *,
     named: str | None = None,
@@ -63,6 +73,7 @@ def tool_use(
     """Tools and the choice among them.
 
     Args:
+        notes: gets what of the tools' schemas nothing enforces.
         named: the one to call; `allowed`: those they are narrowed to.
         words: whether the protocol says a mode in the place of a name: then no tool may be called so.
 
@@ -89,11 +100,11 @@ def tool_use(
         return None
     if allowed is not None:
         tools = [tool for tool in tools if tool.name in allowed]
-    return ToolUse(tell_unenforced(tools), named or mode or "auto", parallel is not False)
+    return ToolUse(_note_unenforced(tools, notes), named or mode or "auto", parallel is not False)
 
 
-def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools; what of their schemas nothing enforces is told. Strict ones are refused for it later."""
+def _note_unenforced(tools: Sequence[Tool], notes: Notes) -> tuple[Tool, ...]:
+    """The tools. `notes` gets what of their schemas nothing enforces; strict ones are refused later."""
     characters = 0
     for index, tool in enumerate(tools):
         characters += len(json.dumps(tool.parameters))
@@ -101,24 +112,24 @@ def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
             break
         if not tool.strict:
             left_out = enforceable(tool.parameters)[1]
-            warn_of(left_out, f"tools[{index}]")
             if left_out:
-                current().unenforced[tool.name] = tool.parameters
+                _warn_unenforced(left_out, f"tools[{index}]", notes)
+                notes.unenforced[tool.name] = tool.parameters
     return tuple(tools)
 
 
-def warn_of(keywords: list[str], field: str) -> None:
-    """Tell which keywords of a schema nothing enforces."""
-    if keywords:
-        current().warn(f"didn't enforce {', '.join(keywords)} of {field}")
+def _warn_unenforced(keywords: list[str], field: str, notes: Notes) -> None:
+    notes.warn(f"didn't enforce {', '.join(keywords)} of {field}")
 
 
-def schema_grammar(schema: dict[str, Any], strict: bool | None = None, field: str = "the schema") -> Grammar:
-    """The grammar of a JSON schema, closed. Unless `strict`, what can't be enforced is left out and told."""
+def schema_grammar(
+    schema: dict[str, Any], field: str, notes: Notes, *, strict: bool | None = None
+) -> Grammar:
+    """The grammar of a JSON schema, closed. Unless `strict`, `notes` gets what of it can't be enforced."""
     kept, left_out = enforceable(schema, strict=bool(strict))
-    warn_of(left_out, field)
     if left_out:
-        current().unenforced[None] = schema
+        _warn_unenforced(left_out, field, notes)
+        notes.unenforced[None] = schema
     return Grammar("json_schema", json.dumps(kept))
 
 
@@ -140,7 +151,7 @@ def either(
     return None, replace(tools, form=grammar.source)
 
 
-def call_arguments(text: str, field: str) -> str:
+def call_arguments(text: str, field: str, notes: Notes) -> str:
     """Arguments of a call as JSON text; what is no JSON object, such as arguments that were cut, is `{}`.
 
     Refused, they would end the conversation: every later turn brings them again.
@@ -159,5 +170,5 @@ def call_arguments(text: str, field: str) -> str:
         value = None
     if isinstance(value, dict):
         return text
-    current().warn(f"read {field} as an empty object: it is no JSON object")
+    notes.warn(f"read {field} as an empty object: it is no JSON object")
     return "{}"

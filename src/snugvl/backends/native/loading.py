@@ -7,7 +7,7 @@ doesn't count them, and pictures are refused.
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ import torch
 from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.allocation import allocate, as_planned, engine_config
 from snugvl.backends.native.backend import NativeBackend
+from snugvl.backends.native.checking import settle
 from snugvl.backends.native.planned import planned_rows, watch_on
 from snugvl.backends.place import TargetDevice, cap, device_of, dtype_of, place_on, with_driver
 from snugvl.checkpoint.architecture import ModelConfig
@@ -27,6 +28,7 @@ from snugvl.checkpoint.gguf_network import ours
 from snugvl.checkpoint.locate import locate, training_of
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.folders import cache_folder
+from snugvl.core.kernel_checks import KernelVerdict, told
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
@@ -48,6 +50,7 @@ from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation
 from snugvl.planner.settings import Settings
 
+Settle = Callable[..., tuple[KernelVerdict, ...]]  # see `settle`
 # Of all progress: nearly all the time goes into reading weights.
 READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
@@ -94,6 +97,7 @@ def load_engine(
     machine: Machine | None = None,
     progress: Progress | None = None,
     kernels: KernelsAhead | None = None,
+    settled: Settle = settle,
 ) -> LoadedEngine:
     """Our own engine without the tasks, for a process that only runs the engine.
 
@@ -101,6 +105,7 @@ def load_engine(
         planned: what a plan has decided; it runs as it is where it still fits.
         machine: as it was before this process took anything of it, where somebody has looked.
         kernels: begins to compile them while weights are loaded.
+        settled: sees, before there is memory, that no kernel runs that is wrong on this GPU.
 
     Raises:
         CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
@@ -110,12 +115,12 @@ def load_engine(
     report = progress or (lambda _detail, _done: None)
     report("reading headers", READING)
     with loading_onto(device_of(options.device)) as claim:
-        return _loaded(options, planned, machine, report, kernels, claim)
+        return _loaded(options, planned, machine, report, partial(settled, kernels=kernels), kernels, claim)
 
 
 def _loaded(
     options: LoadOptions, planned: Allocation | None, machine: Machine | None, report: Progress,
-    kernels: KernelsAhead | None, claim: DeviceClaim,
+    settled: Settle, kernels: KernelsAhead | None, claim: DeviceClaim,
 ) -> LoadedEngine:  # fmt: skip
     """See `load_engine`. Where it raises, its variables are cleared, and those of whatever it has called."""
     files = gguf_files(options.model)
@@ -147,9 +152,11 @@ def _loaded(
     kind = dtype_of(options.dtype, place, wide=settings.itemsize == 4)
     sizes = engine_config(allocation, options)
 
+    replaced: list[KernelVerdict] = []
+
     def outlined(network: LoadableNetwork) -> None:
-        if kernels is not None:
-            kernels.begin(network, sizes, target)
+        room = place.usable_bytes - 2 * place.context_bytes  # this process's, and that of who checks
+        replaced.extend(settled(network, sizes, place, limit_bytes=room, report=report))
 
     network = _network(folder, kind, place, allocation, counted, report, outlined)
     mark("weights are loaded")
@@ -170,6 +177,7 @@ def _loaded(
         most_images=options.images,
         training=training_of(options.model),
         plan=allocation.running,
+        replaced=told(replaced),
     )
     if facts.gguf is not None and counted.has("blocks", "decoder"):
         capabilities = replace(capabilities, weights=facts.gguf.file_type)

@@ -1,10 +1,9 @@
-"""The families we know, one module each, which says all about it (`traits.Family`).
+"""The known families of models, one module each, with all that is known of it (`traits.Family`).
 
-A `config.json` is known by the name of transformers' class, and read once, for two views: `describe` gives
-what the plan of any engine needs, `parse_config` what our own engine does, which refuses by name what it
-doesn't run. Nothing is guessed: an unknown architecture is refused, a field that is missing or contradicts
-another one is named together with the file, and the few defaults are those of Hugging Face's own
-configuration classes.
+A `config.json` is recognised by the name of transformers' class, and has two views: `describe` for the plan
+of any engine, `parse_config` for our own engine, which refuses by name what it doesn't run. Nothing is
+guessed: an unknown architecture is refused, a field that is missing or contradicts another one is named
+together with the file, and the few defaults are those of Hugging Face's own configuration classes.
 """
 
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ def family_of_gguf(architecture: str) -> str:
 
 
 def describe(root: Section, images: Section | None) -> Network:
-    """What a `config.json` says, together with the image processor's settings.
+    """The planner's view of a `config.json`, together with the image processor's settings.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.

@@ -1,9 +1,9 @@
 """The decoder that nearly all families share: attention with grouped keys, a gated MLP, RMS norms."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from snugvl.checkpoint.architecture import LayerKind, Rope, TextConfig
+from snugvl.checkpoint.architecture import LayerKind, Mixture, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.gated_delta import GatedDelta
 from snugvl.checkpoint.families.traits import Expected, layer_types, linear, norm
@@ -17,24 +17,13 @@ SIZES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture: `count` gated MLPs of `intermediate`, `used` of them for a token, in layers that `sparse`
-    says."""
-
-    count: int
-    used: int
-    intermediate: int
-    sparse: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Decoder:
     """Sizes of a decoder and its switches.
 
     Attributes:
-        windows: of each layer, None for all tokens.
-        fused: queries, keys and values are one matrix, gate and up another.
-        delta: layers of gated delta-rule attention; queries of the others come with a gate then.
+        windows: window of each layer in tokens; None for all tokens.
+        fused: whether queries, keys and values are one matrix, gate and up another.
+        delta: layers of gated delta-rule attention; the other layers' queries then come with a gate.
     """
 
     hidden: int
@@ -51,11 +40,11 @@ class Decoder:
     mlp_bias: bool = False
     qk_norm: bool = False
     fused: bool = False
-    experts: Experts | None = None
+    experts: Mixture | None = None
     delta: GatedDelta | None = None
 
     def kept(self, window: int | None = None) -> KVLayer:
-        """Keys and values that a layer of full attention keeps of a token."""
+        """The keys and values that a layer with this window keeps of a token."""
         if self.delta is None:
             return KVLayer(self.kv_heads, self.head_dim, window)
         queries = self.heads * self.head_dim
@@ -63,18 +52,18 @@ class Decoder:
         return KVLayer(self.kv_heads, self.head_dim, window, projected=projected, values=queries)
 
     def facts(self) -> TextFacts:
-        """The decoder in the planner's nouns."""
+        """The decoder's facts for the planner."""
         kv = tuple(
             self.delta.kept() if self.delta and self.delta.linear[index] else self.kept(window)
             for index, window in enumerate(self.windows)
         )
         return TextFacts(
             self.hidden, self.intermediate, self.layers, self.heads, self.vocab, self.max_positions, kv,
-            self.experts.used if self.experts else 0,
+            self.experts.used if self.experts else 0, self.experts,
         )  # fmt: skip
 
     def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
-        """The decoder as the engine has it. `epsilon`: of norms; `limit`: tokens, if rotary settings say."""
+        """Our engine's configuration. `epsilon`: of norms; `limit`: tokens, where rotary settings have it."""
         limit = limit or self.max_positions
         # A window that no context outgrows is none.
         windows = [None if each is None or each >= limit else each for each in self.windows]
@@ -100,12 +89,13 @@ class Decoder:
             fused=self.fused,
             linear=self.delta.sizes if self.delta else None,
             gated=self.delta is not None,
+            mixture=self.experts,
         )
 
     def tensors(
         self, prefix: str, tied: bool, *, norms: Sequence[str] = ("input", "post_attention")
     ) -> Iterator[Expected]:
-        """Embedding, layers, final norm under `prefix`, and the output matrix unless it is the embedding."""
+        """The tensors of embedding, layers and final norm under `prefix`, and of lm_head unless tied."""
         yield Expected(f"{prefix}.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
         for index in range(self.layers):
             layer = f"{prefix}.layers.{index}"
@@ -113,10 +103,8 @@ class Decoder:
                 yield from self.delta.tensors(f"{layer}.linear_attn", self.hidden)
             else:
                 yield from self.attention(f"{layer}.self_attn")
-            if self.experts and self.experts.sparse[index]:
-                yield from _mixture(f"{layer}.mlp", self.hidden, self.experts)
-            else:
-                yield from self.mlp(f"{layer}.mlp")
+            sparse = self.experts is not None and self.experts.layers[index]
+            yield from self.mixture(f"{layer}.mlp") if sparse else self.mlp(f"{layer}.mlp")
             for place in norms:
                 yield from norm(f"{layer}.{place}_layernorm", self.hidden)
         yield from norm(f"{prefix}.norm", self.hidden)
@@ -124,7 +112,7 @@ class Decoder:
             yield Expected("lm_head.weight", (self.vocab, self.hidden), "lm_head")
 
     def attention(self, name: str) -> Iterator[Expected]:
-        """Projections, and the norms of queries and keys. With a gate queries have twice the rows."""
+        """The tensors of projections, and of norms of queries and keys. A gate doubles the queries' rows."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = (("q", 2 * queries if self.delta else queries), ("k", keys), ("v", keys))
         for part, rows in (("qkv", queries + 2 * keys),) if self.fused else parts:
@@ -135,24 +123,46 @@ class Decoder:
             yield from norm(f"{name}.k_norm", self.head_dim)
 
     def mlp(self, name: str) -> Iterator[Expected]:
-        """Gate, up and down."""
+        """The tensors of an MLP: gate, up and down."""
         width, bias = self.intermediate, self.mlp_bias
         for part, rows in (("gate_up", 2 * width),) if self.fused else (("gate", width), ("up", width)):
             yield from linear(f"{name}.{part}_proj", rows, self.hidden, "linear", bias=bias)
         yield from linear(f"{name}.down_proj", self.hidden, width, "linear", bias=bias)
 
+    def mixture(self, name: str) -> Iterator[Expected]:
+        """Experts as one tensor each way, as transformers has them, the router, which stays 16-bit, and the
+        shared expert with its gate."""
+        experts, hidden = self.experts, self.hidden
+        assert experts is not None, "a mixture has experts"
+        yield Expected(f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.width, hidden), "expert")
+        yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, experts.width), "expert")
+        yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
+        if experts.shared:
+            yield from replace(self, intermediate=experts.shared).mlp(f"{name}.shared_expert")
+            yield from linear(f"{name}.shared_expert_gate", 1, hidden, "other")
 
-def _mixture(name: str, hidden: int, experts: Experts) -> Iterator[Expected]:
-    """Experts as one tensor each way, as Qwen3-VL's files have them, and the router, which stays 16-bit."""
-    yield Expected(
-        f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.intermediate, hidden), "expert"
-    )
-    yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, experts.intermediate), "expert")
-    yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
+
+def check_mixture(section: Section, experts: Mixture | None) -> None:
+    """Refuse routing that our engine doesn't do.
+
+    Raises:
+        CheckpointError: a token would pass more experts than there are.
+        UnsupportedModel: shares of the chosen experts that aren't normalised.
+    """
+    if experts is None:
+        return
+    more = f"num_experts_per_tok {experts.used} is more than the {experts.count} experts"
+    require(experts.used <= experts.count, section.where, more)
+    normed = section.values.get("norm_topk_prob", True)
+    if normed is not True:
+        raise UnsupportedModel(
+            f"{section.where} has norm_topk_prob {shown(normed)}; our engine's routers normalise the weights "
+            "of the experts that they choose"
+        )
 
 
 def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
-    """The sizes every decoder has, its switches off. `defaults`: what transformers' class assumes.
+    """Read the sizes that every decoder has, its switches off. `defaults`: those of transformers' class.
 
     Raises:
         CheckpointError: one is missing, no positive number, or heads can't be grouped.
@@ -182,7 +192,7 @@ def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
 
 
 def need_silu(section: Section) -> None:
-    """Raise UnsupportedModel for an MLP, or a tower's, that our engine's kernels don't have."""
+    """Raise UnsupportedModel for an activation other than SiLU, the only one of our engine's gated MLPs."""
     act = section.values.get("hidden_act")
     if act not in (None, "silu"):
         raise UnsupportedModel(f"{section.where} has hidden_act {shown(act)}; only 'silu' is supported")
@@ -199,5 +209,5 @@ def windows_by_type(section: Section, window: int, default: Sequence[str]) -> tu
 
 
 def sliding(slides: Sequence[bool]) -> list[str]:
-    """Kinds of layers as `layer_types` calls them."""
+    """Kinds of layers, as `layer_types` calls them, from whether each has a window."""
     return ["sliding_attention" if each else "full_attention" for each in slides]

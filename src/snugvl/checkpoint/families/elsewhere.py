@@ -1,6 +1,6 @@
-"""Families that neither our engine runs nor the plan reads from a `config.json`, and what is known of them.
+"""Traits of families that our engine doesn't run and whose `config.json` the plan doesn't read.
 
-Other engines run them; llama.cpp's GGUF files tell the plan their shapes.
+Other engines run them; llama.cpp's GGUF files give the plan their shapes.
 """
 
 from collections.abc import Mapping

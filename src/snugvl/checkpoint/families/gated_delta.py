@@ -15,6 +15,7 @@ from snugvl.checkpoint.families.traits import Expected, layer_types, linear, nor
 from snugvl.checkpoint.section import Section, require, shown
 from snugvl.errors import UnsupportedModel
 
+TILED = "linear_value_heads_tiled"  # ours, in what a GGUF's metadata becomes
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
@@ -26,7 +27,7 @@ class GatedDelta:
     linear: tuple[bool, ...]
 
     def kept(self) -> KVLayer:
-        """State that a layer keeps of a sequence: nothing per token, so it has no heads and no width."""
+        """The state that a layer keeps of a sequence: nothing per token, so it has no heads and no width."""
         sizes = self.sizes
         return KVLayer(
             0,
@@ -54,7 +55,7 @@ class GatedDelta:
 
 
 def read_delta(text: Section, layers: int) -> GatedDelta:
-    """Read them from the decoder's section.
+    """Read the sizes of such layers from the decoder's section.
 
     Raises:
         CheckpointError: a field is nonsense, or contradicts another one.
@@ -67,12 +68,13 @@ def read_delta(text: Section, layers: int) -> GatedDelta:
         key_dim=text.count("linear_key_head_dim", 128),
         value_dim=text.count("linear_value_head_dim", 128),
         kernel=text.count("linear_conv_kernel_dim", 4),
+        tiled=text.get(TILED, bool, False),
     )
     return GatedDelta(sizes, tuple(kind == LINEAR for kind in layer_types(text, default, (LINEAR, FULL))))
 
 
 def check_delta(text: Section, delta: GatedDelta) -> None:
-    """Refuse, for our engine, what it doesn't run.
+    """Refuse sizes of such layers that our engine doesn't run.
 
     Raises:
         CheckpointError: heads that can't be grouped, or no layer of full attention.

@@ -28,7 +28,7 @@ _NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
-    """Read a Gemma 3 configuration, with eyes (4B and up) or without (1B).
+    """Read a Gemma 3 configuration, with a vision tower (4B and up) or without (1B).
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.

@@ -124,7 +124,7 @@ def _text(root: Section) -> Section:
 
 
 def _tied(root: Section, text: Section) -> bool:
-    """Either place counts; in a flat file they are the same one."""
+    """Whether lm_head is tied, as either section says; in a flat file they are the same one."""
     return any(part.get("tie_word_embeddings", bool, False) for part in (root, text))
 
 

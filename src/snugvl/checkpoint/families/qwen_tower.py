@@ -1,4 +1,4 @@
-"""The vision tower of Qwen3-VL and Qwen3.5, and what all of Qwen's towers share: limits, tokens, checks."""
+"""The vision tower of Qwen3-VL and Qwen3.5, and the parts common to Qwen's towers: limits, tokens, checks."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,13 @@ LEVELS = "deepstack_visual_indexes"
 GGUF_TOKENS = (8, 4096)  # of a picture in llama.cpp: the least and most that it takes (`clip.cpp`)
 
 
+def sees(root: Section) -> bool:
+    """Whether there is a tower; a GGUF without its mmproj says that there is none, with null."""
+    return root.values.get("vision_config", root) is not None
+
+
 def read_tower(section: Section, levels: list[int]) -> VisionConfig:
-    """A `vision_config`. `levels`: after which blocks a deepstack merger stands.
+    """Read a `vision_config`. `levels`: indices of the blocks after which a deepstack merger stands.
 
     Raises:
         CheckpointError: a field is missing or nonsense.
@@ -75,7 +80,7 @@ def check_frame(section: Section, tower: VisionConfig, hidden: int) -> None:
 
 
 def check_width(section: Section, tower: VisionConfig, hidden: int) -> None:
-    """Refuse a tower that doesn't hand over what the decoder takes."""
+    """Refuse a tower whose output is not as wide as the decoder's hidden state."""
     require(
         tower.out_hidden_size == hidden,
         section.where,
@@ -84,9 +89,9 @@ def check_width(section: Section, tower: VisionConfig, hidden: int) -> None:
 
 
 def tower_facts(tower: VisionConfig, images: Section | None, where: str) -> VisionFacts:
-    """A tower in the planner's nouns, with the limits of Qwen's image processors.
+    """A tower's facts for the planner, with the limits of Qwen's image processors.
 
-    Those are min_pixels and max_pixels in older files, size in newer ones.
+    The limits are min_pixels and max_pixels in older files, size in newer ones.
 
     Raises:
         CheckpointError: there are no limits, or the patches are not those of the tower.
@@ -120,7 +125,7 @@ def tower_facts(tower: VisionConfig, images: Section | None, where: str) -> Visi
 
 
 def read_tokens(root: Section, start: int) -> VisionTokens:
-    """The control tokens around and for pictures; `start`: the first one, where the file has none."""
+    """Read the control tokens around and for pictures; `start`: the first's id where the file has none."""
     return VisionTokens(
         image=root.get("image_token_id", int, start + 3),
         video=root.get("video_token_id", int, start + 4),

@@ -25,7 +25,7 @@ SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 def read_rope(section: Section, head_dim: int, *, partial: bool = False) -> Rope:
-    """Plain rotary positions, scaled or not. `partial`: whether the family may rotate a part of a head.
+    """Read plain rotary positions, scaled or not. `partial`: whether the family may rotate a part of a head.
 
     Raises:
         CheckpointError: a number is missing or nonsense.
@@ -56,11 +56,11 @@ def read_mrope(
     share: float | None = None,
     interleaved: bool = True,
 ) -> Rope:
-    """Positions on three axes (M-RoPE).
+    """Read rotary positions on three axes (M-RoPE).
 
     Args:
-        sections, theta: what transformers assumes where the file has none; None: the file must have it.
-        share: of a head that is rotated, likewise; None: this family rotates whole heads.
+        sections, theta: transformers' defaults where the file has none; None: the file must have it.
+        share: default of the part of a head that is rotated; None: this family rotates whole heads.
         interleaved: whether the family's sections alternate.
 
     Raises:
@@ -96,15 +96,15 @@ def read_mrope(
 
 
 def read_vision_theta(section: Section) -> float:
-    """The base of a vision tower's frequencies."""
+    """Read the base of a vision tower's rotary frequencies."""
     values = Section(section.get("rope_parameters", dict, {}), f"{section.where}: rotary settings")
     return _theta(Section({}, section.where), values, DEFAULT_THETA)
 
 
 def read_limit(section: Section, rope: Rope, positions: int) -> int:
-    """Tokens that our engine runs: `positions`, but for LongRoPE those it was trained with first.
+    """Number of tokens that our engine runs: `positions`, but for LongRoPE its original context.
 
-    The catalogue's configurations have no rotary settings; there the number of Phi-3's own field says it.
+    The catalogue's configurations have no rotary settings; there Phi-3's own field has the number.
     """
     named = section.values.get("original_max_position_embeddings") is not None
     long = isinstance(rope.scaling, LongRope) or (rope.scaling is None and named)
@@ -112,7 +112,7 @@ def read_limit(section: Section, rope: Rope, positions: int) -> int:
 
 
 def _settings(section: Section) -> Section:
-    """transformers < 5 writes rope_scaling and rope_theta, later versions rope_parameters."""
+    """The rotary settings: rope_parameters, or rope_scaling of transformers before 5."""
     rope = section.values.get("rope_parameters") or section.values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise CheckpointError(f"{section.where} has rope settings {shown(rope)}, expected an object")
@@ -134,7 +134,7 @@ def _share(section: Section, values: Section, default: float) -> float:
 
 
 def _kind(values: Section) -> str:
-    """The name of the scaling; "su" is what Phi-3's first files call LongRoPE."""
+    """The name of the scaling; Phi-3's first files call LongRoPE "su"."""
     kinds = (values.values.get("rope_type"), values.values.get("type"))
     kind = str(next((each for each in kinds if each is not None), "default"))
     return "longrope" if kind == "su" else kind

@@ -19,7 +19,7 @@ QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How one of them differs. `defaults`: what transformers' class assumes for a field left out."""
+    """The differences of one architecture. `defaults`: those of transformers' class for missing fields."""
 
     family: str
     defaults: Mapping[str, int]
@@ -68,7 +68,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 
 
 def parse(root: Section, architecture: str) -> ModelConfig:
-    """Read the same for our engine.
+    """Read the configuration of a text-only decoder for our engine.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
@@ -101,7 +101,8 @@ def read_text(section: Section, architecture: str) -> Decoder:
 
 
 def _windows(section: Section, architecture: str, layers: int) -> tuple[int | None, ...]:
-    """Phi-3 slides everywhere if told so, Mistral unless told null, Qwen above max_window_layers if on."""
+    """Windows of the layers: Phi-3's in all if set, Mistral's in all unless null, Qwen's from
+    max_window_layers on if switched on."""
     default = None if architecture == PHI3 else 4096
     window = section.values.get("sliding_window", default)
     if architecture == LLAMA or window is None:

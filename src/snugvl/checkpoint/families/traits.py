@@ -1,8 +1,8 @@
-"""What a family says of itself, in one value: a `Family`, which its module makes.
+"""`Family`: the one value in which a family's module says all that is known of it.
 
 Its `config.json` has two views: `Network` for the plan of any engine, `ModelConfig` for our own. Names of
-tensors are those of transformers' state_dict; `aliases` turn what older files on the Hub store into them.
-Facts beyond `config.json` stand here as data; each is interpreted where it acts.
+tensors are those of transformers' state_dict; `aliases` turn the names of older files on the Hub into them.
+Facts beyond `config.json` are data here; each is interpreted where it acts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What the planner needs of a configuration: shapes, image-token rule, and the tensors that follow.
+    """The planner's view of a configuration: shapes, image-token rule, and the tensors that follow.
 
     Attributes:
-        tied: lm_head is the embedding; a file may store it all the same.
-        unloaded: what published files store besides, and no engine loads unasked.
-        predictor: keys and values of the multi-token predictor among them; None without one.
+        tied: whether lm_head is the embedding; a file may store it all the same.
+        unloaded: tensors that published files also store, and that are loaded on request alone.
+        predictor: keys and values of the multi-token predictor among `unloaded`; None without one.
         aliases: (prefix in older files, prefix in transformers' state_dict), the first match counts.
     """
 
@@ -46,7 +46,7 @@ class Network:
     predictor: KVLayer | None = None
 
     def canonical(self, name: str) -> str:
-        """transformers' name of a tensor as the file calls it."""
+        """transformers' name of a tensor, from its name in the file."""
         for old, new in self.aliases:
             if name.startswith(old):
                 return new + name.removeprefix(old)
@@ -64,7 +64,7 @@ def model_config(
     tokens: VisionTokens | None = None,
     predictor: bool = False,
 ) -> ModelConfig:
-    """What our engine needs, with what `root`, or the decoder's own `inner` section, says of all weights.
+    """Our engine's configuration, with the quantisation that `root`, or the decoder's `inner` section, has.
 
     Raises:
         CheckpointError: the quantisation lacks a field.
@@ -84,7 +84,7 @@ def model_config(
 
 
 def ties(root: Section, text: Section, *, default: bool = False) -> bool:
-    """Whether lm_head is the embedding. transformers ≥ 5 reads the top level; older files the text's."""
+    """Whether lm_head is the embedding: by the top level, as in transformers 5, else by the text section."""
     key = "tie_word_embeddings"
     section = text if root.values.get(key) is None else root
     tied: bool = section.get(key, bool, default)
@@ -108,7 +108,7 @@ def layer_types(section: Section, default: Sequence[str], known: Sequence[str]) 
 
 
 def linear(name: str, rows: int, columns: int, role: Role, *, bias: bool = False) -> Iterator[Expected]:
-    """A matrix and, if it has one, its bias. The bias of a decoder's matrix is "other"."""
+    """The tensors of a matrix: its weight and, with `bias`, its bias, which has role "other" in a decoder."""
     yield Expected(f"{name}.weight", (rows, columns), role)
     if bias:
         yield Expected(f"{name}.bias", (rows,), "other" if role == "linear" else role)
@@ -131,13 +131,13 @@ class Traits:
 
     Attributes:
         gguf: architectures in GGUF files that are this family.
-        mrope: vLLM keeps a rotary table of several axes.
-        rotary_divisor: one of so many values of a head is rotated.
-        stretched: layers of two kinds rotate differently in vLLM, and the second kind's positions are
-            stretched so many times; None where all rotate alike.
-        gated_queries: queries of full attention come with a gate of their width.
-        recurrent: its recurrent states are those that are planned for.
-        full_every: of so many layers one looks at everything, where its GGUF files don't say it.
+        mrope: whether vLLM keeps a rotary table of several axes.
+        rotary_divisor: one in so many values of a head is rotated.
+        stretched: factor by which vLLM stretches the positions of the second of two kinds of layers; None
+            where all rotate alike.
+        gated_queries: whether queries of full attention come with a gate of their width.
+        recurrent: whether the planner knows the size of its recurrent states.
+        full_every: one in so many layers has full attention, where its GGUF files don't say it.
     """
 
     gguf: tuple[str, ...] = ()
@@ -164,9 +164,10 @@ class Prompting:
     """How models of an architecture are asked about pictures.
 
     Attributes:
-        family: as people call it.
+        family: its name for people.
         convention: the words they are asked in, and how they write boxes.
-        resized: of models whose boxes are pixels of the picture as they read it, for engines that don't tell.
+        resized: limits of the resized picture, for models whose boxes are in its pixels, and engines that
+            don't tell its size.
     """
 
     family: str
@@ -179,16 +180,22 @@ class GgufNetwork:
     """How our own engine runs an architecture of GGUF files.
 
     Attributes:
-        text: the architecture, as transformers calls it, of the decoder alone.
-        sees: the one of decoder and tower together, or "".
-        projector: the tower's, which our engine has; a key of `Family.projectors`.
-        alternating: the two halves of a head alternate, row by row, in matrices of queries and keys.
+        text: transformers' name of the architecture of the decoder alone.
+        sees: transformers' name of decoder and tower together, or "".
+        projector: kind of the tower that our engine has, a key of `Family.projectors`.
+        alternating: whether the two halves of a head alternate, row by row, in queries' and keys' matrices.
+        nested: whether the decoder alone is that of `sees`, without its tower.
+        recurrent: whether most layers have gated delta-rule attention.
+        mixture: whether layers are mixtures of experts.
     """
 
     text: str
     sees: str = ""
     projector: str = ""
     alternating: bool = False
+    nested: bool = False
+    recurrent: bool = False
+    mixture: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +203,14 @@ class Family:
     """All that is known of a family, or of several with one plan.
 
     Attributes:
-        architectures: those that `describe` reads for the plan of any engine, as transformers calls them.
-        native: those of them that our own engine runs, from what `parse` reads.
-        network: the class of their network, as "module:class"; it imports torch, so it stands here by name.
-        traits: by the family's name in the plan (`Network.family`), or of an architecture in GGUF files.
-        prompting: by architecture, of those that see, whichever engine runs them.
-        gguf: by architecture of GGUF files, of those that our own engine runs.
-        projectors: by what GGUF files of towers call them, the least and most tokens of a picture that keeps
-            its aspect in llama.cpp; None where every picture becomes one square.
+        architectures: transformers' names of those that `describe` reads for the plan of any engine.
+        native: those of `architectures` that our own engine runs, from the result of `parse`.
+        network: class of their network, as "module:class", a name because the module imports torch.
+        traits: traits by the family's name in the plan (`Network.family`), or by architecture of GGUF files.
+        prompting: by architecture, for models that see on any engine.
+        gguf: by architecture of GGUF files, for those that our own engine runs.
+        projectors: by a tower's kind in GGUF files, the least and most tokens of a picture that keeps its
+            aspect in llama.cpp; None where every picture becomes one square.
     """
 
     architectures: tuple[str, ...] = ()

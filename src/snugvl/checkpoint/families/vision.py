@@ -1,4 +1,4 @@
-"""What the eyes of several families have in common: image processors' settings, encoders of fixed squares."""
+"""Common parts of several families' vision: image processors' settings, encoders of fixed squares."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def images_of(images: Section | None, where: str) -> Section:
 
 
 def one_side(section: Section, key: str, default: int | None = None) -> int:
-    """A size that some files write as a pair of equal numbers.
+    """Read a size that some files write as a pair of equal numbers.
 
     Raises:
         CheckpointError: it is a pair of different ones, or no size.
@@ -33,7 +33,7 @@ def one_side(section: Section, key: str, default: int | None = None) -> int:
 
 
 def edge(section: Section, key: str, side: str, *, default: int | None = None) -> int:
-    """A side of a size that image processors write as {"longest_edge": n}, {"height": n, "width": n} or n."""
+    """Read a side that image processors write as {"longest_edge": n}, {"height": n, "width": n} or n."""
     value = section.values.get(key)
     if isinstance(value, Mapping):
         return Section(value, f"{section.where}: {key}").count(side, default)
@@ -54,7 +54,7 @@ class SquareTower:
 
     @property
     def grid(self) -> int:
-        """Patches on a side of the square."""
+        """Number of patches on a side of the square."""
         return self.image // self.patch
 
     @property
@@ -63,7 +63,7 @@ class SquareTower:
         return self.hidden, self.channels, self.patch, self.patch
 
     def facts(self, rule: ImageRule, merge: int) -> VisionFacts:
-        """The tower in the planner's nouns. `merge`: patches per side of a token."""
+        """The tower's facts for the planner. `merge`: patches per side of a token."""
         return VisionFacts(
             depth=self.depth,
             hidden_size=self.hidden,
@@ -78,7 +78,7 @@ class SquareTower:
 
 
 def read_square(section: Section, defaults: Mapping[str, int]) -> SquareTower:
-    """A `vision_config`. `defaults`: what transformers' class assumes for a field left out.
+    """Read a `vision_config`. `defaults`: those of transformers' class for missing fields.
 
     Raises:
         CheckpointError: a field is missing or no positive number, or a square has no patch.
@@ -99,7 +99,7 @@ def read_square(section: Section, defaults: Mapping[str, int]) -> SquareTower:
 
 
 def siglip_tensors(tower: SquareTower, name: str) -> Iterator[Expected]:
-    """Every tensor of SigLIP, Gemma 3's and SmolVLM's encoder: learned positions and biases everywhere."""
+    """Every tensor of SigLIP, the encoder of Gemma 3 and SmolVLM; all have biases, positions are learned."""
     yield Expected(f"{name}.embeddings.patch_embedding.weight", tower.patch_shape, "vision")
     yield Expected(f"{name}.embeddings.patch_embedding.bias", (tower.hidden,), "vision")
     positions = (tower.grid**2, tower.hidden)

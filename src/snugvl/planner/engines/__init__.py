@@ -1,4 +1,4 @@
-"""An engine a folder: what the planner knows of it. Nobody outside of them compares an engine's name."""
+"""The planner's knowledge of engines, a folder each. No module outside of them compares an engine's name."""
 
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -22,13 +22,13 @@ def rules_of(engine: Engine) -> "EngineRules":
 
 
 def having(names: Collection[str]) -> "list[EngineRules]":
-    """Rules of the engines that can do all of these options, of those that not every engine can."""
+    """Rules of the engines that can do all options of `names`, which are options not every engine can do."""
     every = map(rules_of, get_args(Engine))
     return [rules for rules in every if rules.honours.issuperset(names)]
 
 
 def lacking(engine: Engine, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that an engine can't do and others can, of those that are asked for by name and value."""
+    """Options of `asked`, by name and value, that this engine can't do and others can."""
     honours = rules_of(engine).honours
     return {name: value for name, value in special(asked).items() if name not in honours}
 
@@ -40,7 +40,10 @@ def worded(asked: Mapping[str, Any]) -> str:
 
 
 def for_others(engine: Engine, asked: Mapping[str, Any]) -> str | None:
-    """Clause of what is asked for that others than this engine can do, and who they are; None for nothing."""
+    """The clause that some options are for other engines alone, and which: "--tower streamed is for … alone".
+
+    None where this engine can do all that is asked.
+    """
     if not (lacks := lacking(engine, asked)):
         return None
     names = [each.title for each in having(lacks)]
@@ -58,8 +61,8 @@ def refuse_lacking(
         in_process: name no engines but those that run in the process that asks.
 
     Raises:
-        RequestError: names the options, the engine, and those to take instead. Engines for GGUF files alone
-            are not among these: what another engine would run is none.
+        RequestError: names the options, the engine, and the engines to take instead. Engines that read GGUF
+            files alone are not named: they don't run what another engine would.
     """
     if not (lacks := lacking(engine, asked)):
         return

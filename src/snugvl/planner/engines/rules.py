@@ -1,4 +1,4 @@
-"""Questions of the planner to an engine: where it runs what, how its settings vary, and what they take.
+"""An engine's rules: the planner's questions to it, about what it runs where, its settings and their memory.
 
 An engine's folder has a `rules.py` with `RULES`, an instance of a subclass. What most engines have in common
 is the default here: PyTorch on a GPU that CUDA reaches, one GPU, no options that only one of them has.
@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.core.reason import Reason
-from snugvl.hardware.machine import Gpu, OperatingSystem
+from snugvl.hardware.machine import HOST_RATE, Gpu, OperatingSystem
 from snugvl.planner.capabilities import TORCH, Capability, Option, older, stored_format
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint import kv, weights
@@ -29,7 +29,7 @@ OWN: Final = f"it doesn't read snugvl's own format; {OWN_INSTEAD}"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How many GPUs take part: those that share layers, groups of layers, and whole copies."""
+    """How GPUs take part: how many share each layer, how many groups of layers, how many copies there are."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -37,33 +37,33 @@ class Spread:
 
 
 class EngineRules(ABC):
-    """One engine's answers; stateless.
+    """The rules of one engine; stateless.
 
     Attributes:
         engine: its name in options.
         title: its name for people, within a sentence.
-        kind: what it is, for people.
-        installed_by: the command that brings it; empty where snugvl has it, or a GGUF's notes say it.
-        wheel: the command that brings a build of it for processors.
+        kind: its description, for people.
+        installed_by: the command that installs it; empty where snugvl has it, or a GGUF's notes name it.
+        wheel: the command that installs a build of it for processors.
         rank: of engines that do equally well the one of the highest rank is chosen.
-        honours: options of `LoadOptions` that it can do, of those that not every engine can.
+        honours: options of `LoadOptions` that it can do and that not every engine can.
         kv_formats: formats of its KV cache, best first.
-        fp8_cache_since: the oldest GPUs with which its KV cache can be FP8, or None where any will do.
+        fp8_cache_since: compute capability from which its KV cache can be FP8, or None where any will do.
         scales_cache: its eight-bit cache has scales, so outliers of keys don't saturate.
         own_layout: it makes matrices of its own from the checkpoint's: rounds, repacks and joins them.
-        windows: of layers with sliding windows its cache keeps no more than the window.
+        windows: its cache keeps no more than the window for layers with sliding windows.
         bitsandbytes: it rounds by means of bitsandbytes.
         has_parts: embedding, head and vision tower may be in other formats and places than the layers.
-        pooled: its KV cache is a pool that is planned for itself, with states of their own beside it.
+        pooled: its KV cache is a pool with a size of its own, with recurrent states beside it.
         one_at_a_time: it answers one request after the other.
         offloads: it can keep decoder layers in host memory.
-        reads_only_gguf: it reads GGUF files, nothing else, and of them it is the first choice.
+        reads_only_gguf: it reads GGUF files and nothing else, and is the first choice for them.
         runs_remote_code: it can run Python files that a checkpoint brings.
-        starts: snugvl starts it; else it is planned for alone, and its own command is what is printed.
-        in_process: a task's command runs it; others come with the server alone.
+        starts: snugvl starts it; else it is planned only, and its own command is printed.
+        in_process: a task's command (caption, ask, …) can run it; others run only behind the server.
         drops_unused_tower: without images the vision tower isn't loaded.
         process_bytes: host memory of its process without a GPU, idle.
-        spare_note: what it does with memory that the plan leaves free; empty where nothing.
+        spare_note: its use of memory that the plan leaves free, for people; empty where there is none.
         predicts_rate: `decode_rate` says how fast it decodes; else the roofline bounds it.
     """
 
@@ -102,7 +102,7 @@ class EngineRules(ABC):
         return older(device.compute_capability, TORCH)
 
     def unread(self, model: Inventory) -> Reason | None:
-        """Why a checkpoint is none of its own, where only llama.cpp or our own engine reads it, or None."""
+        """Why it can't read a checkpoint that only llama.cpp or our own engine reads, or None."""
         if model.facts.gguf is not None:
             return Reason(self.engine, NO_GGUF)
         return Reason(self.engine, OWN) if model.facts.own else None
@@ -112,12 +112,12 @@ class EngineRules(ABC):
         """Ways to try a model on a kind of device, best first, or why there is none."""
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:
-        """An option with layers in host memory, or why they can't be there."""
+        """The option with decoder layers in host memory, or why this engine can't have them there."""
         able = " and ".join(rules.title for rules in map(rules_of, ENGINES) if rules.offloads)
         return Reason(self.engine, f"only {able} keep layers in host memory")
 
     def stored_as(self, option: Option) -> str:
-        """Why it has no other weights of a checkpoint than these, as a clause."""
+        """Why it has no other formats for a checkpoint's weights, as a clause."""
         return f"the checkpoint is stored in {stored_format(option.model)}"
 
     def context_limit(self, facts: ModelFacts) -> int:
@@ -129,7 +129,7 @@ class EngineRules(ABC):
         return concurrency
 
     def spreads(self, model: Inventory, wishes: Wishes, count: int) -> Sequence[Spread]:
-        """Ways over up to `count` GPUs, fewest first."""
+        """Ways to spread a model over up to `count` GPUs, fewest GPUs first."""
         return (Spread(),)
 
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
@@ -141,24 +141,25 @@ class EngineRules(ABC):
         return []
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
-        """Host memory that its process takes beside a GPU."""
+        """Bytes of host memory that its process takes beside a GPU."""
         raise NotImplementedError(f"{self.engine} keeps nothing in host memory")
 
     @abstractmethod
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
-        """Everything that it allocates, but its process and the GPU's context, in the order of a report."""
+        """Components of all memory that it allocates, without its process and the GPU's context, in the order
+        of a report."""
 
     def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
-        """Keys and values of one sequence of `tokens` tokens on one GPU, with its states, in bytes."""
+        """Bytes of keys, values and recurrent states of one sequence of `tokens` tokens on one GPU."""
         return kv.blocks_bytes(model, settings, tokens, windows=self.windows)
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """The KV cache: all sequences at their full context."""
+        """The component of the KV cache: all sequences at their full context."""
         windows = self.windows and any(layer.window for layer, _ in model.kv_layers)
         return kv.sequences_component(model, settings, windows=windows)
 
     def kv_name(self, settings: Settings) -> str:
-        """Format of the cache as people call it: that of the activations, or FP8."""
+        """Format of the cache for people: that of the activations, or FP8."""
         return "fp32" if settings.itemsize == 4 and settings.kv == "bf16" else settings.kv
 
     def weight_components(self, model: Inventory, settings: Settings) -> tuple[Component, ...]:
@@ -166,16 +167,26 @@ class EngineRules(ABC):
         return weights.parts_in_one_segment(model, settings)
 
     def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
-        """Bytes that torch reserves for weights of these (bytes, how many): one segment, and small ones."""
+        """Bytes that torch reserves for weights of these (bytes, count): one segment, and small ones."""
         small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
         return reserved_bytes(small) + together_bytes(resident)
 
-    def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
-        """Tokens per second of one request, where `predicts_rate`; None where the card isn't known."""
+    def decode_rate(
+        self, model: Inventory, settings: Settings, gpu: Gpu | None, host_rate: float = HOST_RATE
+    ) -> float | None:
+        """Tokens per second of one request, where `predicts_rate`; None where the card isn't known.
+
+        Args:
+            host_rate: bytes per second that a processor reads of host memory.
+        """
         return None
 
+    def step_crossing_bytes(self, model: Inventory, settings: Settings) -> int:
+        """Bytes of weights that cross from host memory to the GPU for every step of a prompt."""
+        return 0
+
     def why(self, choice: Choice) -> str | None:
-        """Why it was chosen, as a clause, where that is a trait of the engine."""
+        """Why it was chosen, as a clause, where the reason is a trait of the engine; else None."""
         return None
 
     def host_text(self, choice: Choice) -> str | None:
@@ -183,5 +194,5 @@ class EngineRules(ABC):
         return None
 
     def command(self, choice: Choice) -> str | None:
-        """The engine's own command, without us, for a POSIX shell, where it has one."""
+        """The engine's own command, without snugvl, for a POSIX shell; None where it has none."""
         return None

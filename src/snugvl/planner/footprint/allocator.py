@@ -1,4 +1,4 @@
-"""What torch's caching allocator takes for tensors of given sizes.
+"""The memory that torch's caching allocator takes for tensors of given sizes.
 
 Rules (PyTorch, `c10/cuda/CUDACachingAllocator.cpp`): a request is rounded up to 512 bytes. Requests up to
 1 MiB come from 2 MiB segments, those below 10 MiB from 20 MiB segments, larger ones get a segment of their
@@ -29,9 +29,9 @@ def up(value: int, multiple: int) -> int:
 
 
 def together_bytes(sizes: Iterable[tuple[int, int]]) -> int:
-    """Bytes of one segment that holds all tensors that don't come from small ones, side by side.
+    """Bytes of one segment that holds side by side all tensors too large for small segments.
 
-    `sizes`: in bytes, and how many.
+    `sizes`: (bytes, count) each.
     """
     # A plan over the catalogue comes here for a hundred thousand tensors: `up`, without the call.
     large = sum(-(-size // ROUND_BYTES) * count for size, count in sizes if size > SMALL_BYTES)
@@ -39,7 +39,7 @@ def together_bytes(sizes: Iterable[tuple[int, int]]) -> int:
 
 
 def reserved_bytes(sizes: Iterable[tuple[int, int]]) -> int:
-    """Bytes of the segments that hold tensors of the given (size in bytes, how many)."""
+    """Bytes of the segments that hold tensors of the given (bytes, count)."""
     small = medium = large = 0
     for size, count in sizes:
         rounded = up(size, ROUND_BYTES)

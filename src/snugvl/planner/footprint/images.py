@@ -1,4 +1,4 @@
-"""How large an image can get under a pixel budget, by the model's own rule."""
+"""The largest image under a pixel budget, in tokens and patches, by the model's own rule."""
 
 import math
 from dataclasses import dataclass

@@ -1,20 +1,20 @@
-"""Keys and values, and recurrent states.
+"""Memory of keys and values, and of recurrent states.
 
     full attention     2 · kv_heads · head_dim · bytes · tokens           tokens rounded up to blocks of 16
     sliding window     the same with min(tokens, window)                  where the engine honours windows
     recurrent state    matrices in float32 and a few inputs of a convolution, per sequence
 
 Summed over layers, times concurrency. Image tokens are tokens like any other. Our own engine allocates states
-for all sequences that may run, and one more for rows that only fill up a CUDA graph: a row of their own. Its
-prefix cache needs copies of states besides, snapshots: as many as the solver finds room for.
+for all sequences that may run, and one more for rows that only pad a CUDA graph. Its prefix cache also needs
+state snapshots: as many as the solver finds room for.
 Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2309.06180) for the blocks.
 
-Windows are honoured by vLLM, whose blocks are a chapter of their own (`engines/vllm/footprint.py`), and by
+Windows are honoured by vLLM, whose blocks have a module of their own (`engines/vllm/footprint.py`), and by
 transformers: its cache keeps `window - 1` tokens of such a layer (`DynamicSlidingWindowLayer`), but as a view
 of the prompt's own keys and values, which live until the first new token replaces them. So one prompt's are
 whole meanwhile.
 
-`kv_bytes` and `kv_component` ask the engine's `rules.py`; the other functions are what those are made of.
+`kv_bytes` and `kv_component` ask the engine's `rules.py`, which is written with the other functions.
 """
 
 from snugvl.core.config import RECENT
@@ -35,7 +35,7 @@ def blocks_bytes(model: Inventory, settings: Settings, tokens: int, *, windows: 
     """Bytes of one sequence in blocks of `BLOCK_TOKENS`, with its states.
 
     Args:
-        windows: of layers with sliding windows no more than the window is kept.
+        windows: whether layers with sliding windows keep no more than the window.
     """
     rounded = up(tokens, BLOCK_TOKENS)
     total = 0
@@ -46,7 +46,7 @@ def blocks_bytes(model: Inventory, settings: Settings, tokens: int, *, windows: 
 
 
 def block_bytes(model: Inventory, settings: Settings) -> int:
-    """Bytes of one block of keys and values, as our own engine has them."""
+    """Bytes of one block of keys and values in our own engine."""
     return blocks_bytes(model, settings, BLOCK_TOKENS) - state_bytes(model, settings)
 
 
@@ -59,7 +59,7 @@ def state_bytes(model: Inventory, settings: Settings) -> int:
 
 
 def state_component(model: Inventory, settings: Settings) -> Component:
-    """States that our own engine allocates at its start. Others keep them with the KV cache."""
+    """The component of recurrent states that our engine allocates at start; others' are in the KV cache."""
     each = state_bytes(model, settings)
     slots = settings.sequences + 1
     why = f"{slots} × {each / 2**20:,.1f} MiB, whatever their context"
@@ -67,7 +67,7 @@ def state_component(model: Inventory, settings: Settings) -> Component:
 
 
 def predictor_component(model: Inventory, settings: Settings) -> Component:
-    """The last hidden states of each sequence, from which our engine's predictor goes on."""
+    """The component of each sequence's last hidden states, from which our engine's predictor goes on."""
     each = model.facts.text.hidden_size * settings.itemsize if model.facts.predicts else 0
     rows = settings.sequences * RECENT + 1
     return Component(
@@ -76,14 +76,14 @@ def predictor_component(model: Inventory, settings: Settings) -> Component:
 
 
 def checkpoint_component(model: Inventory, settings: Settings) -> Component:
-    """States that our own engine keeps where the next turn, or another question, may start."""
+    """The component of state snapshots, from which the next turn, or another question, may start."""
     each, count = state_bytes(model, settings), settings.state_snapshots
     why = f"{count} × {each / 2**20:,.1f} MiB, where the next turn can start"
     return Component("recurrent state, kept", Kind.STATES, each * count, why=why)
 
 
 def pool_component(model: Inventory, settings: Settings) -> Component:
-    """Our own engine's pool, which all requests share."""
+    """The component of our own engine's KV pool, which all requests share."""
     tokens, each = settings.kv_tokens, block_bytes(model, settings) // BLOCK_TOKENS
     nbytes = settings.kv_blocks * block_bytes(model, settings)
     why = f"{tokens:,} tokens × {each / 1024:,.0f} KiB ({settings.kv_name})"
@@ -91,7 +91,7 @@ def pool_component(model: Inventory, settings: Settings) -> Component:
 
 
 def sequences_component(model: Inventory, settings: Settings, *, windows: bool = False) -> Component:
-    """All sequences at their full context; `windows`: some layers keep no more than their windows."""
+    """The component of all sequences at full context; `windows`: some layers keep their windows alone."""
     nbytes = kv_bytes(model, settings, settings.context) * settings.concurrency
     sequences = f"{settings.concurrency} × " if settings.concurrency > 1 else ""
     kept = f"{sequences}{settings.context:,} tokens"

@@ -27,10 +27,10 @@ FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall b
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Bytes with a name and a reason.
+    """A component of a footprint: bytes with a name and a reason.
 
     Attributes:
-        kind: how it is counted and shown; the name only says what it is.
+        kind: how it is counted and shown, whatever its name is.
         basis: computed (exact), predicted (a formula that follows from the source), measured on this
             machine, or a documented default.
         why: the formula with its numbers, one line.
@@ -91,23 +91,23 @@ class Footprint:
 
 
 def footprint_of(components: Iterable[Component]) -> Footprint:
-    """Components that take memory, as a footprint."""
+    """A footprint of those components that take any memory."""
     return Footprint(tuple(component for component in components if component.nbytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the footprint depends on of a GPU (or of a CPU, whose context costs nothing).
+    """The facts of a GPU that a footprint depends on (or of a CPU, whose context costs nothing).
 
     Attributes:
         context_bytes: CUDA context, torch's libraries and cuBLAS' workspace.
-        context_measured: on this machine; otherwise the documented default.
-        cpu: host memory, no GPU; `free_bytes` of it decide about float32.
-        multiprocessors: bound how small products are split; that of the largest GPUs where it isn't known.
-        host_bytes: what weights beside a GPU may take of host memory; None where nobody has looked.
+        context_measured: whether `context_bytes` was measured on this machine; else it is the default.
+        cpu: whether it is host memory, without a GPU; `free_bytes` of it decide about float32.
+        multiprocessors: number of them, on which the split of small products depends; unknown: the most.
+        host_bytes: host memory that weights beside a GPU may take; None where it wasn't measured.
         pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2, Windows), or None.
-        api: how the GPU is reached, as people call it.
-        unified: its memory is host memory, so what an engine has beside it counts as well.
+        api: API by which the GPU is reached, for people.
+        unified: whether its memory is host memory, so an engine's host memory counts as well.
     """
 
     context_bytes: int
@@ -123,13 +123,13 @@ class Device:
 
     @property
     def cublas_bytes(self) -> int:
-        """What torch gives cuBLAS to work in, once a stream: 32 MiB since Hopper, 8.1 MiB before."""
+        """Bytes of cuBLAS' workspace in torch, for each stream: 32 MiB since Hopper, 8.1 MiB before."""
         capability = self.compute_capability
         return 32 << 20 if capability is None or capability[0] >= 9 else 8_519_680
 
     @property
     def fused_attention(self) -> bool:
-        """Unknown GPUs count as recent."""
+        """Whether it has a fused attention kernel for grouped heads; unknown GPUs count as recent."""
         return self.compute_capability is None or self.compute_capability >= FUSED_SINCE
 
 

@@ -1,9 +1,9 @@
-"""The vision tower at work, and what it hands to the decoder.
+"""Memory of the vision tower while it encodes, and of its outputs for the decoder.
 
-Ours goes through an image of P patches by rows, with h hidden, i intermediate, d head size, s bytes a value
-(`models/vision.py`, `models/qwen2_5_vision.py`): the residual stream, one block's keys and values and the
-places for the whole image, the rest for a chunk of `ROWS` patches, and the output, whose levels fill up on
-the way:
+Our tower encodes an image of P patches in chunks of rows, with h hidden, i intermediate, d head size, s bytes
+a value (`models/vision.py`, `models/qwen2_5_vision.py`). It holds the residual stream, one block's keys and
+values and the positions for the whole image, the rest for a chunk of `ROWS` patches, and the output, whose
+levels fill up on the way:
 
     P · (3·h·s + 16)  +  min(P, ROWS) · ((h + i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
 
@@ -11,7 +11,7 @@ Chunks are of equal size: an image of a whole number of `ROWS` may need more tha
 (Qwen2.5-VL, in chunks of half as many patches) have two intermediates, and add the order in which their
 tokens stand, 8 · P / merge². A tower in int8 is widened a slice of 16 MiB at a time, beside all that.
 
-transformers', per patch, all 16-bit unless said:
+transformers' tower takes per patch, all 16-bit unless noted:
 
     input            2 · patch_dim; cast from float32 pixels, which `generate` keeps
     attention block  38h + 8d + 64: rotary in float32 is the peak
@@ -56,7 +56,7 @@ def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
 
 
 def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
-    """What our tower holds from its first chunk to its last, also while it pauses: its output included."""
+    """Bytes that our tower holds from its first chunk to its last, also between them, its output included."""
     vision = _vision(model)
     h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
     whole = 3 * h * itemsize + PLACE_BYTES
@@ -69,7 +69,7 @@ def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int
 def native_workspace(
     model: Inventory, image: ImageSize, itemsize: int = HALF, weights: VisionFormat = "bf16"
 ) -> int:
-    """Our tower's peak for one image, or for a smaller one that needs more."""
+    """Peak bytes of our tower for one image, or for a smaller image that takes more."""
     vision, patches = _vision(model), image.patches
     if vision.windowed:
         return _peak(model, image, min(patches, WINDOWED_ROWS), itemsize, weights)
@@ -81,7 +81,7 @@ def native_workspace(
 
 
 def _peak(model: Inventory, image: ImageSize, rows: int, itemsize: int, weights: VisionFormat) -> int:
-    """For an image in chunks of `rows` patches."""
+    """Peak bytes of our tower for an image in chunks of `rows` patches."""
     vision = _vision(model)
     h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
     chunk = rows * ((h + _inner(vision)) * itemsize + WIDE * head)
@@ -91,12 +91,12 @@ def _peak(model: Inventory, image: ImageSize, rows: int, itemsize: int, weights:
 
 
 def _inner(vision: VisionFacts) -> int:
-    """Values of a row between an MLP's products: SwiGLU has two intermediates, GELU works in place."""
+    """Number of values of a row within an MLP: SwiGLU has two intermediates, GELU works in place."""
     return vision.intermediate_size * (2 if vision.windowed else 1)
 
 
 def _widening(model: Inventory, image: ImageSize, rows: int, itemsize: int) -> int:
-    """Most that lives in a chunk of `rows` beside what is held, while a matrix of the tower is widened."""
+    """Peak bytes in a chunk of `rows` beside what is held, while a matrix of the tower is widened."""
     vision = _vision(model)
     h, i, out = vision.hidden_size, vision.intermediate_size, model.facts.text.hidden_size
     joined = h * vision.merge_size**2
@@ -118,18 +118,18 @@ def _widening(model: Inventory, image: ImageSize, rows: int, itemsize: int) -> i
 
 
 def slice_rows(row_bytes: int, slice_bytes: int) -> int:
-    """Most rows of a widened slice of a matrix."""
+    """Number of rows in a widened slice of a matrix, at most."""
     return max(SLICE_ROWS, slice_bytes // row_bytes // SLICE_ROWS * SLICE_ROWS)
 
 
 def slice_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """A widened slice of a matrix of the tower: the fewest that are small enough, of equal size."""
+    """Bytes of a widened slice of a tower's matrix, cut into as few equal slices as are small enough."""
     most = slice_rows(columns * itemsize, SLICE_BYTES)
     return min(rows, up(-(-rows // -(-rows // most)), SLICE_ROWS)) * columns * itemsize
 
 
 def transformers_workspace(model: Inventory, image: ImageSize) -> int:
-    """transformers' peak for one image, SDPA attention: all patches at once."""
+    """Peak bytes of transformers for one image with SDPA attention: all patches at once."""
     vision = _vision(model)
     h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
     inputs = HALF * vision.patch_dim
@@ -140,14 +140,14 @@ def transformers_workspace(model: Inventory, image: ImageSize) -> int:
 
 
 def features_per_token(model: Inventory) -> int:
-    """What transformers holds per image token: features, their copy, levels, the tower's last states."""
+    """Bytes transformers holds per image token: features, their copy, levels, the tower's last states."""
     vision = _vision(model)
     width = model.facts.text.hidden_size
     return HALF * ((2 + vision.deepstack_levels) * width + vision.merge_size**2 * vision.hidden_size)
 
 
 def vllm_workspace(model: Inventory, image: ImageSize) -> int:
-    """vLLM's tower for one image, its own first-order estimate: P · (2h · 3 + 4i + 2 · patch_dim) and levels.
+    """Bytes of vLLM's tower for one image, to first order: P · (2h · 3 + 4i + 2 · patch_dim) and levels.
 
     Consistent with two published logs (5070 Ti 2B, L4 8B), not measured by us.
     """
@@ -157,7 +157,7 @@ def vllm_workspace(model: Inventory, image: ImageSize) -> int:
 
 
 def native_vision_components(model: Inventory, settings: Settings) -> list[Component]:
-    """Workspace of our engine's tower, and its outputs."""
+    """Components of workspace of our engine's tower, and of its outputs."""
     if model.facts.vision is None or settings.images == 0:
         return []
     image = largest_image(model, settings.max_pixels)
@@ -182,7 +182,7 @@ def native_vision_components(model: Inventory, settings: Settings) -> list[Compo
 
 
 def transformers_vision_components(model: Inventory, settings: Settings) -> list[Component]:
-    """Workspace of the tower with transformers, which encodes all images of a request in one batch.
+    """Components of workspace of transformers' tower, which encodes all images of a request in one batch.
 
     Its outputs are in the prefill's bytes.
     """
@@ -205,7 +205,7 @@ def _workspace(image: ImageSize, nbytes: int) -> Component:
 
 
 def held_outputs(settings: Settings, image: ImageSize, each: int) -> int:
-    """Outputs our engine holds at once: of every image that a chunk touches, and of one cut by its end."""
+    """Bytes of outputs our engine holds at once: of all images in a chunk, also of one cut by its end."""
     tokens = max(image.tokens, 1)
     touched = 2 + settings.chunk // tokens
     # Of one size, and as large as any: smaller ones hold no more in all.

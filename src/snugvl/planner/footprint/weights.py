@@ -1,4 +1,4 @@
-"""Weights in memory: what each tensor becomes when it is loaded.
+"""Memory of weights: the bytes that each tensor takes once it is loaded.
 
 | format | bytes of a matrix of `rows` × `columns` |
 |---|---|
@@ -22,9 +22,10 @@ which reads rows of it there (`models/host_memory.py`).
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
@@ -45,7 +46,10 @@ WIDE_SCALE_BYTES: Final = 4
 STREAM_ALIGNMENT: Final = 256
 STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_merger_list\.\d+)\.")
 HEADS: Final = ("embedding", "lm_head")
-JOINED: Final = re.compile(r"(?<=\.)(?:[qkv]_proj|gate_proj|up_proj)(?=\.)")
+JOINED: Final = re.compile(  # parts of one matrix: of all experts, an MLP, attention, a router
+    r"(?<=\.)(?:experts\.\d+\.(?:(?P<experts>gate_proj|up_proj)|down_proj)|(?P<mlp>gate_proj|up_proj)"
+    r"|(?P<qkv>[qkv]_proj)|in_proj_(?:(?P<linear>qkv|z)|(?P<rates>b|a))|(?P<router>(?:shared_expert_)?gate))(?=\.)"
+)
 
 LABELS: Final[dict[Part, str]] = {part: f"weights: {part}" for part in PARTS} | {
     "vision": "weights: vision tower"
@@ -57,14 +61,14 @@ KINDS: Final[dict[Part, Kind]] = {
 
 
 def int8_parts(rows: int, columns: int) -> tuple[int, ...]:
-    """Codes and scales of a matrix that is rounded to int8; nothing where its columns don't divide."""
+    """Bytes of (codes, scales) of a matrix that is rounded to int8; empty where its columns don't divide."""
     return () if columns % GROUP else (rows * columns, rows * columns // GROUP * SCALE_BYTES)
 
 
 def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = None) -> tuple[int, ...]:
     """Bytes of the planes of codes, of the scales and of the zero points of a matrix in few bits.
 
-    `group`: other than the format's of a pre-quantized one.
+    `group`: columns that share a scale, where a pre-quantized matrix has other groups than the format.
     """
     group = group or form.group
     scales = rows * columns // group * SCALE_BYTES
@@ -73,9 +77,9 @@ def few_bits_parts(rows: int, columns: int, form: Format, group: int | None = No
 
 
 def prequantized_parts(group: TensorGroup, settings: Settings, facts: ModelFacts) -> tuple[int, ...]:
-    """Bytes of the tensors that one of `group` becomes, of a checkpoint with pre-quantized integers.
+    """Bytes of the tensors that one of `group` becomes, in a checkpoint with pre-quantized integers.
 
-    Beside these there are their scales, and what wasn't meant to be packed.
+    Scales, and tensors that aren't packed, are groups of their own.
     """
     if group.kind not in ("scale", "scale8", "matrix") or group.part not in ("decoder", "predictor"):
         return loaded_parts(group, settings)
@@ -92,7 +96,7 @@ def prequantized_parts(group: TensorGroup, settings: Settings, facts: ModelFacts
 
 
 def prequantized_group(model: Inventory) -> int:
-    """Columns that share a scale in a pre-quantized 4-bit checkpoint; `GROUP` of others."""
+    """Number of columns that share a scale in a pre-quantized 4-bit checkpoint; `GROUP` for others."""
     scales = sum(
         group.elements * group.count
         for group in model.groups
@@ -103,12 +107,12 @@ def prequantized_group(model: Inventory) -> int:
 
 
 def codes_of_byte(model: Inventory) -> int:
-    """Codes in a byte of a pre-quantized checkpoint's packed tensors."""
+    """Number of codes in a byte of a pre-quantized checkpoint's packed tensors."""
     return 8 // FORMATS[model.facts.quantization or "fp8"].planes[0]
 
 
 def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int, ...]:
-    """Values and scales, in bytes, of a matrix that bitsandbytes makes; nothing where it makes none."""
+    """Bytes of (values, scales) of a matrix that bitsandbytes rounds; empty where it rounds none."""
     form = BITSANDBYTES.get(settings.weights)
     if form is None:
         return ()
@@ -116,10 +120,14 @@ def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int
 
 
 def keeps_fp8(model: Inventory) -> bool:
-    """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own."""
+    """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own, and those
+    of an expert's gate end where its rows do."""
+    mixture = model.facts.text.mixture
+    if mixture is not None and mixture.width % GROUP:
+        return False
     scales = sum(group.elements * group.count for group in model.groups if group.kind == "scale")
     blocks = sum(
-        -(-group.shape[0] // GROUP) * -(-group.shape[1] // GROUP) * group.count
+        prod(group.shape[:-2]) * -(-group.shape[-2] // GROUP) * -(-group.shape[-1] // GROUP) * group.count
         for group in model.groups
         if group.kind == "fp8"
     )
@@ -129,7 +137,7 @@ def keeps_fp8(model: Inventory) -> bool:
 def matrix_parts(
     rows: int, columns: int, settings: Settings, *, stored_fp8: bool, group: int | None = None
 ) -> tuple[int, ...]:
-    """Bytes of the tensors that a matrix of a decoder layer is kept in, by our engine."""
+    """Bytes of the tensors in which our engine keeps a matrix of a decoder layer."""
     wide = (settings.itemsize * rows * columns,)
     if settings.weights == "fp8":
         blocks = 0 if columns % GROUP or rows % GROUP else rows * columns // GROUP**2
@@ -168,7 +176,7 @@ def loaded_parts(group: TensorGroup, settings: Settings) -> tuple[int, ...]:
 def sizes(
     model: Inventory, settings: Settings, part: Part, *, experts: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """(bytes, how many) of the tensors of one part, or of its experts alone."""
+    """(bytes, count) of the tensors of one part, or of its experts alone."""
     packed = any(group.kind in ("packed", "blocks") for group in model.groups)
     for group in model.groups:
         if group.part != part or (experts and not group.expert):
@@ -178,11 +186,11 @@ def sizes(
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """(bytes, how many) of our decoder's tensors as allocated: q, k, v are one matrix, gate and up, too."""
+    """(bytes, count) of our decoder's tensors as allocated: q, k and v as one matrix, gate and up as one."""
     if model.has("blocks", "decoder"):
         yield from _joined_blocks(model, settings)
         return
-    if model.facts.own or model.has("scale8", "decoder"):
+    if model.facts.own or model.has("scale8", "decoder") or model.facts.text.mixture:
         yield from _joined_mixed(model, settings)
         return
     w = widths(model)
@@ -197,11 +205,11 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
 
 
 def _matrix(found: re.Match[str]) -> str:
-    return "gate_up" if found[0] in ("gate_proj", "up_proj") else "qkv"
+    return found.lastgroup or "experts.down"
 
 
 def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """(bytes, how many) of the tensors of a GGUF's decoder, whose tensors differ from layer to layer."""
+    """(bytes, count) of the tensors of a GGUF's decoder, whose tensors differ from layer to layer."""
     made: dict[str, int] = defaultdict(int)
     for tensor in model.facts.tensors:
         group = group_of(tensor)
@@ -211,19 +219,33 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """(bytes, how many) of pre-quantized integers, whose widths differ from layer to layer."""
-    made: dict[tuple[str, int], int] = defaultdict(int)
+    """(bytes, count) of pre-quantized integers, whose widths differ from layer to layer."""
+    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
+    for alike, count in _matrices(model):
+        # Codes, scales, zero points.
+        made: dict[int, int] = defaultdict(int)
+        for group, many in alike:
+            parts = (
+                prequantized_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
+            )
+            for number, nbytes in enumerate(parts):
+                made[number] += nbytes * many
+        yield from ((nbytes, count) for nbytes in made.values())
+
+
+@lru_cache(maxsize=64)
+def _matrices(model: Inventory) -> tuple[tuple[tuple[tuple[TensorGroup, int], ...], int], ...]:
+    """What one matrix of the decoder is made of, tensors by group, and how many such matrices there are."""
+    made: dict[str, Counter[TensorGroup]] = defaultdict(Counter)
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder" and tensor.loaded:
-            # Codes, scales, zero points.
-            for number, nbytes in enumerate(prequantized_parts(group, settings, model.facts)):
-                made[JOINED.sub(_matrix, tensor.name), number] += nbytes
-    yield from ((nbytes, 1) for nbytes in made.values())
+            made[JOINED.sub(_matrix, tensor.name)][group] += 1
+    return tuple(Counter(tuple(sorted(each.items(), key=repr)) for each in made.values()).items())
 
 
 def weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
-    """Weights per part on one GPU, and the allocator's rounding of all of them together.
+    """Components of weights per part on one GPU, and of the allocator's rounding of all of them together.
 
     Parts are divided by the GPUs that share them: tensor parallelism cuts every matrix, pipeline parallelism
     cuts the layers (the embedding and the head stay whole on the first and the last GPU).
@@ -252,7 +274,7 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
 
 
 def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Component, ...]:
-    """Weights per part on one GPU in a segment that holds all of them, and the allocator's rounding."""
+    """Components of weights per part on one GPU, all in one segment, and of the allocator's rounding."""
     rules = rules_of(settings.engine)
     parts, resident = [], []
     for part in PARTS:
@@ -301,14 +323,14 @@ def part_bytes(model: Inventory, settings: Settings, part: Part, *, experts: boo
 
 
 def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int]]:
-    """(bytes, how many) of the tensors of a streamed tower that are on the GPU, its room among them."""
+    """(bytes, count) of a streamed tower's tensors on the GPU, with the room for its largest block."""
     pieces, beside = _pieces(model, settings)
     blocks = [nbytes for name, nbytes in pieces.items() if name.startswith("blocks")]
     return [*((nbytes, 1) for nbytes in beside), (max(blocks) + max(pieces.values()), 1)]
 
 
 def crossing_bytes(model: Inventory, settings: Settings) -> int:
-    """What host memory holds of a streamed tower, and crosses to the GPU for every picture."""
+    """Bytes of a streamed tower in host memory, which are copied to the GPU for every picture."""
     if settings.vision != "streamed" or without_tower(settings):
         return 0
     return sum(_pieces(model, settings)[0].values())
@@ -331,12 +353,12 @@ def _pieces(model: Inventory, settings: Settings) -> tuple[dict[str, int], list[
 
 
 def weight_bytes(model: Inventory, settings: Settings) -> int:
-    """All weights in memory, without the allocator's rounding."""
+    """Bytes of all weights in memory, without the allocator's rounding."""
     return sum(part_bytes(model, settings, part) for part in PARTS)
 
 
 def part_why(model: Inventory, part: Part, settings: Settings, share: int) -> str:
-    """Formats of a part, for people."""
+    """The text of a part's formats, for people."""
     shared = f", shared by {share} GPUs" if share > 1 else ""
     plain = "fp32" if settings.itemsize == 4 else "bf16"
     kind: str = settings.vision_weights if part == "vision" else settings.head

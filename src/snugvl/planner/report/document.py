@@ -1,7 +1,7 @@
 """A plan as JSON, schema version 1 (documented in docs/plan.md). Sizes are bytes, speeds per second.
 
-`snugvl plan --save FILE` keeps it, so that people and programs read it, too. What `snugvl serve --plan FILE`
-runs of it are the model, what was asked for, and every setting of the choice; a footprint is computed again.
+`snugvl plan --save FILE` keeps it, readable for people and programs. `snugvl serve --plan FILE` takes the
+model, the wishes and every setting of the choice from it; the footprint is computed again.
 """
 
 import json
@@ -25,7 +25,7 @@ from snugvl.planner.wishes import Wishes
 
 SCHEMA_VERSION = 1
 BUDGET = ("total_bytes", "held_bytes", "margin_bytes", "usable_bytes")
-ROOFLINE = ("decode_tokens_per_s", "first_token_s", "crossing_bytes")
+ROOFLINE = ("decode_tokens_per_s", "first_token_s", "crossing_bytes", "ddr")
 # Names in the JSON of what is said of a reason, and its attributes.
 REJECTION = {
     "what": "text", "short_bytes": "short_bytes", "blame": "blame", "blame_bytes": "blame_bytes",
@@ -58,6 +58,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "engines": [_named(each, VERDICT) for each in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
+        "beside": _choice(plan.beside, measured) if plan.beside else None,
         "quicker": _choice(plan.quicker, measured) if plan.quicker else None,
         "streamed": _choice(other, measured) if other and other.option.streams else None,
         "resident": _choice(other, measured) if other and not other.option.streams else None,
@@ -66,7 +67,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
 
 
 def _wishes(wishes: Wishes) -> dict[str, Any]:
-    """Wishes by name, each option beside them under its own."""
+    """The wishes by name, and the options beside them under their own names."""
     values = asdict(wishes)
     del values["also"]
     return values | dict(wishes.also)
@@ -104,25 +105,25 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """What a file says is to run."""
+    """The content of a saved plan: model, settings of the choice, and the options that were asked for."""
 
     model: str
     settings: Settings
     asked: dict[str, Any]
 
     def over(self, load: LoadOptions) -> LoadOptions:
-        """The options of the plan, with those that were said now; the file names the model.
+        """The plan's options, overridden by those of `load` that were given; the model is the file's.
 
         Raises:
             InputError: another model was named.
         """
         if load.model not in ("", self.model):
-            raise InputError(f"the plan is of {self.model}, not of {load.model}; leave the model out")
+            raise InputError(f"the saved plan is for {self.model}, not for {load.model}; leave the model out")
         return LoadOptions(**{**self.asked, **load.said(), "model": self.model})
 
 
 def read(path: Path) -> SavedPlan:
-    """A plan that was saved.
+    """Read a saved plan.
 
     Raises:
         InputError: there is no such file, or it holds no plan with a choice; names what is wrong.

@@ -1,4 +1,4 @@
-"""A report as text: plain for pipes and logs, in colour on a terminal. Rich is imported when it is needed."""
+"""A report as text: plain for pipes and logs, in colours on a terminal; Rich is imported for the latter."""
 
 from typing import TextIO
 
@@ -16,7 +16,7 @@ MORE = "snugvl plan … --verbose says the rest: every component, every engine, 
 
 
 def plain(report: Report, *, verbose: bool = True) -> str:
-    """Without colours: everything, or in short."""
+    """The report as text without colours: all of it (`verbose`), or the short form."""
     lines = [report.headline]
     if report.facts:
         lines += ["", *(f"  {label:<9}{value}" for label, value in report.facts)]
@@ -30,7 +30,7 @@ def plain(report: Report, *, verbose: bool = True) -> str:
 
 
 def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[str, ...]]]:
-    """Titles and lines of the parts below the table, those that have something to say."""
+    """(title, lines) of each part below the table that isn't empty."""
     found = [
         ("Next", next_lines(report)),
         ("Without snugvl", (report.plain_command,) if report.plain_command and verbose else ()),
@@ -44,7 +44,7 @@ def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[s
 
 
 def next_lines(report: Report) -> tuple[str, ...]:
-    """Remarks, and commands alone on their lines below them: shells take no remark for one."""
+    """Lines of the next steps: a remark, then its commands on lines of their own, so they can be pasted."""
     lines: list[str] = []
     for step in report.steps:
         lines += [step.remark] if step.remark else []
@@ -53,7 +53,7 @@ def next_lines(report: Report) -> tuple[str, ...]:
 
 
 def brief(report: Report, width: int | None = None) -> list[str]:
-    """The bar, and what its parts are; the bar within `width` columns."""
+    """Lines with the bar, within `width` columns, and the legend of its parts."""
     legend = [f"{kind.letter} {what}" for kind, what in parts(report)]
     half = (len(legend) + 1) // 2
     total = format_size(report.total_bytes)
@@ -66,7 +66,7 @@ def brief(report: Report, width: int | None = None) -> list[str]:
 
 
 def parts(report: Report) -> list[tuple[Kind, str]]:
-    """The kinds of memory that the bar shows, each with its name and size."""
+    """(kind, name with size) of each kind of memory that the bar shows."""
     sums: dict[Kind, int] = {}
     for row in report.rows:
         sums[row.kind] = sums.get(row.kind, 0) + row.nbytes
@@ -74,7 +74,7 @@ def parts(report: Report) -> list[tuple[Kind, str]]:
 
 
 def memory(report: Report) -> list[str]:
-    """The table and the bar."""
+    """Lines with the table of memory and the bar."""
     width = max(len(row.label) for row in report.rows)
     seen = _measured(report)
     lines = [report.memory]
@@ -89,19 +89,19 @@ def memory(report: Report) -> list[str]:
 
 
 def bar(rows: tuple[MemoryRow, ...], width: int = BAR_WIDTH) -> str:
-    """One character per share of the card; every part that is at least half a character shows."""
+    """The bar of `width` characters; a part of at least half a character shows."""
     return "".join(text for text, _ in pieces(rows, width, colour=False))
 
 
 def pieces(rows: tuple[MemoryRow, ...], width: int, *, colour: bool) -> list[tuple[str, str]]:
-    """Pieces of the bar and their colours, those of one kind together, as the legend has them."""
+    """(text, colour) of each piece of the bar; parts of one kind are one piece, as in the legend."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
     ordered = sorted(rows, key=lambda row: kinds.index(row.kind))
     return memory_kinds.bar(((row.kind, row.nbytes) for row in ordered), width, colour=colour)
 
 
 def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
-    """Write a report to a terminal: everything, or in short."""
+    """Write a report to a terminal: all of it (`verbose`), or the short form."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""What a report says, as plain lines and rows; how it looks is up to the renderers."""
+"""The content of a report, as plain lines and rows; the renderers decide how it looks."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,9 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
-from snugvl.planner.commands import next_command, plain_command
+from snugvl.planner.budget import host_budget, wsl_limit
+from snugvl.planner.capabilities import TORCH, older
+from snugvl.planner.commands import beside_gpu_bytes, next_command, plain_command
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.rules import parts_of
 from snugvl.planner.footprint.images import pixels_for, scales
@@ -31,7 +33,7 @@ NAMED: Final = 3  # of many models that are refused alike
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """One part of the memory bar. `measured_bytes`: what an earlier run really took."""
+    """One part of the memory bar. `measured_bytes`: bytes that an earlier run took; None where unknown."""
 
     label: str
     kind: Kind
@@ -42,7 +44,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """Commands, in a shell's words, and a remark in people's, which is no part of them."""
+    """Commands for a shell, with a remark for people, which is no part of them."""
 
     remark: str
     commands: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ class Report:
 
     @property
     def memory(self) -> str:
-        """Memory that is taken, or would be, of all that may be used, in a line."""
+        """A line that says how much memory is taken, or would be, of all that may be used."""
         used, usable = format_size(self.used_bytes), format_size(self.usable_bytes)
         return (
             f"Memory: {used} of {usable} that may be used"
@@ -127,6 +129,8 @@ def headline(plan: Plan, machine: Machine) -> str:
     name, engine = plan.choice.option.model.name, rules_of(plan.choice.option.engine).title
     slow = _paced(plan.choice, ", at about", digits=1)
     only = f", only with layers in host memory{slow}" if plan.choice.option.offload else ""
+    if experts := _experts(plan.choice):
+        only = f", with {experts} in host memory{slow}"
     if only and plan.instead is not None:
         other = plan.instead
         same = other.option.model.name == name
@@ -136,6 +140,14 @@ def headline(plan: Plan, machine: Machine) -> str:
             else f"; {other.option.model.name} fits whole"
         )
     return f"{name} fits {where}, with {engine}{only}"
+
+
+def _experts(choice: Choice) -> str:
+    """Experts that stay in host memory, where nothing else of the model does; else ""."""
+    settings, layers = choice.settings, choice.option.model.facts.text.num_layers
+    if not settings.host_experts or settings.offloaded or settings.vision == "cpu":
+        return ""
+    return f"the experts of {settings.host_experts} of {layers} layers"
 
 
 def settings_facts(choice: Choice) -> list[tuple[str, str]]:
@@ -181,7 +193,7 @@ def _spread(settings: Settings) -> str:
 
 
 def _crossing(choice: Choice) -> str:
-    """The price of a streamed tower."""
+    """The text of a streamed tower's price: how long it takes for every picture."""
     gpu = choice.budget.gpu
     known = gpu is not None and gpu.link_bandwidth is not None
     rate = gpu.link_bandwidth if gpu is not None and gpu.link_bandwidth is not None else ASSUMED_LINK
@@ -248,6 +260,7 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
     # What was assumed of system memory matters where a part of the model is in it.
     held = plan.choice.settings if plan.choice else None
     there = held and (held.embedding == "cpu" or held.vision == "streamed" or held.offloaded > 0)
+    there = there or (held and held.host_experts > 0)
     idle = machine.gpus and not there
     notes = [note for note in machine.notes if not (idle and note.startswith("System memory"))]
     if plan.changed:
@@ -264,11 +277,12 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
 
 def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     notes, settings, gguf = _llamacpp_notes(plan, choice), choice.settings, choice.option.model.facts.gguf
+    notes += _host_notes(plan, choice, machine)
     if gguf is not None and gguf.unlike:
         notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
         freed = format_size(part_bytes(choice.option.model, choice.settings, "vision"))
-        notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
+        notes.append(f"No images are asked for; --language-only would also free the vision tower's {freed}.")
     if choice.settings.language_only:
         whole = replace(choice.settings, language_only=False)
         freed = format_size(part_bytes(choice.option.model, whole, "vision"))
@@ -296,7 +310,7 @@ def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
 
 
 def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
-    """Notes on a GGUF that nobody named: its model, what it needs, and what runs without it."""
+    """Notes on a GGUF that the plan chose by itself: its model, what it needs, and what runs without it."""
     facts, gpu = choice.option.model.facts, choice.budget.gpu
     if facts.gguf is None or facts.source != "catalogue":
         return []
@@ -307,9 +321,34 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
     ]
     if plan.named:
         notes.insert(0, f"{facts.name} is {plan.named} with weights of four to six bits.")
-    if choice.budget.device.cpu or (gpu is not None and gpu.api == "cuda" and plan.beside is None):
-        where = "In WSL2" if choice.budget.system == "windows" else "On a newer GPU"
+    windows, nvidia = choice.budget.system == "windows", gpu is not None and gpu.api == "cuda"
+    old = gpu is not None and older(gpu.compute_capability, TORCH)
+    if choice.budget.device.cpu or (nvidia and (old or windows)):
+        where = "In WSL2" if windows else "On a newer GPU"
         notes.append(f"{where} snugvl's other engines run, with every model and format.")
+    return notes
+
+
+def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
+    """What experts in host memory take of it, what they are worth, and what WSL2 has to be told."""
+    taken, name = beside_gpu_bytes(choice), choice.option.model.name
+    if not taken or not _experts(choice):
+        return []
+    usable = format_size(host_budget(machine).usable_bytes)
+    notes = [
+        f"Host memory: {format_size(taken)} of {usable} that may be used. The experts are pages of the file, "
+        "not pinned: where other programs need that memory, they are read from the disk again, slowly."
+    ]
+    if limit := wsl_limit(machine, taken):
+        notes.append(limit)
+    if plan.beside is not None:
+        other, facts = plan.beside, plan.beside.option.model.facts
+        sizes = (format_size(each.download_bytes) for each in (choice.option.model.facts, facts))
+        notes.append(
+            f"{name}{_paced(choice, ' gives about')} from {next(sizes)} of files, "
+            f"{facts.name} in {other.settings.weights_name}{_paced(other, ' up to')} from {next(sizes)}; the "
+            "first is of higher rank (docs/plan.md)."
+        )
     return notes
 
 
@@ -326,7 +365,7 @@ def _much_quicker(other: Choice, choice: Choice, wishes: Wishes) -> str:
 
 
 def _to_install(plan: Plan, choice: Choice) -> list[str]:
-    """How an engine comes to a machine, and which one runs the model without that."""
+    """Notes on how to install the engine, and which other one runs the model without that."""
     rules = rules_of(choice.option.engine)
     if not rules.installed_by:
         return []
@@ -340,7 +379,7 @@ def _to_install(plan: Plan, choice: Choice) -> list[str]:
 
 
 def _idle(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
-    """Why not all GPUs are used."""
+    """Notes on why not all GPUs are used."""
     there, used = len(machine.gpus), choice.settings.gpus
     if there <= used or choice.budget.device.cpu:
         return []
@@ -360,7 +399,7 @@ def _idle(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
 
 
 def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:
-    """What makes the wait for the first token of a large picture shorter, on a processor."""
+    """Notes on how to shorten the wait for the first token of a large picture, on a processor."""
     settings, model, waits = choice.settings, choice.option.model, choice.speed.first_token_s
     if not choice.budget.device.cpu or not settings.images or not scales(model):
         return []
@@ -383,7 +422,7 @@ def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:
 
 
 def _could_leave(choice: Choice, wishes: Wishes) -> list[str]:
-    """Note on an embedding that keeps the head in int8 where host memory would take it, if one asks."""
+    """Notes on an embedding that keeps the head in int8 and could be in host memory (`--embedding cpu`)."""
     settings, model = choice.settings, choice.option.model
     honours = rules_of(settings.engine).honours
     if "embedding" not in honours or settings.head == "bf16" or model.facts.tied:
@@ -428,10 +467,12 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep
         other = plan.instead
         whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole"
         whole += _paced(other, " and runs at up to")
-        yield from _run(other, plan.others, machine, whole)
         title = f"{choice.option.model.name}, as asked{_paced(choice, ', at about', digits=1)}"
         again = other.option.model.name == choice.option.model.name  # in another format: it is here by then
-        yield from _run(choice, plan.wishes, machine, title, pull=pull and not again)
+        asked = _run(choice, plan.wishes, machine, title, pull=pull and not again)
+        ways = [_run(other, plan.others, machine, whole), asked]
+        for way in reversed(ways) if _experts(choice) else ways:
+            yield from way
         return
     if plan.instead is not None:
         yield _to_be_found(plan.instead)
@@ -439,12 +480,14 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep
     if plan.beside is not None:
         beside = plan.beside
         fast = _paced(beside, ", at up to")
-        where = f"Without llama.cpp {beside.option.model.name} runs on the processor{fast}"
+        on = "whole on the GPU" if beside.budget.gpu is not None else "on the processor"
+        able = "With less of it," if rules_of(beside.option.engine).reads_only_gguf else "Without llama.cpp"
+        where = f"{able} {beside.option.model.name} runs {on}{fast}"
         yield from _run(beside, plan.wishes, machine, where)
 
 
 def _to_be_found(choice: Choice) -> NextStep:
-    """Step towards a GGUF of which no name is known."""
+    """The step towards a GGUF whose name isn't known."""
     fast = _paced(choice, ", at about")
     return NextStep(
         f"On the GPU {choice.option.model.name} runs, by llama.cpp{fast}: look on the Hub for one that has "
@@ -453,7 +496,7 @@ def _to_be_found(choice: Choice) -> NextStep:
 
 
 def _paced(choice: Choice, how: str, *, digits: int = 0) -> str:
-    """How fast it decodes, behind the words `how`; nothing where that isn't known."""
+    """The text of its decoding speed, after the words `how`; empty where it isn't known."""
     rate = choice.speed.decode_tokens_per_s
     return f"{how} {rate:,.{digits}f} tokens/s" if rate else ""
 
@@ -461,7 +504,7 @@ def _paced(choice: Choice, how: str, *, digits: int = 0) -> str:
 def _run(
     choice: Choice, wishes: Wishes, machine: Machine, title: str = "", *, pull: bool = True
 ) -> Iterator[NextStep]:
-    """To fetch a model, where it isn't here, and to run it."""
+    """The steps to fetch a model, where it isn't here, and to run it."""
     facts = choice.option.model.facts
     command = next_command(choice, wishes)
     if not pull or facts.source in ("folder", "file"):
@@ -478,16 +521,16 @@ def _run(
 
 
 def why_not(plan: Plan) -> list[str]:
-    """Why not more, or why not at all: a line for each reason, those first that a person can act on."""
+    """Lines on why not more, or why nothing fits, one a reason; those that a person can act on come first."""
     return [*_slower(plan), *_rejected(plan), *_refused(plan)]
 
 
 def _slower(plan: Plan) -> Iterator[str]:
-    """Better models, which people would miss: they fit."""
+    """Lines on better models that fit, but answer too slowly to be recommended."""
     for choice in plan.slower:
         name = choice.option.model.name
         yield (
-            f"{name} in {choice.settings.weights_name} fits, too, and is better by its published scores, but "
+            f"{name} in {choice.settings.weights_name} also fits, and is better by its published scores, but "
             f"slower: {speed_text(choice.speed)}; snugvl plan {name} says more"
         )
 
@@ -501,8 +544,8 @@ def _rejected(plan: Plan) -> Iterator[str]:
 
 
 def _refused(plan: Plan) -> Iterator[str]:
-    """Engines that can't be had; of the chosen model `Report.engines` says it, and that llama.cpp wants a
-    GGUF is said where nothing runs."""
+    """Lines on engines that can't run a model here. `Report.engines` has the chosen model's; that llama.cpp
+    needs a GGUF is mentioned only where nothing runs."""
     chosen = plan.choice
     told = []
     for refusal in plan.refusals:

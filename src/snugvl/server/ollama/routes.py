@@ -4,22 +4,30 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
-from snugvl.core.messages import Logprob
+from snugvl.core.messages import Capabilities, Logprob, Request
 from snugvl.errors import ModelNotServed, RequestError
 from snugvl.inputs.tools.parser import CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import AnswerBlock, GeneratedAnswer, ReasoningPiece, arguments_of, read_answer
+from snugvl.server.media.loading import RequestMedia
 from snugvl.server.ollama import models
-from snugvl.server.ollama.conversation import chat_request, generate_request
-from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
-from snugvl.server.record import current
+from snugvl.server.ollama.request import (
+    ChatRequest,
+    GenerateRequest,
+    Generating,
+    PullRequest,
+    ShowRequest,
+    chat_request,
+    generate_request,
+)
+from snugvl.server.record import Notes, record_of
 from snugvl.server.streaming import Event, line_stream, lines_document
 
 
@@ -109,6 +117,8 @@ class AnswerPiece:
 
 
 Shape = Callable[..., AnswerLine]  # (piece, **fields of AnswerLine) → a line of chat or generate
+BodyT = TypeVar("BodyT", bound=Generating)
+Make = Callable[[RequestMedia, Capabilities, BodyT], Awaitable[Request]]
 
 
 def chat_line(piece: AnswerPiece, **fields: Any) -> ChatLine:
@@ -237,15 +247,9 @@ ELSEWHERE: Final = (  # method, path, what to do instead
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("ChatLine")}},
 )
-async def post_chat(http: Request, body: ChatRequest) -> Any:
+async def post_chat(http: HttpRequest, body: ChatRequest) -> Any:
     """Continue a conversation, with pictures and tools."""
-    context, started_ns = context_of(http), time.perf_counter_ns()
-    name, capabilities = models.served_name(context, body.model), context.capabilities
-    if not body.messages:
-        return _load_answer(body, name, chat_line)
-    request = chat_request(context, capabilities, body)
-    answer = LineAnswer(name, await read_answer(context, await request, ceiling=True), chat_line, started_ns)
-    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
+    return await _answer(http, body, chat_line, chat_request if body.messages else None)
 
 
 @router.post(
@@ -254,33 +258,38 @@ async def post_chat(http: Request, body: ChatRequest) -> Any:
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("GenerateLine")}},
 )
-async def post_generate(http: Request, body: GenerateRequest) -> Any:
+async def post_generate(http: HttpRequest, body: GenerateRequest) -> Any:
     """Answer a prompt, with pictures."""
-    context, started_ns = context_of(http), time.perf_counter_ns()
+    return await _answer(http, body, generate_line, generate_request if body.prompt or body.images else None)
+
+
+async def _answer(http: HttpRequest, body: BodyT, shape: Shape, make: Make[BodyT] | None) -> Any:
+    """An answer of `make`'s request, in one line or several; of none, that the model is loaded."""
+    context, record, started_ns = context_of(http), record_of(http.scope), time.perf_counter_ns()
     name, capabilities = models.served_name(context, body.model), context.capabilities
-    if not body.prompt and not body.images:
-        return _load_answer(body, name, generate_line)
-    request = generate_request(context, capabilities, body)
+    if make is None:
+        return _load_answer(body, name, shape, record.notes)
+    request = make(RequestMedia(context.media, record), capabilities, body)
     answer = LineAnswer(
-        name, await read_answer(context, await request, ceiling=True), generate_line, started_ns
+        name, await read_answer(context, record, await request, ceiling=True), shape, started_ns
     )
-    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
+    return await answer.whole() if body.stream is False else line_stream(context, answer.lines())
 
 
 @router.get("/tags", response_model=models.Tags)
-async def get_tags(http: Request) -> Any:
+async def get_tags(http: HttpRequest) -> Any:
     """The names that are served."""
     return models.tags(context_of(http))
 
 
 @router.get("/ps", response_model=models.Running)
-async def get_ps(http: Request) -> Any:
+async def get_ps(http: HttpRequest) -> Any:
     """The model that is loaded, and what it holds."""
     return models.running_models(context_of(http))
 
 
 @router.post("/show", response_model=models.Shown)
-async def post_show(http: Request, body: ShowRequest) -> Any:
+async def post_show(http: HttpRequest, body: ShowRequest) -> Any:
     """What is known about a model."""
     context, name = context_of(http), body.model or body.name
     if name is None:
@@ -290,7 +299,7 @@ async def post_show(http: Request, body: ShowRequest) -> Any:
 
 
 @router.post("/pull", response_model=Pulled)
-async def post_pull(http: Request, body: PullRequest) -> Any:
+async def post_pull(http: HttpRequest, body: PullRequest) -> Any:
     """Nothing to do for a model that is served; others are downloaded with `snugvl pull`."""
     context, name = context_of(http), body.model or body.name
     if name is None:
@@ -321,10 +330,10 @@ for _method, _path, _instead in ELSEWHERE:
     router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
-def _load_answer(body: Generating, name: str, shape: Shape) -> AnswerLine:
+def _load_answer(body: Generating, name: str, shape: Shape, notes: Notes) -> AnswerLine:
     """The answer to a request that only wants the model loaded, which it is, or unloaded, which it isn't."""
     gone = body.keep_alive in (0, "0", "0s", "0m") and body.keep_alive is not False
     if gone:
-        current().warn("ignored keep_alive: the model stays as long as the server runs")
+        notes.warn("ignored keep_alive: the model stays as long as the server runs")
     reason = "unload" if gone else "load"  # clients wait for this word
     return shape(AnswerPiece(), model=name, created_at=now(), done=True, done_reason=reason)

@@ -1,1 +1,1 @@
-"""llama.cpp to the planner: its rules, footprint, speed, and flags."""
+"""What the planner knows of llama.cpp: its rules, footprint, speed and flags."""

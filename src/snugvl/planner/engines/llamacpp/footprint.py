@@ -1,4 +1,4 @@
-"""What llama.cpp holds of a GGUF, on the GPU and in host memory, as its log names it.
+"""Memory that llama.cpp takes for a GGUF, on the GPU and in host memory, under its log's names.
 
     model buffer      tensors as the file has them; the embedding stays in host memory, and a tied head is a
                       copy of it on the GPU
@@ -51,7 +51,7 @@ KINDS: Final = {
 
 
 def placed(model: Inventory, settings: Settings, *, gpu: bool) -> dict[str, int]:
-    """Bytes of weights by part, on the GPU or in host memory; without a GPU all are there."""
+    """Bytes of weights by part, on the GPU (`gpu`) or in host memory; without a GPU all are in the latter."""
     facts, found = model.facts, defaultdict[str, int](int)
     for (part, layer), nbytes in _weights(model).items():
         if part == TOWER and (settings.language_only or not settings.images):
@@ -65,9 +65,9 @@ def placed(model: Inventory, settings: Settings, *, gpu: bool) -> dict[str, int]
     return found
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _weights(model: Inventory) -> dict[tuple[str, int], int]:
-    """Bytes by part and layer; -1: in none."""
+    """Bytes of weights by (part, layer); layer -1 for tensors outside of layers."""
     found: dict[tuple[str, int], int] = defaultdict(int)
     for tensor in model.facts.tensors:
         if tensor.loaded:
@@ -88,7 +88,7 @@ def _layer(tensor: TensorFact) -> int:
 
 
 def cells(settings: Settings) -> int:
-    """Tokens of a slot's cache."""
+    """Number of tokens that one slot's cache holds."""
     return up(settings.context, CELLS)
 
 
@@ -103,7 +103,7 @@ def _cache_bytes(layer: KVLayer, settings: Settings) -> int:
 
 
 def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int, int]:
-    """KV and recurrent states on the GPU or in host memory, where their layers are."""
+    """Bytes of (keys and values, recurrent states) of the layers on the GPU (`gpu`) or in host memory."""
     layers = model.facts.text.kv_layers
     host = settings.offloaded if settings.on_gpu else len(layers)
     mine = layers[host:] if gpu else layers[:host]
@@ -112,7 +112,8 @@ def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int
 
 
 def snapshot_bytes(model: Inventory, settings: Settings) -> int:
-    """Bytes of one slot's snapshot: states and windowed cells can't be cut back to an earlier token."""
+    """Bytes of one state snapshot of a slot: recurrent states, and the cells of windows, which can't be
+    rolled back to an earlier token."""
     one = replace(settings, concurrency=1)
     layers = model.facts.text.kv_layers
     windows = sum(_cache_bytes(layer, one) for layer in layers if layer.window is not None)
@@ -121,7 +122,7 @@ def snapshot_bytes(model: Inventory, settings: Settings) -> int:
 
 @lru_cache(maxsize=4096)
 def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
-    """The decoder's compute buffer."""
+    """Bytes of the decoder's compute buffer."""
     nbytes = compute_bytes(decoder_graph(model, settings, cells(settings), gpu=gpu))
     if gpu and settings.kv == "fp8":
         widest = max(layer.token_values() for layer in model.facts.text.kv_layers)
@@ -130,7 +131,7 @@ def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
 
 
 def _copied(model: Inventory, settings: Settings) -> int:
-    """Bytes of weights that a GPU computes with and doesn't keep: the largest tensor, one copy at a time."""
+    """Bytes of the largest tensor of weights in host memory: they are copied to the GPU one at a time."""
     products = (
         tensor
         for tensor in model.facts.tensors
@@ -142,7 +143,7 @@ def _copied(model: Inventory, settings: Settings) -> int:
 
 @lru_cache(maxsize=4096)
 def tower_bytes(model: Inventory, max_pixels: int | None) -> int:
-    """The tower's compute buffer for the largest picture."""
+    """Bytes of the tower's compute buffer for the largest picture."""
     vision = model.facts.vision
     assert vision is not None, "without a tower there are no pictures"
     patches = largest_image(model, max_pixels).patches
@@ -152,7 +153,7 @@ def tower_bytes(model: Inventory, max_pixels: int | None) -> int:
 def llamacpp_components(
     model: Inventory, settings: Settings, *, gpu: bool, cublas_bytes: int = 0, api: str = "CUDA"
 ) -> list[Component]:
-    """Everything on the GPU; or in host memory, where there is none (`gpu` False).
+    """All components on the GPU, or in host memory where there is none (`gpu` False).
 
     `api`: how the GPU is reached; Metal has no scratch beside its buffers.
     """
@@ -213,7 +214,7 @@ def llamacpp_components(
 
 
 def host_bytes(model: Inventory, settings: Settings) -> int:
-    """Host memory beside a GPU."""
+    """Bytes of host memory that llama.cpp takes beside a GPU."""
     weights = sum(placed(model, settings, gpu=False).values())
     cache = sum(cache_bytes(model, settings, gpu=False))
     tower = tower_bytes(model, settings.max_pixels) if settings.images and settings.vision == "cpu" else 0

@@ -1,9 +1,9 @@
-"""What ggml's graph allocator takes for a graph: its own rules, followed step by step (`ggml-alloc.c`).
+"""The size of a graph's compute buffer in llama.cpp, by ggml's own allocation rules (`ggml-alloc.c`).
 
-llama.cpp calls it the compute buffer. Inputs are placed first; every node then takes its parent's bytes where
-its operation may and nobody else needs them, else the smallest hole that holds it, else the end. What has no
-child left is freed at once, views keep what they look at. Holes make the buffer up to half larger than what
-lives at any time, so no sum of sizes tells it.
+Inputs are placed first; every node then takes its parent's bytes where its operation may write over them and
+no other node needs them, else the smallest hole that holds it, else the end. A node without children left is
+freed at once; a view keeps its source. Holes make the buffer up to half larger than all that lives at any
+time, so no sum of sizes gives it.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ ALIGNMENT: Final = 128  # CUDA's; a CPU's is 32, of tensors of thousands of byte
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A tensor of a graph. `nbytes` 0: it lies elsewhere (a weight, the cache).
+    """A tensor of a graph. `nbytes` 0: it is outside of the buffer (a weight, the cache).
 
-    `inplace`: its operation may write over a parent of the same size. `view`: what it looks at.
+    `inplace`: its operation may write over a parent of the same size. `view`: the node it is a view of.
     """
 
     nbytes: int
@@ -31,33 +31,33 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """Nodes in the order in which they are computed, and the inputs before them."""
+    """A graph: nodes in the order in which they are computed, and the inputs before them."""
 
     inputs: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
     def input(self, nbytes: int) -> Node:
-        """An input, which has its bytes before anything is computed."""
+        """Add an input, which has its bytes before anything is computed."""
         self.inputs.append(Node(nbytes))
         return self.inputs[-1]
 
     def add(self, nbytes: int, *parents: Node, inplace: bool = False, output: bool = False) -> Node:
-        """A node that is computed next."""
+        """Add a node that is computed next."""
         self.nodes.append(Node(nbytes, parents, inplace, output=output))
         return self.nodes[-1]
 
     def view(self, of: Node, nbytes: int | None = None) -> Node:
-        """Another shape of a node, or a part of it of so many bytes: none of its own."""
+        """Add a view: another shape of a node, or a part of it of `nbytes` bytes, with none of its own."""
         self.nodes.append(Node(of.nbytes if nbytes is None else nbytes, (of,), view=of.view or of))
         return self.nodes[-1]
 
     def over(self, parent: Node, *others: Node) -> Node:
-        """A node that is written over its parent where that has no other use: sums, products, norms."""
+        """Add a node that overwrites its parent where that has no other use: a sum, a product, a norm."""
         return self.add(parent.nbytes, parent, *others, inplace=True)
 
 
 class _Buffer:
-    """Bytes from 0 on; `holes` are free ranges (begin, end) below `end`, in order."""
+    """The buffer's layout: bytes 0 to `end`, with `holes`, free ranges (begin, end) in order."""
 
     def __init__(self) -> None:
         self.holes: list[tuple[int, int]] = []
@@ -91,7 +91,7 @@ class _Buffer:
 
 
 def compute_bytes(graph: Graph) -> int:
-    """The size of the buffer in which a graph is computed. The graph can't be used twice."""
+    """Bytes of the buffer in which a graph is computed. The graph can't be used again."""
     buffer = _Buffer()
     for node in graph.inputs:
         node.place = buffer.take(_aligned(node.nbytes))
@@ -116,7 +116,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _reused(node: Node) -> Node | None:
-    """Whose bytes a node takes."""
+    """The parent whose bytes a node takes, or None."""
     for parent in node.parents if node.inplace else ():
         source = parent.view or parent
         alone = parent.children == 1 and parent.views == 0
@@ -133,7 +133,7 @@ def _reused(node: Node) -> Node | None:
 
 
 def _leave(parent: Node, buffer: _Buffer) -> None:
-    """One child less; what has none left is freed."""
+    """Note that a parent has one child less to be read by; without any left it is freed."""
     parent.children -= 1
     if parent.children or parent.views:
         return

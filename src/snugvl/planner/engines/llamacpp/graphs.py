@@ -1,9 +1,9 @@
 """The graphs that llama.cpp reserves its compute buffers for, tensor by tensor (`src/models`, `tools/mtmd`).
 
-Of the decoder a step of `chunk` tokens with a full cache, of the vision tower the largest picture. Layers
-are alike, so a few stand for all. Sizes are of float32 activations, [tokens, width]; the mask of flash
-attention has 16 bits. llama.cpp of October 2026: it takes rows of the embedding twice, for batches of text
-with pictures. Measured on a CPU (`benchmarks/llamacpp_buffers.py`): exact for most, -8 to +14 % where
+They are the decoder's step of `chunk` tokens with a full cache, and the vision tower's largest picture.
+Layers are alike, so a few stand for all. Sizes are of float32 activations, [tokens, width]; the mask of flash
+attention has 16 bits. llama.cpp of October 2026 takes rows of the embedding twice, for batches of text with
+pictures. Measured on a CPU (`benchmarks/llamacpp_buffers.py`): exact for most, -8 to +14 % where
 queries are wider than the hidden state and pictures enter several layers.
 """
 
@@ -86,7 +86,7 @@ class _Step:
     mask: Node
 
     def attention(self, x: Node) -> Node:
-        """Queries, values, keys; both into the cache; flash attention; the output's product."""
+        """Add attention over `x` and return its output: projections, writes to the cache, flash attention."""
         graph, text = self.graph, self.model.facts.text
         queries = text.num_heads * self.layer.head_dim
         keys = self.layer.kv_heads * self.layer.head_dim
@@ -105,7 +105,7 @@ class _Step:
         return graph.add(FLOAT * text.hidden_size * self.tokens, attended)
 
     def linear_attention(self, x: Node) -> Node:
-        """Gated delta rule: a convolution over the projection, states, the gated norm (`qwen35.cpp`)."""
+        """Add the gated delta rule over `x`, return its output: convolution, states, norm (`qwen35.cpp`)."""
         graph, tokens, layer = self.graph, self.tokens, self.layer
         normed = _normed(graph, x)
         channels, values = layer.channels, layer.values
@@ -127,7 +127,7 @@ class _Step:
         return self.graph.view(self.graph.add(FLOAT * width * self.tokens, x))
 
     def _rotated(self, x: Node, width: int = 0) -> Node:
-        """Normed where queries and keys are, then rotated; `width`: that of a part which is taken first."""
+        """Add norm (where the model has one) and rotation of `x`; `width`: of a part that is taken first."""
         if width:
             x = self.graph.add(FLOAT * width * self.tokens, x)
         elif self.model.qk_norm:

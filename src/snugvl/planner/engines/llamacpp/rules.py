@@ -1,4 +1,4 @@
-"""llama.cpp, to the planner.
+"""The planner's rules for llama.cpp.
 
 **Flags** of `llama-server`, every one computed (names and meaning as in llama.cpp of October 2026). Nothing
 is left to its own fitting (`-fit off`): that knows free memory, but no later picture. The prompts that it
@@ -6,12 +6,18 @@ would keep in host memory (`--cache-ram`, 8 GiB) aren't planned; a slot keeps it
 
 **Speed** is a prediction, held against what people publish (`test_llamacpp_speed.py`):
 
-    seconds a token = bytes on the GPU / (its bandwidth · share) + layers · 65 µs + bytes elsewhere / 30 GB/s
+    seconds a token = bytes on the GPU / (its bandwidth · share) + layers · 65 µs
+                      + bytes elsewhere / rate of host memory
 
-Of a mixture only the experts of a token are read. Share and microseconds were fitted to published rows of
-Q4_K_M and Q8_0 on six cards from an RTX 2080 to an RTX 5090, all within a factor of 1.3; cards before Turing
+Of a mixture only the experts of a token are read, and a layer takes 120 µs beside, as it has more and smaller
+products; where its experts are in host memory, the GPU and a processor wait for one another, 40 µs more.
+Share and microseconds were fitted to published rows of Q4_K_M and Q8_0 on six cards from an RTX 2080 to an
+RTX 5090, and of mixtures on five, all within a factor of 1.3; cards before Turing
 reach less than half of their bandwidth. Other makers' have a share of their own, from published rows of an
-RX 7900 XTX, an M1 Max and an M4. Host memory is assumed: two channels of DDR5, half of it used.
+RX 7900 XTX, an M1 Max and an M4. The rate of host memory is `speed.host_rates`'.
+
+**Prompts** of 32 tokens and more are computed on the GPU, with experts that cross for every step (`-ub`): so
+with experts in host memory steps are as large as memory allows.
 """
 
 import shlex
@@ -22,7 +28,7 @@ from typing import Final
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
-from snugvl.hardware.machine import Gpu, OperatingSystem
+from snugvl.hardware.machine import HOST_RATE, Gpu, OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.engines.llamacpp.footprint import (
     EMBEDDING,
@@ -56,7 +62,9 @@ SHARE_BEFORE_TURING: Final = 0.4
 SHARE_OF_OTHERS: Final = 0.72  # of AMD, Intel and Apple, between 0.63 (M1 Max) and 0.9 (M4)
 TURING: Final = (7, 0)
 LAYER_S: Final = 65e-6
-HOST_RATE: Final = 30e9  # bytes per second that a processor reads of host memory
+MIXED_LAYER_S: Final = 120e-6
+TURNS_S: Final = 40e-6  # of a layer whose experts a processor computes
+STEPS_BESIDE: Final = (2048, 1024, 512)  # of `-ub`, with experts in host memory
 
 
 class LlamacppRules(EngineRules):
@@ -75,36 +83,40 @@ class LlamacppRules(EngineRules):
     process_bytes = HOST_PROCESS_BYTES
 
     def not_here(self, device: Device, system: OperatingSystem) -> str | None:
-        """It runs everywhere."""
+        """None: it runs on every machine."""
         return None
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
-        """A GGUF as it is."""
+        """The GGUF in its own format, or why a model that is none can't be run."""
         if model.facts.gguf is None:
             return Reason("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")
         stored = stored_format(model)
         return [Option(model, "llamacpp", stored, stored)]
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:
-        """Layers that the processor computes, beside a GPU."""
+        """The option with layers that the processor computes beside a GPU."""
         return super().offloading(option, device) if device.cpu else replace(option, offload=True)
 
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
-        """Large steps first."""
+        """Settings that differ in the size of a step alone, the largest first."""
         for chunk in CHUNKS:
             yield replace(base, chunk=chunk)
 
     def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
-        """Experts, layers, the tower too.
+        """Ways with less and less on the GPU: first experts, then layers, at last the tower as well.
 
-        Of a mixture a token reads few experts, so a processor is quick at them. A tower without a GPU takes
+        A token reads few experts of a mixture, so a processor is quick at them. A tower without a GPU takes
         minutes for a picture.
         """
         base = next(self.variants(model, base, cpu=False))
         layers = model.facts.text.num_layers
         experts = layers if model.mixed else 0
         towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
-        kinds = [[replace(base, host_experts=number) for number in range(experts + 1)]]
+        chunks = STEPS_BESIDE if experts else (base.chunk,)
+        kinds = [
+            [replace(base, host_experts=number, chunk=chunk) for number in range(experts + 1)]
+            for chunk in chunks
+        ]
         for tower in towers:
             of_tower = replace(base, host_experts=experts, vision=tower)
             kinds.append([replace(of_tower, offloaded=number) for number in range(1, layers + 1)])
@@ -115,7 +127,7 @@ class LlamacppRules(EngineRules):
         return host_bytes(model, settings)
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
-        """Buffers of ggml; where memory is one, what is beside the GPU as well."""
+        """ggml's buffers on the GPU; with unified memory those in host memory as well."""
         parts = []
         if device.unified:
             beside = host_bytes(model, settings)
@@ -128,27 +140,33 @@ class LlamacppRules(EngineRules):
         return parts + llamacpp_components(model, settings, gpu=gpu, cublas_bytes=scratch, api=device.api)
 
     def kv_name(self, settings: Settings) -> str:
-        """ggml's types."""
+        """The cache's type as llama.cpp calls it."""
         return "q8_0" if settings.kv == "fp8" else "f16"
 
-    def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
+    def decode_rate(
+        self, model: Inventory, settings: Settings, gpu: Gpu | None, host_rate: float = HOST_RATE
+    ) -> float | None:
         """Tokens per second of one request, half of its context filled; None where the card isn't known."""
-        host = _read(model, settings, gpu=False) / HOST_RATE
+        host = _read(model, settings, gpu=False) / host_rate + settings.host_experts * TURNS_S
         if not settings.on_gpu:
             return 1 / host
         if gpu is None or gpu.bandwidth is None:
             return None
         old = gpu.compute_capability is not None and gpu.compute_capability < TURING
         share = SHARE_OF_OTHERS if gpu.api != "cuda" else SHARE_BEFORE_TURING if old else SHARE
-        layers = model.facts.text.num_layers * LAYER_S
+        layers = model.facts.text.num_layers * (MIXED_LAYER_S if model.mixed else LAYER_S)
         return 1 / (_read(model, settings, gpu=True) / (gpu.bandwidth * share) + layers + host)
 
+    def step_crossing_bytes(self, model: Inventory, settings: Settings) -> int:
+        """Experts in host memory."""
+        return placed(model, settings, gpu=False)[EXPERTS] if settings.on_gpu else 0
+
     def why(self, choice: Choice) -> str | None:
-        """It reads GGUFs."""
+        """The reason for choosing it: the model is a GGUF, which it reads."""
         return "GGUF files are its own"
 
     def host_text(self, choice: Choice) -> str | None:
-        """Parts that the processor computes beside the GPU, and their size, for people."""
+        """Parts that the processor computes beside the GPU, and their size, for people; None without any."""
         settings, model = choice.settings, choice.option.model
         if not settings.on_gpu:
             return None
@@ -169,7 +187,7 @@ class LlamacppRules(EngineRules):
 
 
 def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
-    """Bytes that are read for a token in one of the memories."""
+    """Bytes read for a token from the GPU's memory (`gpu`) or from host memory."""
     weights = placed(model, settings, gpu=gpu)
     facts = model.facts
     total: float = sum(nbytes for part, nbytes in weights.items() if part not in (EMBEDDING, TOWER, EXPERTS))
@@ -181,7 +199,7 @@ def _read(model: Inventory, settings: Settings, *, gpu: bool) -> float:
 
 
 def llamacpp_flags(choice: Choice) -> list[str]:
-    """Flags of llama-server behind the model's."""
+    """All flags of llama-server that come behind the model's name."""
     settings, model = choice.settings, choice.option.model
     words = ["-c", str(cells(settings) * settings.concurrency), "-np", str(settings.concurrency)]
     words += ["-b", str(max(BATCH, settings.chunk)), "-ub", str(settings.chunk), "-fa", "on"]
@@ -213,7 +231,7 @@ def llamacpp_flags(choice: Choice) -> list[str]:
 
 
 def llamacpp_arguments(choice: Choice) -> list[str]:
-    """The words of the command: a file, or a repository and quantisation as `-hf` takes them."""
+    """The words of the command that name the model: a file, or a repository and quantisation for `-hf`."""
     facts = choice.option.model.facts
     source = ["-hf", facts.name.removeprefix("hf:")]
     if facts.gguf is not None and facts.gguf.file:

@@ -1,1 +1,1 @@
-"""snugvl's own engine to the planner: its rules, footprint, formats, and snapshots of states."""
+"""What the planner knows of snugvl's own engine: its rules, footprint, formats and state snapshots."""

@@ -10,9 +10,9 @@ all value heads (or of all queries), n value heads.
 
 Traced on our network (`tests/planner/test_hybrid.py`).
 
-Recurrent states make sequences dear, and the next turn as well: it starts from one that was kept. A state of
-Qwen3.5-4B takes the memory of 1,500 tokens of keys and values, whatever a sequence's length. Our engine has
-one for each sequence that may run, and keeps others where prompts start (`engine/snapshots.py`):
+Recurrent states take much memory, for sequences and for the next turn, which starts from a snapshot. A state
+of Qwen3.5-4B takes as much as 1,500 tokens of keys and values, whatever a sequence's length. Our engine has
+one for each sequence that may run, and snapshots where prompts may start (`engine/snapshots.py`):
 
     up to comfort    as many as are left room for, before larger steps
     beyond it        a few must fit: a longer context is worth less than turns that start where the last ended
@@ -43,9 +43,9 @@ TOKENS: Final = 1024  # of the pool for each: without its blocks it is of no use
 
 
 def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bool) -> int:
-    """Workspace of a chunk in the layer that takes most; 0 for plain attention, which the MLP outdoes.
+    """Bytes of a chunk's workspace in the largest attention layer; 0 for plain attention: the MLP takes more.
 
-    `kernels`: on a GPU.
+    `kernels`: whether it runs on a GPU.
     """
     h, most = model.facts.text.hidden_size, 0
     for layer, _ in model.kv_layers:
@@ -62,12 +62,12 @@ def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bo
 
 
 def has_states(model: Inventory) -> bool:
-    """Whether some layers are linear."""
+    """Whether some layers have linear attention, and so recurrent states."""
     return any(layer.state_bytes for layer, _ in model.kv_layers)
 
 
 def products(model: Inventory) -> list[tuple[int, int]]:
-    """Rows and columns of the matrices that only such layers have."""
+    """(rows, columns) of the matrices that only layers with linear attention have."""
     h = model.facts.text.hidden_size
     shapes = [(layer.projected, layer.values) for layer, _ in model.kv_layers if layer.projected]
     return [shape for projected, values in shapes for shape in ((projected, h), (h, values))]
@@ -76,7 +76,7 @@ def products(model: Inventory) -> list[tuple[int, int]]:
 def keeping(
     model: Inventory, wishes: Wishes, settings: Settings, most: int, spare_bytes: int | None = None
 ) -> Settings:
-    """Settings with snapshots, up to `most` in all and into so many bytes; never with fewer than before."""
+    """Settings with more state snapshots, up to `most` and within `spare_bytes`; never fewer than before."""
     each = state_bytes(model, settings)
     if not each or not wishes.prefix_cache:
         return settings
@@ -86,7 +86,7 @@ def keeping(
 
 
 def steps(model: Inventory, base: Settings) -> Sequence[tuple[int, int]]:
-    """Chunks and sequences of our engine, fastest first: with states, sequences become fewer first."""
+    """(chunk, sequences) to try, fastest first: with recurrent states, sequences become fewer first."""
     if not state_bytes(model, base):
         return NATIVE_STEPS
     chunks, sequences = (sorted(set(each), reverse=True) for each in zip(*NATIVE_STEPS, strict=True))

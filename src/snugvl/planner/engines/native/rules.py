@@ -1,17 +1,17 @@
-"""Our own engine, to the planner; and what it may try for a model on a device, best first.
+"""The planner's rules for our own engine, and what to try for a model on a device, best first.
 
-Formats of the decoder's matrices, and on a GPU with each of them embedding, head and vision tower: in which
-formats, and where
+That is formats of the decoder's matrices, and on a GPU, with each of them, formats and places of embedding,
+head and vision tower:
 
     all in bf16 on the GPU > embedding in host memory > both heads in int8 > tower in int8 > tower streamed
 
 An embedding in host memory costs neither quality nor time worth naming: the GPU reads a row of it for each
 token, some kilobytes. So it comes before any coarser format. But that memory has to be page-locked, of which
-WSL2 gives little and at times nothing: there it comes for who asks. An embedding that is the head as well is
-read whole for every token, and stays on the GPU.
+WSL2 gives little and at times nothing: there it comes on request alone. An embedding that is the head as
+well is read whole for every token, and stays on the GPU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby, product
 from typing import Final
@@ -43,7 +43,7 @@ STREAMED: Final = tuple(replace(each, vision="streamed") for each in RESIDENT)
 
 
 class NativeRules(EngineRules):
-    """The engine of this package."""
+    """Rules of this package's own engine."""
 
     engine = "native"
     title = "snugvl's own engine"
@@ -90,6 +90,11 @@ class NativeRules(EngineRules):
             formats.remove("fp8")
         if wishes.weights in formats and (why := no_kernels(wishes.weights, capability)):
             return Reason("native", f"our engine has no {wishes.weights} weights here: {why}")
+        if model.facts.text.mixture and (more := _split([*formats, stored])):
+            if wishes.weights in more or stored in more:
+                why = f"our engine's experts have no {' or '.join(more)} weights on a GPU"
+                return Reason("native", f"{why}; use int4 or int8")
+            formats = [each for each in formats if each not in more]
         formats = [each for each in formats if not no_kernels(each, capability)]
         wide = bool(wishes.float32)
         return [
@@ -115,7 +120,7 @@ class NativeRules(EngineRules):
         return sequences
 
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
-        """CUDA graphs always, then large chunks; on a CPU there is one."""
+        """Settings that differ in chunk and sequences alone, fastest first; one on a CPU."""
         if cpu:
             yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
             return
@@ -124,7 +129,7 @@ class NativeRules(EngineRules):
                 yield replace(base, eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
-        """Weights, pool, states, pictures, and the workspace of its steps."""
+        """Components of weights, pool, states, pictures, and the workspace of its steps."""
         cache = kv.pool_component(model, settings)
         parts = [*weight_components(model, settings), cache, kv.state_component(model, settings)]
         parts += [kv.checkpoint_component(model, settings), kv.predictor_component(model, settings)]
@@ -141,28 +146,33 @@ class NativeRules(EngineRules):
         return parts + step_graph_components(model, settings, scratch, many)
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """The pool."""
+        """The component of the KV pool, which all requests share."""
         return kv.pool_component(model, settings)
 
     def why(self, choice: Choice) -> str | None:
-        """It is the first choice."""
+        """The reason for choosing it: it is the first choice where it runs a model."""
         return f"our own engine runs the {choice.option.model.facts.family} family, and is preferred"
 
 
+def _split(formats: Iterable[Precision]) -> list[Precision]:
+    """Formats among these whose codes are in two planes, which the product of experts doesn't read."""
+    return [each for each in dict.fromkeys(formats) if each in FORMATS and FORMATS[each].upper]
+
+
 def _few_bits(wishes: Wishes) -> list[Precision]:
-    """Formats of few bits whose cost is known, and the one that is asked for."""
+    """Formats of few bits that a plan may try: those of known cost, and the one that is asked for."""
     return [each for each in FEW_BITS if FORMATS[each].offered or each == wishes.weights]
 
 
 def _as_stored(parts: Parts, model: Inventory) -> Parts:
-    """Parts without rounding what is quantised in the file."""
+    """The parts, but with those that the file has quantised left as they are stored."""
     head = "bf16" if model.has("blocks", "embedding", "lm_head") else parts.head
     tower = parts.vision_weights if model.has("tower", "vision") else "bf16"
     return replace(parts, head=head, vision_weights=tower)
 
 
 def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
-    """Formats of our engine in host memory: as they are, then what makes room and costs time."""
+    """Options of our engine on a CPU: as stored first, then formats that save memory and cost time."""
     stored = stored_format(model)
     wide = prefers_fp32(model, device) if wishes.float32 is None else wishes.float32
     kinds = (True, False) if wide and wishes.float32 is None else (wide,)
@@ -188,7 +198,7 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
 def parts_of(
     model: Inventory, device: Device, tower: TowerName = "auto", embedding: EmbeddingName = "auto"
 ) -> tuple[Parts, ...] | str:
-    """What may be tried on a device, best first, or why what is wished can't be."""
+    """Parts to try on a device, best first, or why the wished places can't be had."""
     if why := _impossible(model, device, tower, embedding):
         return why
     found = [
@@ -212,7 +222,7 @@ def _impossible(model: Inventory, device: Device, tower: TowerName, embedding: E
 
 
 def _towers(model: Inventory, wish: TowerName) -> list[tuple[Parts, ...]]:
-    """Formats by where the tower is, best first."""
+    """Parts to try, grouped by the tower's place, best first."""
     if model.facts.vision is None:
         return [RESIDENT[:2]]
     if wish == "streamed":
@@ -223,7 +233,7 @@ def _towers(model: Inventory, wish: TowerName) -> list[tuple[Parts, ...]]:
 def _embeddings(
     formats: tuple[Parts, ...], model: Inventory, device: Device, wish: EmbeddingName
 ) -> list[Parts]:
-    """Formats with the embedding where it may be; what host memory has no room for is left out."""
+    """The parts with each place of the embedding, without those that host memory has no room for."""
     on_gpu = [parts for parts in formats if _has_room(parts, model, device)]
     beside = [replace(parts, embedding="cpu") for parts in formats]
     beside = [parts for parts in beside if _has_room(parts, model, device)]
@@ -236,7 +246,7 @@ def _embeddings(
 
 
 def host_memory_bytes(parts: Parts, model: Inventory) -> int:
-    """What stays in host memory, at most."""
+    """Bytes that stay in host memory, at most."""
     settings = Settings("native", head=parts.head, vision_weights=parts.vision_weights)
     tower = part_bytes(model, settings, "vision") if parts.vision == "streamed" else 0
     return tower + (part_bytes(model, settings, "embedding") if parts.embedding == "cpu" else 0)
@@ -253,7 +263,7 @@ def _room(device: Device) -> int | None:
 
 
 def _too_much(model: Inventory, device: Device, tower: TowerName, embedding: EmbeddingName) -> str:
-    """Why what is wished can't be in host memory."""
+    """The sentence why host memory has no room for what is wished there."""
     place: Placement = "streamed" if tower == "streamed" else "gpu"
     other: Placement = "cpu" if embedding == "cpu" else "gpu"
     least = host_memory_bytes(Parts("int8", "int8", place, other), model)

@@ -1,7 +1,7 @@
 """The memory of CUDA graphs of steps with prompts and of small pictures (`engine/graphs/prefill.py`).
 
-It makes nothing possible, only quicker, and is taken where plenty is left. All
-graphs share one pool: what the largest of them has alive at a time, and what they read and write.
+Such graphs only save time, and are made where plenty of memory is left. All share one pool: what the largest
+of them has alive at a time, and what they read and write.
 
     numbers of a step      48 (with a predictor 64) · tokens + slots · (4 · blocks + 40)
     rows of pictures       tokens · (1 + levels) · h · s          beside a bool a token
@@ -9,8 +9,8 @@ graphs share one pool: what the largest of them has alive at a time, and what th
     patches, encoding      P · patch_dim · s + P / merge² · (1 + levels) · h · s, P = 4096
     work                   the larger of a step's and of a picture of P patches', as without graphs
 
-Beside it the driver keeps every recording's kernels and their arguments, and, once a stream and for good,
-cuBLAS has what it works in: the same as for the graphs of decode steps, where those need it.
+Beside it the driver keeps every graph's kernels and their arguments, and cuBLAS a workspace a stream, for
+good: the same as for the graphs of decode steps, where those need it.
 """
 
 from dataclasses import replace
@@ -23,6 +23,7 @@ from snugvl.planner.engines.native.footprint import (
     SMALL_ROWS,
     TOKEN_BYTES,
     library_bytes,
+    own_widths,
     prefill_bytes,
     slices,
     split_workspace,
@@ -31,7 +32,7 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
-from snugvl.planner.inventory import Inventory, widths
+from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
@@ -45,6 +46,7 @@ MOST: Final = 24  # recordings at a time
 # for 830 (4B-FP8), 1.0 to 1.3 for 290 (pictures).
 NODE_BYTES: Final = 4 << 10
 TOWER_LAYER_KERNELS: Final = 12
+ROUTED: Final = 6  # scores, choice, order, two products, sum (`layers/kernels/products/grouped.py`)
 POOL: Final = "CUDA graphs of prompts and pictures"
 LIBRARY: Final = "cuBLAS workspace of graphs of prompts"
 DRIVER: Final = "driver's part of graphs of prompts"
@@ -53,7 +55,7 @@ DRIVER: Final = "driver's part of graphs of prompts"
 def step_graph_components(
     model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int
 ) -> list[Component]:
-    """Memory of such graphs, of steps of at most `chunk` tokens and `sequences`; none where there are none.
+    """Components of such graphs, for steps of at most `chunk` tokens and `sequences`; empty without graphs.
 
     Steps are not recorded with a tower that streams.
     """
@@ -72,12 +74,14 @@ def step_graph_components(
 
 
 def _step_kernels(model: Inventory, settings: Settings) -> int:
-    """Kernels of a long step."""
-    w, products = widths(model), 5  # gate and up make two: the product, and the product of both halves
+    """Number of kernels that a long step launches."""
+    w, products = own_widths(model), 5  # gate and up make two: the product, and the product of both halves
     if settings.weights in LOW_BIT:
         qkv, output, down = (w.q + 2 * w.k, w.h), (w.h, w.q), (w.h, w.i)
         products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
         products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
+    if model.facts.text.mixture:
+        products += ROUTED
     # Two norms, rotation and cache, attention, two residuals; a linear layer has six in place of two of them.
     others = 10 if hybrid.has_states(model) else 6
     return model.facts.text.num_layers * (others + products)
@@ -94,7 +98,7 @@ def pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> in
 
 
 def held_bytes(model: Inventory, settings: Settings) -> int:
-    """What graphs read and write, from the first of them on."""
+    """Bytes that the graphs read and write, held from the first graph on."""
     tokens, slots = up(settings.chunk, TOKENS), settings.sequences
     blocks = up(-(-settings.context // BLOCK_TOKENS), TABLE)
     held = (TOKEN_BYTES + PREDICTOR_BYTES * model.facts.predicts) * tokens + slots * (4 * blocks + SLOT_BYTES)

@@ -1,1 +1,1 @@
-"""Hugging Face transformers to the planner: its rules, and where its layers are placed."""
+"""What the planner knows of Hugging Face transformers: its rules, and where its layers are placed."""

@@ -1,4 +1,4 @@
-"""transformers at work, and weights that stay in host memory and cross to the GPU for every forward pass.
+"""Workspace of transformers, and weights in host memory that are copied to the GPU for every forward pass.
 
 With h hidden, i intermediate, q = heads · head_dim, k = kv_heads · head_dim, d = head_dim, 16-bit values, a
 prompt takes per token, MLP being the peak (traced on transformers 5.23)
@@ -40,7 +40,7 @@ HOST_PROCESS_BYTES: Final = 1 << 30  # assumed: Python, torch and CUDA's librari
 
 @lru_cache(maxsize=64)
 def layer_elements(model: Inventory) -> tuple[int, ...]:
-    """Weights of each decoder layer."""
+    """Number of weights of each decoder layer."""
     found = [0] * model.facts.text.num_layers
     for tensor in model.facts.tensors:
         named = LAYER.match(tensor.name)
@@ -65,12 +65,12 @@ def vision_bytes(model: Inventory, settings: Settings) -> int:
 
 
 def host_bytes(model: Inventory, settings: Settings) -> int:
-    """Host memory that the process takes."""
+    """Bytes of host memory that the process takes."""
     return layer_bytes(model, settings) + vision_bytes(model, settings) + HOST_PROCESS_BYTES
 
 
 def offload_components(model: Inventory, settings: Settings) -> list[Component]:
-    """The place on the GPU that offloaded weights pass through."""
+    """Components of the place on the GPU that offloaded weights pass through."""
     passing = 0
     if settings.offloaded:
         kept = model.facts.text.num_layers - settings.offloaded
@@ -83,26 +83,26 @@ def offload_components(model: Inventory, settings: Settings) -> list[Component]:
 
 
 def plain_attention(model: Inventory, new: int, context: int) -> int:
-    """Workspace of `new` tokens over `context` tokens in the cache, without a fused kernel."""
+    """Bytes of workspace of `new` tokens over `context` tokens in the cache, without a fused kernel."""
     w = widths(model)
     scores = new * context * (8 * w.heads + 3)
     return scores + context * (8 * w.q + 12 * w.k + 8) + new * (4 * w.h + 14 * w.q + 6 * w.k + 4 * w.d)
 
 
 def transformers_prefill(model: Inventory, tokens: int, image_tokens: int) -> int:
-    """Workspace of a whole prompt: transformers doesn't chunk."""
+    """Bytes of workspace of a whole prompt: transformers computes it in one step."""
     w = widths(model)
     images = image_tokens * features_per_token(model) if image_tokens else 0
     return tokens * (6 * w.i + 8 * w.h + 4 * w.d + 16) + images
 
 
 def logits(model: Inventory, rows: int) -> int:
-    """Logits of the `rows` positions that sample."""
+    """Bytes of the logits of the `rows` positions that sample."""
     return rows * model.facts.text.vocab_size * LOGIT_BYTES
 
 
 def unwindowed_component(model: Inventory, settings: Settings) -> Component:
-    """What layers with windows hold of a prompt beyond their windows while it is computed."""
+    """The component of keys and values beyond layers' windows, held while a prompt is computed."""
     whole = blocks_bytes(model, settings, settings.context)
     beyond = whole - blocks_bytes(model, settings, settings.context, windows=True)
     return Component(
@@ -117,11 +117,11 @@ def unwindowed_component(model: Inventory, settings: Settings) -> Component:
 def transformers_components(
     model: Inventory, settings: Settings, cache_bytes: int, *, fused: bool = True
 ) -> list[Component]:
-    """Workspaces of prefill and decode with transformers.
+    """Components of workspace of prefill and decode with transformers.
 
     Args:
-        cache_bytes: of keys and values.
-        fused: the GPU has a fused attention kernel for grouped heads (compute capability 8.0 and later).
+        cache_bytes: bytes of keys and values.
+        fused: whether the GPU has a fused attention kernel for grouped heads (compute capability 8.0 on).
     """
     image = largest_image(model, settings.max_pixels)
     images = image.tokens * settings.images

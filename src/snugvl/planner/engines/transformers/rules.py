@@ -1,4 +1,4 @@
-"""Hugging Face transformers, to the planner; and which of its modules goes where.
+"""The planner's rules for Hugging Face transformers, and the device map of its modules.
 
 The device map that accelerate gets is computed by the plan. Names are those of transformers' classes
 (`model.language_model.layers.3`, `model.layers.3`, `model.visual`, `lm_head`), as `checkpoint/families` has
@@ -38,7 +38,7 @@ BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip insta
 
 
 class TransformersRules(EngineRules):
-    """transformers in a process of ours."""
+    """Rules of transformers, which runs in a process of snugvl's."""
 
     engine = "transformers"
     title = "transformers"
@@ -54,7 +54,7 @@ class TransformersRules(EngineRules):
     in_process = True
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
-        """What transformers loads; bitsandbytes makes integers of a plain checkpoint."""
+        """The formats that transformers loads; bitsandbytes makes integers of a plain checkpoint."""
         if refusal := self.unread(model):
             return refusal
         stored = stored_format(model)
@@ -78,7 +78,7 @@ class TransformersRules(EngineRules):
         ]
 
     def offloading(self, option: Option, device: Device) -> Option | Reason:
-        """Layers in host memory, of weights that aren't quantised."""
+        """The option with layers in host memory, where its weights aren't quantised, else why not."""
         if device.cpu:
             return super().offloading(option, device)
         if option.model.facts.quantization is not None or option.weights != "bf16":
@@ -87,21 +87,22 @@ class TransformersRules(EngineRules):
         return replace(option, offload=True)
 
     def stored_as(self, option: Option) -> str:
-        """bitsandbytes rounds what isn't quantised, but no experts."""
+        """Why it has no other formats, as a clause; bitsandbytes rounds neither integers nor experts."""
         if option.model.mixed and stored_format(option.model) == "bf16":
             return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a 4-bit edition"
         return super().stored_as(option)
 
     def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
-        """The vision tower first: it crosses once a picture, a layer once a token."""
+        """Ways with less and less on the GPU, the vision tower first: it is copied once a picture, a layer
+        once a token."""
         return [[replace(base, vision="cpu", offloaded=n) for n in range(model.facts.text.num_layers + 1)]]
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
-        """Layers and tower that are offloaded, and the process."""
+        """Bytes of host memory of offloaded layers and tower, and of the process."""
         return host_bytes(model, settings)
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
-        """Weights, cache, pictures, and the workspace of whole prompts."""
+        """Components of weights, cache, pictures, and the workspace of whole prompts."""
         cache = self.kv_component(model, settings)
         parts = [*weight_components(model, settings), cache]
         parts += transformers_vision_components(model, settings)
@@ -109,12 +110,12 @@ class TransformersRules(EngineRules):
         return parts + transformers_components(model, settings, cache.nbytes, fused=device.fused_attention)
 
     def segment_bytes(self, resident: list[tuple[int, int]]) -> int:
-        """One segment for all weights, taken before they are loaded."""
+        """Bytes of the one segment for all weights, which is reserved before they are loaded."""
         exact = sum(size * count for size, count in resident)
         return up(exact, 4 * MIB)  # measured 1.0 to 3.5 MiB beyond
 
     def host_text(self, choice: Choice) -> str | None:
-        """Layers and tower that cross for every forward pass, and their size, for people."""
+        """The layers and the tower that are copied for every forward pass, with their size, for people."""
         if not choice.option.offload:
             return None
         settings, model = choice.settings, choice.option.model
@@ -133,7 +134,7 @@ ROTARY = "rotary_emb"
 
 
 def said_of(choice: Choice, options: LoadOptions) -> LoadOptions:
-    """Options of a process that loads with transformers and doesn't plan by itself: the plan's own values."""
+    """Options, with the plan's own values, for a process that loads with transformers and doesn't plan."""
     settings = choice.settings
     weights = cast(WeightsName, settings.weights if choice.option.made else "auto")
     said = replace(options, context=settings.context, max_pixels=settings.max_pixels, weights=weights)

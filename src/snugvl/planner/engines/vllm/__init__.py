@@ -1,1 +1,1 @@
-"""vLLM to the planner: its rules, footprint, tensors, cache blocks, and flags."""
+"""What the planner knows of vLLM: its rules, footprint, tensors, cache blocks and flags."""

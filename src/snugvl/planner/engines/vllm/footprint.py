@@ -1,4 +1,4 @@
-"""What vLLM holds beside weights and KV, and what it profiles at start (read in vLLM 0.22, 0.32 and 0.33).
+"""Memory that vLLM takes beside weights and KV, and its profiling run (read in vLLM 0.22, 0.32 and 0.33).
 
     rotary caches, deepstack buffers    made with the weights (`tensors.py`)
     encoder cache       max(max_num_batched_tokens, tokens of the largest image) · (1 + levels) · hidden · 2
@@ -8,7 +8,7 @@
     experts' workspace  tokens · experts of a token · (max(i, h) + max(2 · i, h)) · 2, for one layer
     sampler profile     max_num_seqs · vocabulary · 12 bytes, when the decoder's activations are gone
     linear attention    what its kernels take of the largest batch: the profile leaves them out, so what
-                        exceeds the profile is kept out of vLLM's share, too (`linear_workspace`)
+                        exceeds the profile is also kept out of vLLM's share (`linear_workspace`)
     non-torch           240 MiB beyond the context, fitted to an H200 (published of an H100: 133 MiB)
     CUDA graphs         64 MiB and 2 MiB a sequence (`--max-num-seqs`); none when eager
     scales for Marlin   1.5 % of FP8 weights, on GPUs that don't multiply FP8
@@ -83,7 +83,7 @@ SIMILAR: Final = 1.5  # kinds with fewer than so many times the rarest's layers 
 
 
 def encoder_cache(model: Inventory, settings: Settings) -> int:
-    """Encoder outputs that may be held: at least those of one largest image."""
+    """Bytes of encoder outputs that may be held: at least those of one largest image."""
     if model.facts.vision is None or not settings.images:
         return 0
     tokens = max(settings.chunk, largest_image(model, settings.max_pixels).tokens)
@@ -91,14 +91,14 @@ def encoder_cache(model: Inventory, settings: Settings) -> int:
 
 
 def profiled(model: Inventory, settings: Settings) -> ImageSize:
-    """The images that vLLM encodes together when it profiles: as many as its encoder budget holds."""
+    """Tokens and patches of the images that vLLM encodes together in its profiling run."""
     image = largest_image(model, settings.max_pixels)
     many = max(1, min(settings.chunk // max(image.tokens, 1), settings.images * max_sequences(settings)))
     return ImageSize(image.tokens * many, image.patches * many)
 
 
 def decoder_profile(model: Inventory, settings: Settings) -> int:
-    """Activations of the largest batch, or the logits and sampling of every sequence if those take more."""
+    """Bytes of activations of the largest batch, or of logits and sampling where those are more."""
     share = settings.tensor_parallel
     w = widths(model)
     whole = transformers_prefill(model, settings.chunk, 0)
@@ -108,7 +108,7 @@ def decoder_profile(model: Inventory, settings: Settings) -> int:
 
 
 def experts_workspace(model: Inventory, settings: Settings) -> int:
-    """Inputs and outputs of the experts of one layer, for the largest batch; 0 where there are none.
+    """Bytes of inputs and outputs of one layer's experts, for the largest batch; 0 without experts.
 
     Source: `TritonExperts.workspace_shapes` (vLLM 0.32, `model_executor/layers/fused_moe`), whose two
     buffers live at once.
@@ -122,9 +122,9 @@ def experts_workspace(model: Inventory, settings: Settings) -> int:
 
 @lru_cache(maxsize=256)
 def expert_width(model: Inventory) -> int:
-    """Values between the two products of an expert; 0 where there are no experts.
+    """Intermediate width of an expert, in values; 0 without experts.
 
-    A file has the experts of a layer in one tensor [experts, 2 · width, hidden] or each in its own
+    A file has a layer's experts in one tensor [experts, 2 · width, hidden] or each in its own
     [width, hidden], and beside them [.., hidden, width].
     """
     shapes = [tensor.shape for tensor in model.facts.tensors if tensor.role == "expert"]
@@ -133,25 +133,26 @@ def expert_width(model: Inventory) -> int:
 
 
 def max_sequences(settings: Settings) -> int:
-    """`--max-num-seqs` of one copy: those that are sure of their room, and those that may be pre-empted."""
+    """`--max-num-seqs` of one copy: sequences with room for their whole context, and those that may be
+    preempted."""
     return max(settings.sequences, settings.concurrency_of_copy)
 
 
 def graphs(settings: Settings) -> int:
-    """CUDA graphs of a few batch sizes. Published: 0.03 to 0.63 GiB; vLLM measures it at start."""
+    """Bytes of CUDA graphs of a few batch sizes. Published: 0.03 to 0.63 GiB; vLLM measures it at start."""
     if settings.eager:
         return 0
     return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * max_sequences(settings)
 
 
 def linear_workspace(model: Inventory, settings: Settings) -> int:
-    """A layer of linear attention at work on the largest batch; 0 where there is none.
+    """Bytes of workspace of a layer of linear attention, for the largest batch; 0 without such layers.
 
-    Of a token, with p columns of its projection, c of the convolution, v of all value heads and h hidden, in
-    16 bits: the projection p, the convolution's output and its parts 2c, normed queries and keys c - v, w, u,
-    the new values and the output 4v, 64 products a head v / 2, hidden states and residual 2h; and a state in
-    16 bits for 64 tokens. Source: `chunk_gated_delta_rule_fwd` of vLLM 0.32, which people see fail at work
-    ("Tried to allocate 192.00 MiB" for the states of 8,192 tokens).
+    Values of 16 bits a token, with p columns of the projection, c of the convolution, v of all value heads
+    and h hidden: the projection p, the convolution's output and its parts 2c, normed queries and keys c - v,
+    w, u, the new values and the output 4v, 64 products a head v / 2, hidden states and residual 2h; and a
+    state for every 64 tokens. Source: `chunk_gated_delta_rule_fwd` of vLLM 0.32, which people see run out of
+    memory ("Tried to allocate 192.00 MiB" for the states of 8,192 tokens).
     """
     most = 0
     for layer, _ in model.kv_layers:
@@ -166,7 +167,7 @@ def linear_workspace(model: Inventory, settings: Settings) -> int:
 
 
 def unprofiled(model: Inventory, settings: Settings) -> int:
-    """What linear attention takes beyond all that vLLM profiles, and so leaves free within its share."""
+    """Bytes that linear attention takes beyond vLLM's profile, which are therefore kept out of its share."""
     seen = 0
     if model.facts.vision is not None and settings.images:
         seen = vllm_workspace(model, profiled(model, settings)) + encoder_cache(model, settings)
@@ -174,10 +175,10 @@ def unprofiled(model: Inventory, settings: Settings) -> int:
 
 
 def marlin_scales(model: Inventory, settings: Settings) -> int:
-    """What the scales of FP8 blocks take beyond themselves on cards that don't multiply FP8.
+    """Additional bytes of the scales of FP8 blocks on cards that don't multiply FP8.
 
-    There Marlin reads FP8 weights, with a 16-bit scale for each row and 128 columns instead of a float32 for
-    128 × 128: 1.5 % of the weights. Source: `marlin_utils_fp8.py` of vLLM 0.32.
+    There Marlin's kernels read FP8 weights, with a 16-bit scale for each row and 128 columns instead of a
+    float32 for 128 × 128: 1.5 % of the weights. Source: `marlin_utils_fp8.py` of vLLM 0.32.
     """
     if settings.weights != "fp8":
         return 0
@@ -189,7 +190,7 @@ def marlin_scales(model: Inventory, settings: Settings) -> int:
 def vllm_components(
     model: Inventory, settings: Settings, compute_capability: tuple[int, int] | None = None
 ) -> list[Component]:
-    """All of it. `compute_capability`: of the GPU; where it isn't known it multiplies FP8."""
+    """Components of all of it. `compute_capability`: of the GPU; an unknown one is taken to multiply FP8."""
     spread = 0
     if compute_capability is not None and compute_capability < FP8_CAPABILITY:
         spread = marlin_scales(model, settings)
@@ -248,7 +249,8 @@ def vllm_components(
 
 
 def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
-    """What vLLM makes of the tensors on one GPU. The rounding is that of the rotary caches, too.
+    """Components of weights as vLLM holds them on one GPU, with the allocator's rounding of them and of the
+    rotary caches.
 
     "Model loading took" has the rounding in it; what is left over in segments is free for small activations,
     but no segment with a tensor in it goes back to the driver.
@@ -282,7 +284,7 @@ def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Compon
 
 @dataclass(frozen=True, slots=True)
 class PageGroup:
-    """Layers that take blocks together. `window`: tokens they look back, or None; `states`: recurrent."""
+    """Layers that take blocks together. `window`: tokens they look back, or None; `states`: are recurrent."""
 
     window: int | None
     states: bool
@@ -290,7 +292,7 @@ class PageGroup:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The pool of one GPU.
+    """The layout of one GPU's pool of KV blocks.
 
     Attributes:
         block_tokens: tokens of a block of attention.
@@ -303,9 +305,9 @@ class Pages:
     groups: tuple[PageGroup, ...]
 
     def blocks(self, context: int, batched_tokens: int, states: int = STATES_WITH_PREFIX_CACHE) -> int:
-        """Blocks that vLLM keeps ready for one sequence of `context` tokens.
+        """Number of blocks that vLLM keeps ready for one sequence of `context` tokens.
 
-        `batched_tokens`: `max_num_batched_tokens`; `states`: blocks of a group with states.
+        `batched_tokens`: `max_num_batched_tokens`; `states`: number of blocks of a group with states.
         """
         return sum(self._blocks(group, context, batched_tokens, states) for group in self.groups)
 
@@ -318,7 +320,7 @@ class Pages:
         return -(-seen // self.block_tokens) + 1
 
     def logged_tokens(self, pool_bytes: int, context: int, blocks: int) -> int:
-        """The log's "GPU KV cache size" of a pool. `blocks`: of one sequence of `context` tokens."""
+        """Tokens that vLLM logs as "GPU KV cache size". `blocks`: of one sequence of `context` tokens."""
         return pool_bytes // self.block_bytes * context // blocks
 
 

@@ -1,12 +1,12 @@
-"""vLLM, to the planner, and `vllm serve …` with every flag computed (names and meaning as in vLLM 0.33).
+"""The planner's rules for vLLM, and `vllm serve …` with every flag computed (as in vLLM 0.33).
 
-Utilisation counts of the card's TOTAL memory as CUDA tells it, must be free when vLLM starts, and does not
-include the CUDA context and, with several GPUs, the buffers of vLLM's NCCL communicator, which exist before
-vLLM looks, nor what it never looks at (`unprofiled`):
+Utilisation is a share of the card's TOTAL memory as CUDA reports it, which must be free when vLLM starts. It
+includes neither the CUDA context nor, with several GPUs, the buffers of vLLM's NCCL communicator, which exist
+before vLLM measures, nor memory that vLLM doesn't profile (`unprofiled`):
 
     --gpu-memory-utilization = ⌊(usable - context - NCCL - unprofiled) / CUDA's total⌋ to four digits
 
-What the model doesn't take of it becomes KV cache, so more requests than planned may run at once.
+The rest of that share, beside the model, becomes KV cache, so more requests than planned may run at once.
 """
 
 import json
@@ -46,7 +46,7 @@ DIGITS: Final = 10_000
 
 
 class VllmRules(EngineRules):
-    """A vLLM server of its own."""
+    """Rules of vLLM, which runs as a server of its own."""
 
     engine = "vllm"
     title = "vLLM"
@@ -60,13 +60,13 @@ class VllmRules(EngineRules):
     spare_note = "vLLM makes it KV cache"
 
     def not_here(self, device: Device, system: OperatingSystem) -> str | None:
-        """Beside what PyTorch needs, Linux."""
+        """Why it doesn't run here, as a clause: it needs Linux and what PyTorch needs; None where it runs."""
         if system not in ("linux", "wsl2", "windows"):
             return "it runs on Linux and in WSL2 alone"
         return super().not_here(device, system)
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
-        """The checkpoint as it is stored, on GPUs."""
+        """The option of the checkpoint as it is stored, on GPUs, or why there is none."""
         if refusal := self.unread(model):
             return refusal
         if device.cpu:
@@ -77,15 +77,15 @@ class VllmRules(EngineRules):
         return [Option(model, "vllm", stored, stored)]
 
     def stored_as(self, option: Option) -> str:
-        """It rounds nothing."""
+        """Why it has no other formats, as a clause: it rounds nothing."""
         return f"vLLM serves what is stored, {stored_format(option.model)}"
 
     def at_once(self, sequences: int, concurrency: int) -> int:
-        """More requests than have room for whole contexts share the cache; it pre-empts."""
+        """Requests that may run at once: more than have room for whole contexts, as vLLM preempts."""
         return sequences
 
     def spreads(self, model: Inventory, wishes: Wishes, count: int) -> Sequence[Spread]:
-        """Fewest GPUs first; on as many, copies first: they don't wait for one another.
+        """Ways to spread a model, fewest GPUs first, then copies first: they don't wait for one another.
 
         Heads must divide for tensor parallelism; otherwise groups of layers are spread.
         """
@@ -100,14 +100,14 @@ class VllmRules(EngineRules):
         return found
 
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
-        """CUDA graphs, then large chunks."""
+        """Settings that differ in speed alone: with CUDA graphs first, then large chunks first."""
         for eager in (False, True):
             for chunk, sequences in VLLM_STEPS:
                 most = max(sequences, -(-base.sequences // base.data_parallel))
                 yield replace(base, eager=eager, chunk=chunk, sequences=most)
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
-        """Weights, the cache, and what vLLM profiles and doesn't."""
+        """Components of weights, cache, and workspace, whether vLLM profiles it or not."""
         parts = [*weight_components(model, settings), self.kv_component(model, settings)]
         return parts + vllm_components(model, settings, device.compute_capability)
 
@@ -116,14 +116,14 @@ class VllmRules(EngineRules):
         return vllm_weight_components(model, settings)
 
     def kv_bytes(self, model: Inventory, settings: Settings, tokens: int) -> int:
-        """Keys and values of one sequence in vLLM's blocks, with its states."""
+        """Bytes of one sequence in vLLM's blocks, its recurrent states included."""
         pool = pages(model, settings)
         return pool.blocks(tokens, settings.chunk) * pool.block_bytes
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
-        """Room for `concurrency` whole contexts; vLLM keeps one block for itself.
+        """The component of the KV cache: room for `concurrency` whole contexts, and vLLM's one spare block.
 
-        More sequences may run (`--max-num-seqs`): they share this room, and wait or are pre-empted.
+        More sequences may run (`--max-num-seqs`): they share this room, and wait or are preempted.
         """
         pool = pages(model, settings)
         nbytes = self.kv_bytes(model, settings, settings.context) * settings.concurrency + pool.block_bytes
@@ -136,13 +136,13 @@ class VllmRules(EngineRules):
         return Component(Kind.CACHE.value, Kind.CACHE, up(nbytes, LARGE_ROUND_BYTES), why=why)
 
     def command(self, choice: Choice) -> str | None:
-        """`vllm serve` with every flag, behind the variables that show it the choice's GPUs alone."""
+        """`vllm serve` with every flag, after the variables that make the choice's GPUs alone visible."""
         variables = "".join(f"{name}={value} " for name, value in visible(choice))
         return variables + shlex.join(["vllm", "serve", choice.option.model.name, *vllm_flags(choice)])
 
 
 def utilisation(choice: Choice) -> float:
-    """`--gpu-memory-utilization` from free memory."""
+    """The value of `--gpu-memory-utilization`, from 0 to 1, from free memory."""
     budget = choice.budget
     beside = choice.footprint.named(NCCL) + choice.footprint.named(UNPROFILED)
     room = budget.usable_bytes - budget.device.context_bytes - beside

@@ -1,4 +1,4 @@
-"""The tensors that vLLM makes of a checkpoint, and what its log calls them together: "Model loading took".
+"""The tensors that vLLM makes of a checkpoint, whose sum its log calls "Model loading took".
 
 vLLM joins matrices that read the same input before it loads them (read in vLLM 0.32,
 `model_executor/layers/linear.py` and the models): queries, keys and values, gate and up, the projections of
@@ -61,7 +61,7 @@ class Loaded(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """What a stored tensor brings to one that vLLM makes. `most_shares`: GPUs that it is cut for at most."""
+    """A stored tensor's part of one that vLLM makes. `most_shares`: GPUs among which it is cut at most."""
 
     kind: Kind
     elements: int
@@ -86,7 +86,7 @@ def loaded_tensors(
     Args:
         weights: format of the decoder's matrices; those that are stored in FP8 become 16-bit unless "fp8".
         itemsize: bytes of a value that isn't quantised.
-        tower: the vision tower is loaded.
+        tower: whether the vision tower is loaded.
     """
     layers = -(-model.facts.text.num_layers // pipeline_parallel)
     prequantized = model.facts.quantization in PREQUANTIZED.values()
@@ -145,7 +145,7 @@ def _joined(model: Inventory) -> tuple[_Joined, ...]:
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """What stands before the number of a block of layers, the number, and what stands behind it."""
+    """A tensor's name in three parts: before the number of its layer, the number, and after it."""
     for block in _BLOCKS:
         before, found, behind = name.partition(block)
         if found:
@@ -174,7 +174,7 @@ def deepstack_buffers(model: Inventory, batched_tokens: int) -> tuple[int, ...]:
 def loading_bytes(
     model: Inventory, settings: Settings, max_split_bytes: int | None = MAX_SPLIT_BYTES
 ) -> CachingAllocator:
-    """The allocator when the model is loaded: `allocated` is what vLLM logs, `reserved` what the card gives.
+    """The allocator's state once the model is loaded: vLLM logs `allocated`; the card gives `reserved`.
 
     `max_split_bytes`: None for a vLLM before the limit.
     """
