@@ -294,9 +294,10 @@ def _how(returncode: int | None) -> str:
 def _why(returncode: int | None, lines: tuple[str, ...]) -> str:
     text = "\n".join(lines)
     cause = next((meaning for pattern, meaning in _CAUSES if re.search(pattern, text)), None)
-    if cause is None and returncode == -signal.SIGKILL and not lines:
-        cause = "killed from outside, perhaps by the system because host memory ran out"
     lines = tuple(line for line in lines if not _TRACEBACK.match(line))
-    said = [line for line in lines if _ERROR_LINE.match(line)] or list(lines)
+    errors = [line for line in lines if _ERROR_LINE.match(line)]
+    if cause is None and returncode == -signal.SIGKILL and not errors:
+        cause, lines = "killed from outside, perhaps by the system because host memory ran out", ()
+    said = errors or list(lines)
     quoted = f' (it said: "{_TENANTS.sub("", said[-1])}")' if said else ""
     return (f": {cause}" if cause else "") + quoted

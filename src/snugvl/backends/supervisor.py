@@ -237,7 +237,7 @@ class Ending:
     error: SnugvlError | None = None
 
 
-class Life(Protocol):
+class LivingEngine(Protocol):
     """One life of an engine, which has been begun."""
 
     async def run(self) -> Ending:
@@ -249,7 +249,7 @@ class Life(Protocol):
         ...
 
 
-L = TypeVar("L", bound=Life)
+L = TypeVar("L", bound=LivingEngine)
 
 
 class Supervised(ABC, Generic[L]):

@@ -359,7 +359,7 @@ def engine_for(
         return VllmEngine(vllm_choice(planned, load, child))
     if planned.engine == "llamacpp":
         assert isinstance(planned, Planned), "llama.cpp is only launched by a plan"
-        from snugvl.backends.llamacpp import planned as llamacpp
+        from snugvl.backends.llamacpp import settings as llamacpp
         from snugvl.backends.llamacpp.service import LlamacppEngine
 
         if launched is not None:
@@ -468,14 +468,11 @@ def _replanned(
     """
 
     def replan(diagnosis: Diagnosis, before: ChildChoice) -> ChildChoice | None:
-        from snugvl.backends.child import flags
         from snugvl.planner.plan import allocation_of
 
         kind = next((cause.kind for cause in diagnosis.causes if cause.kind in memory), None)
         if kind is None:
-            changed = flags.apply(before.arguments, diagnosis.changes)
-            more = flags.variables(diagnosis.changes)
-            return replace(before, arguments=changed, environment=before.environment + more)
+            return before.changed(diagnosis.changes)
         smaller = less(planned, kind)
         if smaller is None:
             return None

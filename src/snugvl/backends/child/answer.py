@@ -1,6 +1,6 @@
 """One request under way: opened, read as it streams, ended by its end, an error, its deadline or its reader.
 
-It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`remote.Inbox`).
+It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`mailbox.Inbox`).
 Closing the stream closes the connections, on which the engine aborts the request.
 """
 
@@ -16,7 +16,7 @@ import httpx
 from snugvl.backends.child.http import ChildApi
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.child.watch import Watchdog
-from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.backends.mailbox import Inbox, RemoteStream
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError

@@ -8,13 +8,13 @@ The server's process talks HTTP with it and imports neither torch nor transforme
 
 import asyncio
 import logging
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from snugvl.backends.child.answer import ChildStream, Chunks
-from snugvl.backends.child.failure import understand
 from snugvl.backends.child.http import ChildApi, Served
 from snugvl.backends.child.life import AttachedServer, Launch, LaunchedServer, Life
 from snugvl.backends.child.requests import NO_RUNS, ServedModel, capabilities_of
@@ -24,8 +24,87 @@ from snugvl.backends.spawned import Stage
 from snugvl.backends.supervisor import Ending, Lives, Supervised, Supervision
 from snugvl.core.messages import Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Snapshot, Tokens
-from snugvl.errors import RequestError, SnugvlError
+from snugvl.diagnose.explain import explain
+from snugvl.diagnose.result import Cause, Diagnosis
+from snugvl.errors import DoesNotFit, EngineError, RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
+
+_MEMORY: Final = (
+    "vision_profile", "context", "utilisation_over_free", "utilisation_low", "tenants", "cuda_graphs",
+    "batch", "weights", "fragmentation", "spill", "residency", "out_of_memory", "host_memory", "host_killed",
+    "image_buffer", "compute_buffer", "vision_weights",
+)  # fmt: skip
+_FULL: Final = ("weights", "context")
+# Lines that say where it stopped, and nothing of why.
+_NO_CAUSE: Final = ("tied_head", "exception")
+_LESS: Final = (
+    "A shorter --context, smaller pictures (--max-pixels) or a smaller model needs less: "
+    "`snugvl plan` says what fits."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A start that failed.
+
+    Attributes:
+        error: cause and way out.
+        cause: what it was, in a clause.
+        port_taken: another port is all it needs.
+        retry: the choice that could work, or None.
+    """
+
+    error: SnugvlError
+    cause: str
+    port_taken: bool = False
+    retry: ChildChoice | None = None
+
+
+def understand(ending: Ending, choice: ChildChoice, name: str, start: Sequence[str]) -> Failure:
+    """Why a start failed and what can be done. `name`: of the engine; `start`: its command without flags."""
+    if ending.error is not None:
+        return Failure(ending.error, str(ending.error))
+    command = shlex.join([*start, *choice.arguments])
+    diagnosis = explain("\n".join([command, *ending.lines]), choice.card)
+    causes = [cause for cause in diagnosis.causes if cause.kind not in _NO_CAUSE]
+    if not causes:
+        return Failure(
+            EngineError(f"{name} did not start: {ending.reason}; its own command says more: {command}"),
+            ending.reason,
+        )
+    cause = causes[0]
+    if cause.kind == "port":
+        taken = EngineError(f"{name} did not start: its port was taken twice in a row; start again")
+        return Failure(taken, cause.title, port_taken=True)
+    error: SnugvlError
+    text = f"{cause.title}: {cause.explanation}"
+    retry = _retry(diagnosis, causes, choice)
+    way_out = _way_out(diagnosis)
+    if choice.replan is not None and cause.kind in _FULL and retry is None:
+        way_out = _LESS  # the plan has given it all that there is: no flag gains anything
+    message = f"{name} did not start: {text} {way_out}".rstrip()
+    error = DoesNotFit(message) if cause.kind in _MEMORY else EngineError(message)
+    return Failure(error, text.rstrip("."), retry=retry)
+
+
+def _way_out(diagnosis: Diagnosis) -> str:
+    changes = [
+        f"remove {change.flag}" if change.new is None else f"{change.flag} {change.new}".rstrip()
+        for change in diagnosis.changes
+    ]
+    if changes:
+        return f"Change: {', '.join(changes)}."
+    return diagnosis.notes[0] if diagnosis.notes else ""
+
+
+def _retry(diagnosis: Diagnosis, causes: list[Cause], choice: ChildChoice) -> ChildChoice | None:
+    if choice.replan is not None:
+        changed: ChildChoice | None = choice.replan(diagnosis, choice)
+    else:
+        changed = choice.changed(diagnosis.changes)
+    if changed is None or (changed.arguments, changed.environment) == (choice.arguments, choice.environment):
+        return None
+    return changed
 
 
 @dataclass(slots=True)

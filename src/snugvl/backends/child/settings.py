@@ -1,17 +1,74 @@
 """What a child server is started with, or which one is used, as far as that is the same of every engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from snugvl.checkpoint.locate import POCKET, near
 from snugvl.core.ledger import LedgerRow, RunningPlan
 from snugvl.core.messages import ToolForm, user
 from snugvl.diagnose.facts import Card
-from snugvl.diagnose.result import Diagnosis
+from snugvl.diagnose.result import Change, Diagnosis
 from snugvl.errors import RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.reasoning import PLAIN, VARIABLE, ThinkingDefault, opened
+
+Words = tuple[str, ...]
+
+
+def refuse_flags(arguments: Words, ours: Sequence[str], engine: str) -> None:
+    """Refuse flags that are ours to set.
+
+    Raises:
+        RequestError: names them.
+    """
+    taken = [word for word in arguments if word.partition("=")[0].replace("_", "-") in ours]
+    if taken:
+        raise RequestError(
+            f"{', '.join(taken)}: snugvl decides where its {engine} listens and what it is called; leave "
+            "it out",
+            field="arguments",
+        )
+
+
+def flag_value(arguments: Words, flag: str) -> str | None:
+    """The value of a flag; the last one counts, as the engines have it."""
+    found = None
+    for index, word in enumerate(arguments):
+        name, equals, joined = word.partition("=")
+        if name == flag:
+            found = joined if equals else next(iter(arguments[index + 1 : index + 2]), None)
+    return found
+
+
+def changed_flags(arguments: Words, changes: Sequence[Change]) -> Words:
+    """The arguments with flags changed, added and removed. Those of variables aren't flags."""
+    for change in changes:
+        if not change.flag.startswith("-"):
+            continue
+        arguments = _without(arguments, change.flag)
+        if change.new is not None:
+            several = change.flag == "--cudagraph-capture-sizes"  # of vLLM
+            words = change.new.split() if several else [change.new] if change.new else []
+            arguments = (*arguments, change.flag, *words)
+    return arguments
+
+
+def changed_variables(changes: Sequence[Change]) -> tuple[tuple[str, str], ...]:
+    """The environment variables among the changes."""
+    return tuple((c.flag, c.new) for c in changes if not c.flag.startswith("-") and c.new is not None)
+
+
+def _without(arguments: Words, flag: str) -> Words:
+    kept: list[str] = []
+    dropping = False
+    for word in arguments:
+        if word.startswith("--") or (word.startswith("-") and not word[1:2].isdigit()):
+            dropping = word.partition("=")[0] == flag
+        if not dropping:
+            kept.append(word)
+    return tuple(kept)
+
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
 IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work
@@ -127,6 +184,14 @@ class ChildChoice:
     def name(self) -> str:
         """The model as people and requests know it."""
         return self.model or f"the model at {self.attach}"
+
+    def changed(self, changes: Sequence[Change]) -> Self:
+        """This choice with the flags and variables changed that a diagnosis names."""
+        return replace(
+            self,
+            arguments=changed_flags(self.arguments, changes),
+            environment=self.environment + changed_variables(changes),
+        )
 
     @property
     def folder(self) -> str:

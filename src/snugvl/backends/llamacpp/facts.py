@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from snugvl.backends.child.flags import value
-from snugvl.backends.child.settings import Facts, with_template
+from snugvl.backends.child.settings import Facts, flag_value, with_template
 from snugvl.backends.llamacpp.api import ServedGguf
 from snugvl.checkpoint.gguf import read_gguf
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
@@ -78,9 +77,9 @@ def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> Gg
     least, most, factor = 0, rule.max_pixels, 0
     if isinstance(rule, SmartResize):
         least, factor = rule.min_pixels, rule.factor
-        told = value(tuple(arguments), "--image-max-tokens")
+        told = flag_value(tuple(arguments), "--image-max-tokens")
         most = min(most, int(told) * factor**2) if told else most
-        told = value(tuple(arguments), "--image-min-tokens")
+        told = flag_value(tuple(arguments), "--image-min-tokens")
         least = int(told) * factor**2 if told else least
     facts = replace(facts, max_pixels=most, min_pixels=min(least, most), pixel_factor=factor)
     return GgufModel(facts, rule)

@@ -18,11 +18,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from snugvl.backends.process.arena import REGION_BYTES
 from snugvl.core.region import Region
 
 # -P: a torch.py in the current folder is not torch.
 COMMAND = (sys.executable, "-P", "-m", "snugvl.backends.process.engine_process")
+
+REGION_BYTES = 64 << 20  # for pictures; of which only what was ever in use at once is held
 
 _SECRET = re.compile(r"(KEY|KEYS|TOKEN|SECRET|PASSWORD)$", re.I)
 # torch looks through all that is installed for devices that we don't run on.

@@ -8,10 +8,10 @@ from contextlib import ExitStack, nullcontext, suppress
 from itertools import count
 from typing import Any, Final
 
+from snugvl.backends.mailbox import Inbox, RemoteStream
 from snugvl.backends.process import wire
-from snugvl.backends.process.arena import Arena
 from snugvl.backends.process.launch import Launched
-from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.backends.process.wire import Arena
 from snugvl.backends.spawned import LAST_LINES, LogForm, SpawnedProcess
 from snugvl.backends.supervisor import Ending
 from snugvl.core.messages import Delta, Message, Request, ToolUse

@@ -143,15 +143,8 @@ def _loaded(
         network = open_model(checkpoint, dtype=kind, device_map=placed, weights=options.weights)
     report("making room for the KV cache", WEIGHTS_TO)
     thinking = ThinkingDefault(options.thinking, thinks_about_pictures(checkpoint.config.model_type))
-    parts = LoadedParts(
-        checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images, thinking, claim
-    )
     made = assemble(
-        parts,
-        context=options.context,
-        max_pixels=options.max_pixels,
-        max_waiting=options.max_waiting,
-        weights=options.weights,
+        LoadedParts(checkpoint, inputs, network, place, kind, placed, options, parameters, thinking, claim)
     )
     planned = made.planned if placement else {Kind.WEIGHTS: estimate, **made.planned}
     if target.type == "cuda":
