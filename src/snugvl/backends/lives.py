@@ -100,16 +100,16 @@ class Lives:
         if self.state in ("starting", "restarting"):
             wait_s = max(1.0, round(self._ready_by - time.monotonic(), 1))
         elif self.state == "draining":
-            wait_s = FIRST_LOAD_S  # whoever starts a server in its place needs that, too
+            wait_s = FIRST_LOAD_S  # a server that is started in its place needs as long
         detail = asleep if asleep is not None and self.state == "ready" else self.detail
         return Health(self.state, detail, self.progress, max(self.count - 1, 0), wait_s, timeline)
 
     def unavailable(self) -> EngineUnavailable:
-        """What a request is refused with that comes while it isn't ready."""
+        """The error for a request that comes while the engine isn't ready, with when to come back."""
         return EngineUnavailable(self.detail, retry_after_s=self.health().retry_after_s or GIVEN_UP_S)
 
     def start(self, detail: str, live: Callable[[], Awaitable[float | None]]) -> None:
-        """Begin with the first life.
+        """Begin with the first life, in a task.
 
         Args:
             detail: what it does now.
@@ -121,11 +121,11 @@ class Lives:
         self._task = asyncio.create_task(self._run(live), name="snugvl-supervisor")
 
     def begin(self) -> None:
-        """A life begins."""
+        """Note that a life begins."""
         self._ready_at, self._began_at = 0.0, time.monotonic()
 
     def load(self, model: str, detail: str, progress: float) -> None:
-        """The start of a life got further."""
+        """Note how far the start of a life is."""
         self.progress = progress
         if self.state == "starting":
             self.detail = f"{model} is loading: {detail}"
@@ -133,7 +133,8 @@ class Lives:
             self.detail = f"{self._last_death} ({detail})"
 
     def become_ready(self, detail: str) -> None:
-        """Requests are taken, unless the server is shutting down."""
+        """Note that the engine is ready: requests are taken from now on, unless the server is shutting
+        down."""
         self._ready_at = time.monotonic()
         self._load_s = self._ready_at - self._began_at
         self.count += 1
@@ -141,12 +142,12 @@ class Lives:
             self.state, self.detail, self.progress = "ready", detail, None
 
     def lose(self, reason: str) -> None:
-        """It no longer serves. `reason`: half a sentence."""
+        """Note that the engine doesn't serve any more and will start again. `reason`: half a sentence."""
         if self.state in ("ready", "restarting"):
             self.expect("restarting", f"{reason}; {self._again}")
 
     def retry(self, reason: str) -> None:
-        """It starts once more, with something changed, which is no death."""
+        """Note that it starts once more with something changed, which doesn't count as a death."""
         self._last_death = reason
         self.expect("restarting", reason)
 
@@ -164,17 +165,18 @@ class Lives:
         return pause_s
 
     def fail(self, error: SnugvlError) -> None:
-        """It won't run, for this reason."""
+        """Note that it won't run, for this reason: the state is "failed" for good."""
         self.failure = error
         self.state, self.detail, self.progress = "failed", str(error), None
 
     def expect(self, state: State, detail: str, pause_s: float = 0.0) -> None:
-        """It should be ready after the pause and as long as it took the last time."""
+        """Set the state, and expect it to be ready after the pause and the seconds that the last load
+        took."""
         self.state, self.detail, self.progress = state, detail, 0.0
         self._ready_by = time.monotonic() + pause_s + self._load_s
 
     def death_of_request(self, reason: str) -> str:
-        """What ends a request under way when the present life has ended."""
+        """The message of the error that ends running requests when the present life has ended."""
         return self.detail if self.state != "draining" else f"{reason}; {self.detail}"
 
     async def drain(self, timeout_s: float, busy: Callable[[], object]) -> bool:
@@ -208,7 +210,7 @@ class Lives:
             return await live()
         except SnugvlError as caught:
             error = caught
-        except Exception as bug:  # of ours: nobody may wait for an engine that won't come
+        except Exception as bug:  # of ours: no request may wait for an engine that won't come
             logger.exception("the supervisor failed")
             error = EngineError(f"the supervisor failed: {type(bug).__name__}: {bug}")
         if self.count and not self.over:
@@ -218,7 +220,7 @@ class Lives:
 
 
 class LivingEngine:
-    """What every `EngineService` has whose engine has lives."""
+    """Common part of every `EngineService` whose engine runs in child processes, one after the other."""
 
     def __init__(self, supervision: Supervision, lives: Lives) -> None:
         self._supervision, self._lives = supervision, lives
@@ -246,7 +248,7 @@ class LivingEngine:
 
 
 def watched(task: "asyncio.Task[Any]", failed: Callable[[str], object]) -> None:
-    """Have `failed` told why a task that nobody waits for has failed, if it does."""
+    """Call `failed` with the reason if a task fails that is never awaited."""
 
     def look(_: object) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

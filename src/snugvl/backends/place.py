@@ -38,9 +38,9 @@ class TargetDevice:
         context_bytes: what of the CUDA context and its libraries is still to come.
         limit_bytes: most that may be taken, the context included, or None without a wish.
         gpu: as NVML knows it, or None.
-        host_bytes: beside a GPU, what weights may take of host memory; None where nobody has looked.
+        host_bytes: host memory that weights beside a GPU may take; None where it wasn't measured.
         pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2), or None.
-        seen: the machine, where somebody has looked at it.
+        seen: the machine, where it was probed already.
     """
 
     device: torch.device
@@ -158,7 +158,7 @@ def place_on(
 
     Args:
         limit_bytes: what a user wants to give at most.
-        machine: as it was before this process had a CUDA context, where somebody has looked at it.
+        machine: as it was before this process had a CUDA context, where it was probed then.
         kernels: our own will run there, on a GPU.
 
     Raises:

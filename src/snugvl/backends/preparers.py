@@ -104,7 +104,7 @@ class Preparers:
         """`submit`, waited for in an event loop. Who is cancelled gives it up, and waits for its end.
 
         Args:
-            discard: what is done with a result that nobody waits for any more.
+            discard: called with a result that is no longer wanted.
         """
 
         def begun() -> T:

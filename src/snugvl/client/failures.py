@@ -42,10 +42,10 @@ _NO_TLS: Final = "WRONG_VERSION_NUMBER"  # OpenSSL's word for an answer that isn
 
 @contextmanager
 def told(address: Address, body: object = None) -> Iterator[None]:
-    """Turns the SDK's and the network's exceptions into ours.
+    """Turn the SDK's and the network's exceptions within the block into snugvl's.
 
     Args:
-        body: what was sent; errors call pictures in it by their names here.
+        body: the request's JSON; errors call its pictures by their names here.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def told(address: Address, body: object = None) -> Iterator[None]:
 
 @contextmanager
 def sending(address: Address, body: object) -> Iterator[None]:
-    """`told` of a request that is sent within the block; warnings have the names, too."""
+    """Like `told`, for sending a request within the block; warnings also have the pictures' names."""
     before = sent.set(body)
     try:
         with told(address, body):
@@ -145,7 +145,7 @@ def broke_off(address: Address) -> EngineError:
 
 
 def body_of_503(error: Exception) -> Any:
-    """The JSON of an answer that the service is not ready; any other error is raised again."""
+    """The JSON of a 503; any other error is raised again."""
     if isinstance(error, APIStatusError) and error.status_code == 503:
         return error.response.json()
     raise error

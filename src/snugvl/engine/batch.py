@@ -1,4 +1,4 @@
-"""What the network is given of a step: its numbers in one tensor, and the batch that is made of them.
+"""A step's inputs of the network: all numbers in one tensor, and the batch that is made of them.
 
 chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
 ids           [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
@@ -13,7 +13,7 @@ The host writes the numbers with numpy, and one copy brings them to the device:
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
 
-A `Shape` may be larger than its step. What fills it up is read by nobody: tokens that are written nowhere
+A `Shape` may be larger than its step. Its padding is never read: tokens that are written nowhere
 (slot −1) and belong to no sequence, and sequences of no tokens at the end.
 
 Where each sequence has one token, batches are made on the device: from the tokens, lengths and block tables
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
         blocks: of a block table.
         logits: rows whose logits are wanted.
         pictured: placeholders.
-        hidden: rows of a draft model's hidden states (`DraftBatch`), the last one nobody's; 0 without one.
+        hidden: rows of a draft model's hidden states (`DraftBatch`), the last one unused; 0 without one.
     """
 
     tokens: int
@@ -116,8 +116,8 @@ class Numbers(NamedTuple, Generic[T]):
         landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
         unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
         hidden_rows: `[tokens]`, where its hidden state goes (`DraftBatch.rows`); or `[0]`.
-        following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. Where nobody knows
-            it yet it is 0, and what is made of it is made again.
+        following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. One that isn't
+            known yet is 0, and its result is computed again.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
         lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
@@ -143,7 +143,7 @@ class Unread:
 
     Attributes:
         rows: the chunks whose last token it is.
-        tokens: `[chunks]` int64; below 0 in one that is broken, whose next token nobody will read.
+        tokens: `[chunks]` int64; below 0 for a broken sequence, whose next token is dropped.
     """
 
     rows: list[int]
@@ -235,7 +235,7 @@ class Staging:
         self._turn = turn = 1 - self._turn
         copied, flat = self._copied[turn], self._places[turn][: shape.size]
         if copied is not None:
-            copied.synchronize()  # of the step before the last one: it is, unless nobody has read that
+            copied.synchronize()  # of the step before the last one: done, unless that wasn't read yet
         if (turn, shape) not in self._lines:
             self._lines[turn, shape] = lines_of(flat, shape)
         flat.zero_()
@@ -335,7 +335,7 @@ def rows_of(sequences: list[SequenceState]) -> list[DecodeRow]:
 
 
 def pack_rows(lines: Array, rows: Sequence[DecodeRow]) -> None:
-    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become nobody's."""
+    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become padding."""
     lines[:, :ROW_FIELDS] = 0
     for index, row in enumerate(rows):
         lines[index, :ROW_FIELDS] = (row.token, row.length, row.delta, row.slot)
@@ -434,7 +434,7 @@ def single_tokens(
 ) -> ForwardBatch:
     """The batch of one token of each sequence, made on the device, with logits of all.
 
-    A sequence of length 0 is nobody's: it reads nothing, and writes nowhere or to what is nobody's.
+    A sequence of length 0 is padding: it reads nothing, and writes nowhere or to unused places.
 
     Args:
         ids: `[sequences]` int64, the tokens.

@@ -10,8 +10,8 @@ a reference count per block keeps track of. The choices of one request share its
     choice 1 is about to write token 38: `extend` gives it a block of its own and says "copy 2 to 9"
     choice 1        [ 4 ]    [ 7 ]     [ 9 ]        full blocks are never written again and stay shared
 
-A block whose contents somebody may want again has a *key* (`prefix.py`), and is found by it even when
-nobody owns it, until it is taken for something else:
+A block whose contents may be wanted again has a *key* (`prefix.py`), and is found by it even when no table
+owns it, until it is taken for something else:
 
     free    blank: a stack                       what was freed last is warm in the caches, taken first
             cached: least recently used first    taken when nothing is blank; its key is forgotten
@@ -42,7 +42,7 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, block_size: int, forgotten: Callable[[list[Key]], None] = lambda _: None
     ) -> None:
-        """`forgotten` is told which keys find nothing any more, because their blocks were taken."""
+        """`forgotten` is called with keys that find nothing any more, because their blocks were taken."""
         self._forgotten = forgotten
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -54,12 +54,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody owns, those with a key included."""
+        """Number of blocks without an owner, those with a key included."""
         return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
-        """Blocks with at least one owner."""
+        """Number of blocks with at least one owner."""
         return self.num_blocks - self.num_free
 
     def owners(self, block: int) -> int:
@@ -157,7 +157,7 @@ class BlockPool:
         assert counts == self._owners, "reference counts differ from the block tables"
         unowned = [block for block, count in enumerate(counts) if not count]
         assert sorted([*self._blank, *self._cached]) == unowned, (
-            "the free list differs from the blocks nobody owns"
+            "the free list differs from the blocks without an owner"
         )
         named = {block: key for block, key in enumerate(self._keys) if key is not None}
         assert named == {block: key for key, block in self._found.items()}, "keys and blocks disagree"

@@ -12,7 +12,7 @@ chains of deflate (RFC 1951, section 4). So a token is added in constant time, a
 places of a chain, however long the context is. It takes about 100 bytes of host memory a token.
 
 The other one asks the model's own multi-token predictor (`predictor.py`), which runs on the device while the
-host is busy with other things. Where nobody has to know what it guessed the next step takes that from there.
+host is busy with other things. Where the host needn't know the drafts the next step takes them from there.
 
 Source: prompt lookup decoding, Saxena 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
 """

@@ -7,9 +7,9 @@ caller.
      └─ step … step ─ "stop" | "length" | "error" for each choice
      └─ abort ─ its outputs say "abort"
 
-The loop, on one screen: `_overlap_loop` launches the next step and processes the tokens of the last one; what
-ends with them is void in the step that is in flight (`in_flight.py`). `_plain_loop` waits for the tokens of
-each step: it runs where no step can run ahead, and is the oracle of the other in tests.
+The loop, on one screen: `_overlap_loop` launches the next step, then processes the tokens of the last one; a
+sequence that ends with them has its token of the step in flight dropped (`in_flight.py`). `_plain_loop` waits
+for the tokens of each step: it runs on devices without CUDA graphs, and is the oracle of the other in tests.
 
 Not thread-safe by design: one thread drives it (`backends/native/worker.py`), and nothing here needs a lock.
 """
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests on a model with a fixed KV cache, which only gets smaller for other programs' sake."""
+    """Runs requests on a model with a KV cache of fixed size, made smaller only for other programs."""
 
     def __init__(
         self,
@@ -56,7 +56,10 @@ class Engine:
         monitor: PressureMonitor | None = None,
         claim: DeviceClaim | None = None,
     ) -> None:
-        """`monitor`: on the device's memory, which other programs use, too; `claim`: of whoever loaded."""
+        """`monitor`: watches the device's memory, which other programs use as well; None: it isn't watched.
+
+        `claim`: the claim on the device under which the model was loaded.
+        """
         self.model = model
         self.config = config = config_for(model, config)
         self._cache = allocate(model, config)
@@ -143,14 +146,14 @@ class Engine:
         self._scheduler.add(choices[0])
 
     def abort(self, request_id: str, choice: int | None = None) -> list[TokenOutput]:
-        """End a request, or one choice of it; what is unknown or finished stays so. Outputs that say so."""
+        """End a request, or one choice of it; returns the outputs that say so, none for an unknown one."""
         return self._requests.abort(request_id, choice)
 
     @property
     def hurries(self) -> bool:
-        """Whether the device waits for what the next step starts first: let it, before outputs are delivered.
+        """Whether the next `step` should begin before the outputs of the last one are delivered.
 
-        A sequence with a grammar is sampled once its mask is ready; the next forward pass starts after that.
+        That is so with grammars: sampling, and the forward pass after it, wait for the host to begin `step`.
         """
         return self._in_flight is not None and self._in_flight.masked
 
@@ -183,9 +186,9 @@ class Engine:
             self._process(self._launch(step, outputs), outputs)
 
     def _overlap_loop(self, outputs: list[TokenOutput], meanwhile: Callable[[], None]) -> None:
-        """Launch the next step and process the last one, which leaves the host before or after that.
+        """Launch the next step and process the last one: launch first where the next step can run ahead.
 
-        A step with prompts takes long, and is processed in the same breath.
+        A step with prompts takes long, and is processed in the same call.
         """
         last, self._in_flight = self._in_flight, None
         if last is not None:
@@ -239,8 +242,8 @@ class Engine:
         self._scheduler.check_integrity(in_flight=self._in_flight is not None)
         self._requests.check()
         if not self.has_work:
-            assert self._scheduler.pool.num_used == 0, "blocks are held by nobody"
-            assert self._encoder.idle, "encoder outputs are held for nobody"
+            assert self._scheduler.pool.num_used == 0, "blocks are held without a request"
+            assert self._encoder.idle, "encoder outputs are held without a request"
 
     @property
     def _decodes_on(self) -> bool:
@@ -271,7 +274,7 @@ class Engine:
                 self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
             return step
         if late and not outputs:
-            self._masks.wait(POLL_S)  # nobody else has anything to do
+            self._masks.wait(POLL_S)  # no other sequence has anything to compute
         elif self.has_work and not outputs:
             outputs += self._wait()
         return None
@@ -300,7 +303,8 @@ class Engine:
         return launched
 
     def _launch_next(self, last: InFlight, outputs: list[TokenOutput]) -> InFlight | None:
-        """Start the step after one that is under way, if the tokens of that aren't needed for it."""
+        """Start the step after the one in flight, before its tokens are read; None where they are needed
+        first."""
         if self._scheduler.snapshots.count:
             self._runner.save_states(self._scheduler.snapshots.take(last.sequences))
         if last.masked:

@@ -8,10 +8,10 @@ Decode steps run ahead of the host: the next one starts before the tokens of the
 What the network of step n + 1 needs of step n is on the GPU already: the tokens. Greedy ones are made by the
 graph itself; others by the sampler, from numbers that the host draws beforehand (`Sequence.random`), and from
 counts of tokens that it keeps on the GPU. A sequence that ends with a token of step n has its token of step
-n + 1 thrown away; what that wrote stands in blocks that are rewritten, in the order of the stream, before
-anybody reads them.
+n + 1 thrown away; the keys and values of that token are in blocks that are rewritten, in the order of the
+stream, before any sequence reads them.
 
-Where somebody has a grammar the network still starts ahead, and only choosing waits: for the masks, which
+Where a sequence has a grammar the network still starts ahead, and only choosing waits: for the masks, which
 threads make from the tokens of step n while the network of step n + 1 runs:
 
     GPU      │ network n       │ choose n │ network n + 1         │ choose n + 1 │ network n + 2
@@ -61,19 +61,21 @@ class InFlight:
     """A started step.
 
     Attributes:
-        sequences: who takes tokens from it, in the order of its rows of logits; several may share a row.
+        sequences: sequences that take tokens from it, in the order of its rows of logits; several may share a
+            row.
         logits: `[rows, vocab]`.
-        tokens: that it computes.
-        runs_ahead: that the next may start before its tokens are read: neither drafts nor prompts.
-        replay: of the decode graph, if it is a step of one.
-        masked: whether somebody has a grammar and it runs ahead, so that `choose` begins with choosing.
-        streams: sequences of the step, those that take no token yet included.
+        tokens: number of tokens that it computes.
+        runs_ahead: whether the next step may start before this one's tokens are read: no drafts, no prompts.
+        replay: the replay of the decode graph, if the step is one.
+        masked: whether the next step may start and a sequence has a grammar: `choose` must begin the
+            sampling.
+        streams: number of sequences of the step, those that take no token yet included.
         decodes: whether it computes generated tokens alone.
-        chunks: what was computed of each of `sequences`, where that isn't one token of each.
-        sampler: how they choose in a step that runs ahead; None where all take the likeliest, or it is to be
-            made.
-        sampling: what has begun; the replay itself, where the graph finds the likeliest tokens.
-        void: rows whose tokens nobody wants.
+        chunks: the chunk of each of `sequences`, where that isn't one token of each.
+        sampler: the sampler of a step after which the next may start; None where all take the likeliest
+            token, or where it isn't made yet.
+        sampling: the sampling that has begun; the replay itself, where the graph finds the likeliest tokens.
+        void: rows whose tokens are dropped, beside those of sequences that have finished.
     """
 
     sequences: list[Sequence]
@@ -95,7 +97,8 @@ class InFlight:
         return self.sampling[0].tokens
 
     def results(self) -> Iterator[Taken]:
-        """What each sequence may take that has not ended until its turn, waiting for it."""
+        """Wait for the tokens; yields (sequence, drafts, sampled tokens) for each that isn't finished or
+        void."""
         read = iter([each for part in self.sampling for each in part.results()])
         if not self.chunks:
             for row, (sequence, result) in enumerate(zip(self.sequences, read, strict=True)):
@@ -125,7 +128,7 @@ def chunks_in_flight(
 
     Args:
         logits: `[n, vocab]`, `Chunk.logits` rows of each of `heads`.
-        heads: the chunks that sample, and who takes a token from each.
+        heads: the chunks that sample, each with the sequences that take a token from it.
     """
     streams, decodes = len(schedule.chunks), schedule.decodes
     step = InFlight([], logits, schedule.tokens, runs_ahead=False, streams=streams, decodes=decodes)
@@ -141,7 +144,7 @@ def chunks_in_flight(
 
 
 def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[SamplerInput]:
-    """What a sequence brings to the sampler in its row and in those of its drafts, which follow it."""
+    """The sampler's inputs of a sequence: for its row, and for those of its drafts, which follow it."""
     choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
     if not drafts or sequence.grammar is None:
         return choices
@@ -150,9 +153,9 @@ def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[
 
 
 def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> SamplerInput:
-    """What a sequence brings to the sampler, its next random number included.
+    """The sampler's input of a sequence, its next random number included.
 
-    `drafts`: tokens that it is taken to have beyond those it has.
+    `drafts`: tokens that the sequence is assumed to have beyond its own.
     """
     params, vocabulary = sequence.request.sampling, sequence.prompt.vocabulary
     counts = sequence.counts + Counter(drafts) if drafts and penalizes(params) else sequence.counts
@@ -216,8 +219,9 @@ def _choose(step: InFlight, sampler: Sampler, graphs: DecodeGraphs, *, ahead: in
 def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFlight | None:
     """Start the step after `last` before its tokens are known; None where the host must decide first.
 
-    That is: somebody waits who could be admitted or go on, somebody ended, a sequence reaches its last token,
-    or there is no room for the next ones.
+    That is: a waiting sequence could be admitted or go on, one ended or reaches its last token, or there are
+        no
+    blocks for the next tokens.
     """
     sequences, running, pool = last.sequences, scheduler.running, scheduler.pool
     # As many as run, each of which runs (below), are all of them.
@@ -256,7 +260,7 @@ def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFligh
 
 
 def _grown(table: list[int], count: int) -> tuple[int, list[int]]:
-    """How many blocks a table had before it grew by `count`, and those."""
+    """(number of blocks of a table before it grew by `count`, the new blocks)."""
     before = len(table) - count
     return before, table[before:]
 
@@ -269,7 +273,7 @@ def _next(
 ) -> InFlight:
     """The step after `last`.
 
-    `spans`: whose tokens it computes, from where, to where; `grown`: see `DecodeGraphs.advance`.
+    `spans`: (sequence, first token, end) of each that it computes; `grown`: see `DecodeGraphs.advance`.
     """
     sequences, graphs = last.sequences, runner.graphs
     if last.replay is not None and not last.void:

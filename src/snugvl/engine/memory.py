@@ -7,7 +7,7 @@ Keys and values are allocated by blocks, recurrent states by slots, with a share
     preempt all ─► drop graphs and encodings ─► free the KV cache ─► make it anew ─► claim the workspace again
 
 The cache is one piece of memory, of which no part can be given back alone. Between letting go of it and
-having it again in another size somebody else may be faster; so there are smaller sizes to fall back to.
+having it again in another size another program may be faster; so there are smaller sizes to fall back to.
 """
 
 import logging
@@ -182,7 +182,7 @@ class MemoryReclaimer:
         """Hold the workspace in one piece, of which torch's allocator cuts what steps need.
 
         Pieces of their own for every size would leave holes that no other size fits into, and be asked for
-        when somebody else has taken the memory: at the start, and after all went back to the driver.
+        when another program has taken the memory: at the start, and after all went back to the driver.
         """
         device = self._runner.model.device
         if device.type != "cuda":

@@ -10,11 +10,11 @@ on from its own output. So three parts keep up with a sequence:
 
     a step of chunks    makes entries of all tokens whose next one is known: prompts, and drafts that were
                         right, with the prompt's pictures (`LoadableNetwork.forward`)
-    a decode graph      leaves the hidden state alone: where nobody guesses, guessing costs nothing
+    a decode graph      leaves the hidden state alone: without drafts, speculation costs nothing
     here                what is missing of the last `RECENT` tokens, all at once; then the newest one
 
 A sequence that went on for longer without drafts has none until its end. `Drafts.entries` counts the
-tokens with entries. Those that a prefix cache gives were made by whoever computed the block: the last one of
+tokens with entries. Those that a prefix cache gives were made with the block: the last one of
 a block with a token that may be another one here, or, where that went on without drafts, none of what it
 should be. That makes a draft wrong now and then, never an answer.
 
@@ -64,12 +64,12 @@ class _Buffers:
 
 
 class Drafter:
-    """Asks the predictor. Not thread-safe.
+    """Makes drafts by the model's predictor. Not thread-safe.
 
     Attributes:
         hidden: `[slots · RECENT + 1, hidden]`, hidden states of the last `RECENT` tokens of each sequence:
-            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is nobody's.
-        graph_pool: where its graphs are; None: it goes launch by launch.
+            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is unused.
+        graph_pool: the pool of its CUDA graphs; None: kernels are launched one by one.
     """
 
     def __init__(self, model: PredictingNetwork, cache: KVCache, config: EngineConfig) -> None:

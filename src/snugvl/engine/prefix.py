@@ -3,7 +3,7 @@
 Keys and values of a token depend on everything before it, so a full block is known by a chain of hashes:
 
     block   [ 5 8 ▒ ▒ ]    [ ▒ ▒ ▒ ▒ ]    [ 9 4 … partly filled
-    key     h(root, ids,   h(that key,    none: only full blocks are shared, as nobody writes to them
+    key     h(root, ids,   h(that key,    none: only full blocks are shared, as they are never written again
               image 0…1)     ids, image 2…5)
 
     h takes   the key of the block before │ token ids │ digest, grid and first row of each picture in it
@@ -13,13 +13,14 @@ follow from the ids and grids up to the token. Generated tokens are tokens like 
 of a conversation finds the answers of the turns before; and so does a sequence that was preempted.
 
 A block can be found once a finished step has written all of it, which is when `publish` is called, and until
-`blocks.py` gives it to somebody else. The last known token is never taken from the cache: its logits choose
-the next one. A hit may end inside a picture; the vision tower then runs again for the rest of its rows.
+`blocks.py` gives it to another sequence. The last known token is never taken from the cache: its logits
+choose the next one. A hit may end inside a picture; the vision tower then runs again for the rest of its
+rows.
 
 Linear attention keeps no keys and values that a block could hold, only a state that has moved on; a model
 with such layers starts where a copy of it was kept, from the blocks up to there (`snapshots.py`).
 
-Timing tells whether somebody asked with the same beginning before: the first token comes sooner. One team
+Timing reveals whether a prompt with the same beginning came before: the first token comes sooner. One team
 behind one server can live with that; where users must not learn of each other's prompts, turn it off
 (`snugvl serve --no-prefix-cache`, `load(prefix_cache=False)`).
 

@@ -102,7 +102,7 @@ class CheckedPrompt:
         item_starts: index among `placeholders` where each item starts; one more than items, for the end.
         vocabulary: the distinct ids, for the repetition penalty.
         scores: its second and later tokens with their log-probabilities, as far as they are computed, by
-            whichever choice computes the prompt; None where nobody asks.
+            whichever choice computes the prompt; None where they aren't wanted.
     """
 
     ids: tuple[int, ...]

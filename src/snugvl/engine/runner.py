@@ -25,7 +25,7 @@ from snugvl.models.batch import Network, PredictingNetwork, Scoring
 from snugvl.models.loader import tensor_bytes
 
 # Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
-# graph, too, and where it is started launch by launch.
+# graph as well, and where it is started launch by launch.
 LEAST_RUN, LEAST_LONG_RUN = 3, 8
 
 
@@ -209,7 +209,7 @@ class Runner:
         )
 
     def _scoring(self, chunks: list[Chunk]) -> Scoring | None:
-        """What finds the log-probabilities of prompts' tokens in a step; None where nobody asks for any.
+        """The rows of a step that score prompts' tokens; None where no log-probabilities are wanted.
 
         Row `i` predicts token `i + 1`; the last row of a prompt predicts what is generated.
         """

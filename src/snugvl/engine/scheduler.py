@@ -12,8 +12,8 @@ Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at mos
 whole step, so a long prompt, or many with pictures at once, must not come in one piece. A chunk whose images
 are not encoded yet (`encoder.py`) waits, running with its blocks, and all that would come after it.
 
-One whose grammar has no mask yet (`sampling/masks.py`) is left out, too, and alone. One whose grammar
-forced tokens has several that are known and not computed: all at once, as far as the budget goes.
+A sequence whose grammar has no mask yet (`sampling/masks.py`) is also left out, but holds up no other. One
+whose grammar forced tokens has several that are known and not computed: all at once, within the budget.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt, others than those that paused for a snapshot. An admitted sequence
@@ -24,9 +24,9 @@ has one (`layers/kv_cache.py`).
 
 A sequence is admitted with the blocks of its beginning that the prefix cache has (`prefix.py`), and computes
 the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
-With recurrent states it starts behind the last of them that has a snapshot. Where snapshots are to be its
-chunks end, but for one on the way of one chunk of a step (`snapshots.py`); what is left of the step is
-others', unless a picture comes later.
+With recurrent states it starts behind the last of them that has a snapshot. Its chunks end where snapshots
+are to be taken, except that one chunk of a step may take one on the way (`snapshots.py`); the rest of the
+step is for other prompts, unless a picture comes later.
 
 Nothing starves: the queue is never overtaken, and the oldest running sequence is never preempted (alone,
 it fits: `admission.py` saw to that), so it finishes, and so does everyone after it.
@@ -54,11 +54,12 @@ PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the tim
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start … end - 1` of a sequence, to be computed in this step; the last may be guessed: `drafts`.
+    """Tokens `start … end - 1` of a sequence, to be computed in this step; the last of them may be `drafts`.
 
-    `unseen`: where the drafts are that the host doesn't know; zeros stand for them.
-    `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
-    `again`: tokens before the drafts that come again in the next step, for a snapshot before them.
+    `unseen`: where drafts are on the device that the host doesn't know; zeros stand for them.
+    `landing`: number of the sequence's tokens after which its recurrent state is saved on the way; 0:
+    nowhere. `again`: number of tokens before the drafts that the next step computes again, for a snapshot
+    before them.
     """
 
     sequence: Sequence
@@ -71,11 +72,11 @@ class Chunk:
 
     @property
     def unsure(self) -> int:
-        """Its last tokens, which its recurrent state doesn't take in."""
+        """Number of its last tokens that aren't taken into the recurrent state."""
         return self.again + len(self.drafts)
 
     def settle(self) -> None:
-        """It has started."""
+        """Note that the chunk was started: its tokens count as computed."""
         each = self.sequence
         each.computed, each.lag = self.end - self.unsure, self.again
         if each.drafts is not None:  # what follows the last token isn't known where it samples
@@ -91,7 +92,7 @@ class Chunk:
 
     @property
     def logits(self) -> int:
-        """Its last rows, whose logits are wanted: what follows the newest token, and each draft."""
+        """Number of its last rows whose logits are wanted: for the newest token, and for each draft."""
         return 1 + len(self.drafts) if self.samples else 0
 
 
@@ -124,7 +125,7 @@ class Schedule:
 
     @property
     def decodes(self) -> bool:
-        """Whether only generated tokens are computed, of each sequence all, and nobody needs all memory.
+        """Whether it computes generated tokens alone, all of each sequence, with the usual memory (`alone`).
 
         The last token of a prompt is no such token, though it may be all that a prefill has left: it can be a
         placeholder, and the siblings of its sequence wait for its logits.
@@ -165,7 +166,7 @@ class Scheduler:
     """The waiting and the running sequences, and the block pool they share."""
 
     def __init__(self, config: EngineConfig, prefill_beside_decodes: int = PREFILL_BESIDE_DECODES) -> None:
-        """`prefill_beside_decodes`: tokens of prompts in a step in which others decode, at most."""
+        """`prefill_beside_decodes`: most tokens of prompts in a step in which others decode."""
         self.config = config
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -196,7 +197,7 @@ class Scheduler:
         if not self.running:
             return self.pool.blocks_for(sequence.length) <= self.pool.num_blocks
         # Room for the others to grow, and for those of its siblings that will run, or it would be preempted
-        # right away. One slot will do: were it to wait for all, whoever is behind it would wait, too.
+        # right away. One slot will do: were it to wait for all, those behind it would wait as well.
         taken = sum(other.num_choices for other in self.running)
         spare = len(self.running) + max(min(len(sequence.siblings), self.slots - taken - 1), 0)
         excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
@@ -212,7 +213,7 @@ class Scheduler:
 
         Args:
             ready: whether the images of a chunk are encoded. One that isn't ready is left out while others
-                decode, and nobody is admitted after it.
+                decode, and no other sequence is admitted after it.
         """
         step = Schedule(alone=True)
         alone = self._admit_alone(step)
@@ -255,7 +256,7 @@ class Scheduler:
         return Chunk(head, start, min(head.length, start + most))
 
     def resize(self, num_blocks: int, slots: int) -> None:
-        """Have so many blocks and slots, all of them empty; what runs waits, to be computed again."""
+        """Have so many blocks and slots, all empty; running sequences wait, to be computed again."""
         for sequence in self.running[::-1]:
             self.preempt(sequence)
         self.slots = slots
@@ -322,7 +323,7 @@ class Scheduler:
             prefix.publish(sequence, self.pool)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Let nobody start from what a sequence has computed, because something is wrong with it."""
+        """Take a sequence's blocks out of the prefix cache, because something is wrong with them."""
         self.pool.withdraw(sequence.table)
         self.snapshots.forget(sequence.keys)
 
@@ -349,9 +350,9 @@ class Scheduler:
         assert len(unseen) <= 1, "two prefills with pictures are under way"
 
     def _empty(self, num_blocks: int) -> None:
-        """Have so many blocks, the present slots and what belongs to them, nobody's all of them."""
+        """Have so many blocks and the present slots, all of them free."""
         block_size = self.config.block_size
-        self._free_slots = list(reversed(range(self.slots)))  # those nobody has; a stack
+        self._free_slots = list(reversed(range(self.slots)))  # a stack
         self.snapshots = Snapshots(self.config.snapshots_beside(self.slots), block_size)
         self.pool = BlockPool(num_blocks, block_size, self.snapshots.forget)
 
@@ -360,7 +361,8 @@ class Scheduler:
         return bool(self.waiting) and self.waiting[0].alone
 
     def _admit_alone(self, step: Schedule) -> Sequence | None:
-        """Who must have the next step for itself: others that run pause, until it has a token."""
+        """The sequence that must have the next step for itself, or None: others pause until it has a
+        token."""
         if self._next_alone and not any(sequence.prefills for sequence in self.running):
             self._admit(step)
         return next((sequence for sequence in self.running if sequence.alone), None)
@@ -422,7 +424,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempt the youngest until a sequence can write its next tokens; False if that was itself.
 
-        Only younger ones can be hit: the caller goes from the oldest to the youngest, so that nobody
+        Only younger ones can be hit: the caller goes from the oldest to the youngest, so that none
         loses the blocks of tokens already in the step.
         """
         start = sequence.computed

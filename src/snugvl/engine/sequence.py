@@ -148,7 +148,7 @@ class Sequence:
         return [*self.prompt.ids[start:end], *self.generated[max(0, start - prompt) : max(0, end - prompt)]]
 
     def rewind(self, blocks: int = 0, block_size: int = 0) -> None:
-        """Go on behind its first blocks, which somebody has computed, and published."""
+        """Count the first `blocks` blocks as computed, as they are from the prefix cache, and no more."""
         self.published, self.lag = blocks, 0
         self.computed = blocks * block_size
         if self.drafts is not None:

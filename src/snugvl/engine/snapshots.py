@@ -18,7 +18,7 @@ the state at hand; so most prompts take no more steps than without. Where that d
 snapshot. Each costs a copy, and takes the memory of a thousand tokens and more; what computes in no time
 needs none. In an answer there is one that moves along: no chat template has to render the answer again as it
 was, but where it does (a tool's result follows, say), the next turn starts there. A step that takes several
-tokens of an answer at once and would pass its place leaves those behind it to the next step, too.
+tokens of an answer at once and would pass its place also leaves those behind it to the next step.
 
 Only numbers live here; the bytes are in `layers/kv_cache.py`.
 """

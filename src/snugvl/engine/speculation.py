@@ -10,8 +10,8 @@ penalties of its place, and a row counts only if all drafts before it are what w
 same answer, and what is drawn has the same distribution. (Numbers of a product of several rows may differ
 from those of one row in their last bits, as they do in company.)
 
-`Sequence.computed` counts drafts only once they are chosen: what is beyond it in the blocks is nobody's, as
-it is behind a token that ran ahead in vain. A block's key waits for that, too.
+`Sequence.computed` counts drafts only once they are chosen: the blocks' contents beyond it are unused, as
+they are behind a token that ran ahead in vain. A block gets its key only then.
 
 A recurrent state can't go back, so it doesn't go ahead: drafts are computed from it and don't enter it. It
 stays behind the newest token, and drafts that were right are computed once more, before the next newest one:
@@ -140,7 +140,7 @@ class Speculation:
             self._ask(running, scheduler.pool)
 
     def learn(self, streams: int, kept: int) -> None:
-        """The tokens of a step of so many streams are told: so many."""
+        """Note that a step of `streams` sequences has given `kept` tokens, and the time that it took."""
         if self._config.speculation != "auto":
             return
         now = self._clock()
@@ -200,7 +200,7 @@ class Speculation:
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share.
 
-        Zeros stand for those that are on the device and that nobody has to know.
+        Zeros stand for those that are on the device and that the host doesn't need to know.
         """
         found: dict[int, list[int]] = {}
         left, left_s = min(self._config.max_num_seqs - len(chunks), tokens), MASKS_S
@@ -225,7 +225,7 @@ class Speculation:
 
 
 def _unseen(sequence: Sequence) -> DeviceDrafts | None:
-    """Drafts of a sequence on the device, if nobody has to know them: for a mask, or to count tokens."""
+    """Drafts of a sequence on the device; None where the host must know them, for a mask or for penalties."""
     if sequence.drafts is None or sequence.grammar is not None or penalizes(sequence.request.sampling):
         return None
     return sequence.drafts.on_device(sequence.length)

@@ -119,7 +119,7 @@ def tools_lark(
 
 
 def refused(error: str, kind: str, field: str) -> RequestError:
-    """What llguidance said of a grammar, for whoever sent it."""
+    """llguidance's error about a grammar, for the client that sent it."""
     what = "the tools" if kind == "tools" else f"the {_NAMES[kind]}"
     return RequestError(f"{what} can't be used: {one_line(error)}", field=field)
 

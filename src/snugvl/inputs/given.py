@@ -1,6 +1,7 @@
 """Pictures as people give them: a file in any form, a Pillow image, an array. All else is refused by name.
 
-Arrays are told by what they have, not by their library: neither torch nor numpy is imported for a path.
+Arrays are recognised by their attributes, not by their library: neither torch nor numpy is imported for a
+path.
 """
 
 import base64

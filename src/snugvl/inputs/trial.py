@@ -52,6 +52,6 @@ def attempt(tokenizer: LLTokenizer, grammar: str) -> tuple[str, LLMatcher]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for whoever asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the parent
     bound()
     serve(partial(attempt, LLTokenizer(TokenizerWrapper(_Bytes()))), GRAMMAR_BYTES)

@@ -82,7 +82,8 @@ class AttentionMetadata:
     def token_by_token(self, tokens: int) -> "AttentionMetadata":
         """With `apart`, for a few tokens: so their contexts are split over programs, as those of decodes are.
 
-        `tokens`: of the batch, the last ones of which may belong to nobody. Needs `starts` and `lengths`.
+        `tokens`: number of tokens of the batch, the last of which may be padding. Needs `starts` and
+        `lengths`.
         """
         starts, lengths = self.starts, self.lengths
         assert starts is not None
@@ -95,7 +96,7 @@ class AttentionMetadata:
             place = torch.arange(tokens, dtype=torch.int32, device=starts.device)
             owner = torch.searchsorted(starts[1:], place, right=True).clamp_(max=len(lengths) - 1)
             seen = lengths[owner] - starts[owner + 1] + place + 1
-            seen = torch.where(place < starts[-1], seen, 0)  # nobody's see nothing
+            seen = torch.where(place < starts[-1], seen, 0)  # padding sees nothing
             tables = self.block_tables[owner]
         ones = (1,) * tokens
         each = AttentionMetadata(ones, ones, self.slot_mapping, tables, self.block_size, lengths=seen)
@@ -221,7 +222,7 @@ def _decode(
     blocks = -(-longest // metadata.block_size)
     offsets = torch.arange(metadata.block_size, device=query.device)
     slots = (metadata.block_tables[:, :blocks, None] * metadata.block_size + offsets).flatten(1)[:, :longest]
-    lengths = torch.tensor(metadata.context_lens, device=query.device).clamp_(min=1)  # 0: nobody's
+    lengths = torch.tensor(metadata.context_lens, device=query.device).clamp_(min=1)  # 0: padding
     place = torch.arange(longest, device=query.device)
     mask = place < lengths[:, None]
     if window is not None:

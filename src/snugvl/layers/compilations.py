@@ -1,4 +1,4 @@
-"""How often a kernel had to be compiled in this process. Everybody waits meanwhile, so each is said, too.
+"""Counts the kernels that had to be compiled in this process. All requests wait meanwhile, so each is logged.
 
 What Triton finds in its folder on disk is not compiled: it is there within some milliseconds.
 """

@@ -197,7 +197,7 @@ class Linear(nn.Module):
         return y if dtype is None else y.to(dtype)
 
     def _few(self, x: torch.Tensor) -> bool:
-        """Whether kernels of ours are quicker for bf16 than the library, which takes any width, too."""
+        """Whether our kernels are quicker for bf16 than the library, which also takes any width."""
         most = FEW_ROWS if x.dtype == torch.bfloat16 else 1
         return x.shape[0] <= most and self.columns % GROUP == 0
 

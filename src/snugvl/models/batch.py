@@ -48,7 +48,7 @@ class DraftBatch:
     """Tokens and hidden states that a step leaves for a draft model (`models/predictor.py`).
 
     Attributes:
-        hidden: `[rows, hidden]`, hidden states of the last tokens of each sequence; the last row is nobody's.
+        hidden: `[rows, hidden]`, hidden states of the last tokens of each sequence; the last row is unused.
         rows: `[tokens]` int64, where the hidden state of each token goes among them.
         following: `[tokens]` int64, the token after each; below 0 that of the next row, picture or text.
             None: no keys and values are made of them now.

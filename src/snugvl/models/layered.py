@@ -45,7 +45,7 @@ class LayeredNetwork:
         device: torch.device,
         told: Callable[[int], None] = lambda _read: None,
     ) -> None:
-        """`told`: given the bytes of files that were read, now and then."""
+        """`told`: called now and then with the number of bytes of files read since the last call."""
         self.model: LoadableNetwork = opened.model
         self._opened = opened
         self.device, self.readers = device, GPU_READERS

@@ -73,7 +73,7 @@ def runs(
 
 
 def empty_beginners(states: StateCache, layer: int, metadata: AttentionMetadata) -> None:
-    """Let sequences whose first tokens these are begin from zeros, whatever was in their slots (NaN, too)."""
+    """Let sequences whose first tokens these are begin from zeros, whatever was in their slots (even NaN)."""
     assert metadata.state_slots is not None
     lengths = zip(metadata.query_lens, metadata.context_lens, strict=True)
     fresh = [row for row, (new, length) in enumerate(lengths) if new == length > 0]

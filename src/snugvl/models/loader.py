@@ -166,7 +166,7 @@ def load_model(
             much whatever its size.
         progress: called after every tensor with the bytes of weights read, and those of all.
         language_only: leave the vision tower out.
-        predictor: load the multi-token predictor, too.
+        predictor: whether to load the multi-token predictor as well.
         outlined: called with the network in its final formats, before it has memory.
         kept: folder where what matrices are rounded for is kept for later starts.
 
@@ -185,7 +185,7 @@ def load_model(
     try:
         opened.weigh_inputs(device, readers, piece_bytes, kept)
     except BaseException:
-        rounding.join()  # it holds memory of the device, which whoever tries again may need
+        rounding.join()  # it holds memory of the device, which another try may need
         raise
     if storage.embedding == "cpu":
         to_host_memory(model.decoder.embed_tokens, device)

@@ -110,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._stop_waiting()  # the rest of its head is here
         if len(self._unread) > PIPELINED_BYTES:
-            # Not only unread until later: then nobody would notice that the client has left.
+            # Not only unread until later: then it wouldn't be noticed that the client has left.
             self.transport.abort()
 
     def _parse(self, piece: memoryview) -> None:
@@ -215,7 +215,7 @@ def listen(settings: ServerSettings) -> socket.socket:
     """The listening socket. Clients that connect before the server runs wait in its queue.
 
     Raises:
-        PortTaken: somebody else listens there.
+        PortTaken: another program listens there.
         SnugvlError: the address is not one of this machine, or may not be used.
     """
     try:

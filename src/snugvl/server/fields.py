@@ -6,9 +6,9 @@
 
 Three kinds of objects, by what they do with a name that neither their fields nor their wishes have:
 
-    Exact   refuse it: our own protocol, where it is a mistake of whoever wrote it
+    Exact   refuse it: our own protocol, where it is a client's mistake
     Part    ignore it: inside of messages and tools, where a client's own history has names of its own
-    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a wish that nobody here knows
+    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a wish that is unknown here
 
 Every error has the path of the field as people write it ("messages[0].content[1].type"); `server.errors`
 makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8, finite numbers, no duplicate
@@ -120,7 +120,7 @@ class Strict(BaseModel):
 
     Attributes:
         wishes: fields of the protocol that it doesn't declare and that are not just ignored.
-        tells: whether a name that nobody here knows is told to the client; `place`: what stands before it.
+        tells: whether the client is warned of an unknown field; `place`: prefix of its name in the warning.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -175,13 +175,13 @@ class Exact(Strict):
 
 
 class Part(Exact):
-    """A part of a request: of a message, a tool, a format. Names that nobody here knows are ignored."""
+    """A part of a request: of a message, a tool, a format. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Body(Exact):
-    """A request as a whole. Names that nobody here knows are ignored, and told."""
+    """A request as a whole. Unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -93,7 +93,8 @@ def tool_use(
 
 
 def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools; what of their schemas nothing enforces is told. Strict ones are refused for it later."""
+    """The tools, with a warning of keywords that no grammar enforces. Strict tools are refused for it
+    later."""
     characters = 0
     for index, tool in enumerate(tools):
         characters += len(json.dumps(tool.parameters))

@@ -49,9 +49,9 @@ class AnswerUsage(Usage):
     """Tokens of one answer, or of several, with what is among them.
 
     Attributes:
-        cached_tokens: of the prompts, that the engine's prefix cache had.
-        reasoning_tokens: of the answers, that the model thought before them.
-        accepted_tokens, rejected_tokens: that were guessed right and wrong (`--speculation`).
+        cached_tokens: tokens of the prompts that the engine's prefix cache had.
+        reasoning_tokens: tokens of the answers that are the model's reasoning.
+        accepted_tokens, rejected_tokens: drafts that were right and wrong (`--speculation`).
     """
 
     cached_tokens: int = 0
@@ -191,8 +191,8 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
     clients' defaults are made for large models. The answer's header tells it.
 
     Args:
-        ceiling: whether nothing is told of that: Anthropic's clients must send a number, and Ollama's send
-            large ones as a matter of course.
+        ceiling: whether the client isn't warned of that: Anthropic's clients must send a number, and Ollama's
+            send large ones as a matter of course.
 
     Raises:
         SnugvlError: refused; nothing was started.
@@ -237,7 +237,8 @@ async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
 
 
 async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
-    """What the client should know of the answer: what it lacks, what the model never learned."""
+    """Warnings for the client about the answer: wishes without effect, inputs that the model never
+    learned."""
     known = context.service.capabilities
     ignored = known.ignores if known is not None else ()
     if said := [why for name, why in ignored if getattr(request.sampling, name)]:
@@ -307,10 +308,10 @@ class Step:
 
     Attributes:
         choice: its index.
-        events: what came, in order, each with whether a block begins with it.
-        logprobs: of the tokens behind these events, and of those before them that said nothing yet.
-        finish_reason: of the choice, where it ends with this.
-        completion_tokens: of all choices, generated so far.
+        events: (whether a block begins with it, event) of each event, in order.
+        logprobs: log-probabilities of the tokens of these events, and of earlier tokens without text.
+        finish_reason: why the choice has ended, where it ends with this delta.
+        completion_tokens: number of tokens generated so far, for all choices.
     """
 
     choice: int
@@ -363,7 +364,7 @@ class AnswerChoice:
         return [call for block in self.blocks if (call := block.call) is not None]
 
     def add(self, delta: Delta) -> Step:
-        """Read on."""
+        """Add the next delta; returns the events that it brings."""
         finish: FinishReason | None = None
         events = self._split(delta)
         told = [(self._begins(event), event) for event in events]
@@ -442,7 +443,8 @@ async def read_answer(
 ) -> GeneratedAnswer:
     """Start a request, for an answer that is still to be read.
 
-    Whoever holds the request meanwhile holds room for its pictures, which nobody needs once it has begun.
+    A caller that keeps the request meanwhile keeps its pictures in memory, which aren't needed once it has
+    begun.
 
     Args:
         ceiling: as in `generate`.

@@ -1,4 +1,4 @@
-"""What one request leaves behind: filled in by whoever knows, read by the access log and the metrics."""
+"""The record of one request: filled in while it runs, read by the access log and the metrics."""
 
 import asyncio
 import re
@@ -20,14 +20,14 @@ class RequestRecord:
     """Record of one request; changes while it runs.
 
     Attributes:
-        id: ours, also sent to the client.
+        id: our id of the request, also sent to the client.
         key: fingerprint of the API key, or "-"; never the key.
-        status: of the answer; 499 when the client left before it had one.
-        error: what it ended with, also in the middle of a stream.
-        left: the client was gone before the answer was complete.
-        warnings: what was ignored or done otherwise than asked, for the header of the answer.
-        unenforced: schemas of which a grammar leaves keywords out, by tool; None: of the answer itself.
-        lingering: what is still being ended for it when its answer is out; it keeps its place until then.
+        status: HTTP status of the answer; 499 when the client left before it had one.
+        error: error that it ended with, also in the middle of a stream.
+        left: whether the client was gone before the answer was complete.
+        warnings: wishes that were ignored or done otherwise, for the header of the answer.
+        unenforced: schemas with keywords that a grammar leaves out, by tool; None: the answer's own.
+        lingering: work that is still being ended when its answer is out; it keeps its place until then.
     """
 
     id: str
@@ -43,13 +43,13 @@ class RequestRecord:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the request began."""
         return time.monotonic() - self.started
 
     def warn(self, text: str) -> str:
-        """Tell the client in the answer's `Snugvl-Warning` header; returns what is told.
+        """Add a warning to the answer's `Snugvl-Warning` header; returns it as it is sent.
 
-        Names in it may be a stranger's.
+        It may hold names from the request, so characters that a header can't have are replaced.
         """
         line = _NOT_IN_HEADERS.sub("?", text)[:WARNING]
         if len(self.warnings) < WARNINGS and line not in self.warnings:
@@ -65,5 +65,5 @@ REQUEST_RECORD: ContextVar[RequestRecord | None] = ContextVar("record", default=
 
 
 def current() -> RequestRecord:
-    """The record of the request that runs here; one that nobody reads outside of requests."""
+    """The record of the request that runs here; outside of requests, one that is dropped."""
     return REQUEST_RECORD.get() or RequestRecord("-")

@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
             if not drained:
                 log.warning("%g s are over: what still runs is ended", self._settings.drain_s)
                 await self._service.close()  # what still runs ends with an error that says so
-        except Exception:  # nobody waits for this task: whoever sent the signal waits for the end
+        except Exception:  # this task is never awaited: the sender of the signal waits for the end
             log.exception("draining failed; what still runs is dropped")
         self.should_exit = True
 

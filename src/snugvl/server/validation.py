@@ -56,14 +56,16 @@ class Validation:
 
 
 class AnswerCheck:
-    """The choices of one answer, validated against `schemas`: by tool, and None: of the answer itself."""
+    """Validates the choices of one answer against `schemas`: by tool; under None that of the answer
+    itself."""
 
     def __init__(self, validation: Validation, schemas: Mapping[str | None, Mapping[str, Any]]) -> None:
         self._validation = validation
         self._schemas = {ANSWER if name is None else f"{name}()": schema for name, schema in schemas.items()}
 
     async def tell(self, choices: Sequence[tuple[str, Sequence[ToolCall]]]) -> None:
-        """Warn of what doesn't hold. `choices`: the text and the calls of each, complete."""
+        """Add a warning to the request for each violation. `choices`: (text, calls) of each complete
+        choice."""
         values: list[tuple[str, str]] = []
         for text, calls in choices:
             found = [(f"{call.name}()", call.arguments) for call in calls] or [(ANSWER, text)]

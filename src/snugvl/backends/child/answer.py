@@ -138,11 +138,11 @@ def _token(item: Mapping[str, Any]) -> tuple[str, bytes, float]:
     return item["token"], item["token"].encode() if raw is None else bytes(raw), float(item["logprob"])
 
 
-DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the answer with that
+DYING_S = 20.0  # until it is known why vLLM died; the supervisor ends the answer with that
 
 
 class ChildStream:
-    """The answer to one request. `watchdog` is told of every piece that comes, and asked when none does."""
+    """The answer to one request. `watchdog` learns of every piece that comes, and is asked when none does."""
 
     def __init__(self, api: ChildApi, chunks: Chunks, watchdog: Watchdog) -> None:
         self._api = api

@@ -79,7 +79,7 @@ class Launch:
 
 
 class Life:
-    """One life. `watchdog` watches it, and is told what answers show."""
+    """One life of the engine's server. `watchdog` watches it, with signs of life from answers."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class LogForm:
     Args:
         prefix: what stands before what a line says: process, time, file.
         failed: how a line without its prefix begins that says what failed.
-        chatty: whether what is usual is more than anybody reads at a start.
+        chatty: whether the usual lines of a start are too many to be read.
         stages: what a line says → what is being done now, and from where to where on the way. A group that
             a pattern has is a percentage: how far between the two.
     """

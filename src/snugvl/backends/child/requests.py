@@ -48,7 +48,8 @@ def capabilities_of(
     ignores: tuple[tuple[str, str], ...] = (),
     vague_limits: bool = False,
 ) -> Capabilities:
-    """What a served model can do. What nobody knows of images is left to the engine to refuse."""
+    """Capabilities of a served model. Where it isn't known whether it sees, it is left to the engine to
+    refuse."""
     return Capabilities(
         model=model,
         context_tokens=context_tokens,

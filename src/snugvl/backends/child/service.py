@@ -30,7 +30,7 @@ from snugvl.inputs.trials import Trials
 
 @dataclass(slots=True)
 class Session:
-    """A life that serves, and what belongs to it. `own`: what the engine's service keeps of it."""
+    """A life that serves, with its model and running answers. `own`: the subclass' own data about it."""
 
     life: Life
     model: ServedModel
@@ -39,7 +39,7 @@ class Session:
 
     @property
     def api(self) -> ChildApi:
-        """What talks to it."""
+        """The HTTP client of the engine's server."""
         return self.life.api
 
 
@@ -112,13 +112,13 @@ class ChildEngine(LivingEngine):
         raise NotImplementedError
 
     async def awake(self, session: Session) -> None:
-        """Return once it computes: it may sleep."""
+        """Wait until the engine can compute, waking it where it sleeps."""
 
     async def beside(self, session: Session) -> None:
-        """What goes on while it serves. Ended with the life."""
+        """Background work while it serves, cancelled when the life ends."""
 
     def asleep(self, session: Session) -> str | None:
-        """What health tells of it while it sleeps; None while it doesn't."""
+        """The health's detail while the engine sleeps; None while it doesn't."""
         return None
 
     def refused(self, error: RequestError, request: Request) -> RequestError:

@@ -22,7 +22,7 @@ Replan = Callable[[Diagnosis, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the checkpoint, whoever told it; all of it may stay unknown.
+    """Known facts of the checkpoint, from any source; all may stay unknown.
 
     Attributes:
         images: whether the model sees; None: unknown, then pictures are sent, to be refused by the engine.
@@ -37,7 +37,7 @@ class Facts:
         thinking: whether it thinks where a request doesn't say.
         gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
         card: memory of the first of them as the plan saw it, for the diagnosis of a start that fails.
-        plan: what the engine was started with; None where nobody planned.
+        plan: the plan that the engine was started with; None without one.
     """
 
     images: bool | None = None

@@ -29,7 +29,7 @@ async def until_ready(
     watchdog_s: float,
     waited: Callable[[float], Awaitable[None]] | None = None,
 ) -> Served:
-    """Wait until it serves the model. `waited` is told of every pause, in seconds, and may end it.
+    """Wait until it serves the model. `waited` is called after every pause, with its seconds, and may end it.
 
     A server that is loading refuses connections: one that takes them and says nothing hangs.
 
@@ -152,9 +152,9 @@ def readings(family: Sequence[psutil.Process]) -> dict[int, ProcessReading]:
 
 
 class Activity:
-    """Counts how long the processes of a start have been idle.
+    """Counts for how many seconds the processes of a start have been idle (`idle_s`).
 
-    Time is counted in looks, not by the clock: a machine that slept or had no time for us proves nothing.
+    Only time between looks counts, not the clock: a machine that slept or was busy proves nothing.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Activity:
         return progress
 
     def _held_on_gpus(self) -> int:
-        """Bytes held on all GPUs, whoever holds them: what others take and give back sets no new mark."""
+        """Bytes held on all GPUs by any process: memory that others take and give back sets no new mark."""
         if self._gpus is None:
             return 0
         with suppress(self._gpus.NVMLError):

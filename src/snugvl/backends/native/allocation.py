@@ -4,7 +4,7 @@
                                                                            ├ fits ─► EngineConfig
                                                                            └ doesn't ─► solved once more
 
-Nothing is chosen here. Where nobody has planned yet, and where less is free than a plan counted on, the
+Nothing is chosen here. Where there is no plan yet, and where less is free than a plan counted on, the
 same solver plans with the same wishes, and what changed is said with the numbers.
 """
 

@@ -42,7 +42,7 @@ class NativeBackend:
         thinking: ThinkingDefault = PLAIN,
         kernels: KernelsAhead | None = None,
     ) -> None:
-        """`kernels`: who compiles them ahead, if somebody does."""
+        """`kernels`: the compiler of kernels ahead of their use, or None."""
         self._engine = engine
         self._thinking = thinking
         self._processor = processor

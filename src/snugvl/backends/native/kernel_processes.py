@@ -141,7 +141,7 @@ def leave_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Work for whoever started this process; the last line that it prints is the report, in JSON."""
+    """Compile for the process that started this one; the last line printed is the report, in JSON."""
     if hasattr(os, "nice"):
         os.nice(19)  # before torch is imported
     threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()

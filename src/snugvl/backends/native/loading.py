@@ -66,7 +66,7 @@ class LoadedEngine:
         allocation: the plan that runs.
         cap_bytes: what this process never takes more of, or None on a CPU.
         left_out_bytes: of the vision tower, where it was left out; in the format it would have had.
-        kernels: who compiles them ahead, if somebody does.
+        kernels: the compiler of kernels ahead of their use, or None.
     """
 
     engine: Engine
@@ -99,7 +99,7 @@ def load_engine(
 
     Args:
         planned: what a plan has decided; it runs as it is where it still fits.
-        machine: as it was before this process took anything of it, where somebody has looked.
+        machine: as it was before this process took anything of it, where it was probed then.
         kernels: begins to compile them while weights are loaded.
 
     Raises:
@@ -212,7 +212,7 @@ def _network(
 
 
 def _kept() -> Path | None:
-    """Where what weights are rounded for is kept; None where nobody has a home."""
+    """The folder in which sensitivities for rounding are kept; None without a home folder."""
     try:
         return cache_folder() / "inputs"
     except RuntimeError:

@@ -28,7 +28,7 @@ def planned_rows(allocation: Allocation, model: Inventory) -> dict[str, int]:
     rows: dict[str, int] = {
         Kind.TEXT: plan.weights_bytes - vision,
         Kind.VISION: vision,
-        # What the allocator rounds up is nobody's: workspace.
+        # The allocator's rounding belongs to no component: it counts as workspace.
         Kind.CACHE: settings.kv_blocks * block_bytes(model, settings),
         **({Kind.STATES: states} if states else {}),
     }

@@ -10,7 +10,7 @@ from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError, engine_failed
 
 T = TypeVar("T")
-_Job = tuple[Callable[[], None], Future[Any] | None]  # what is done, and where somebody waits for it
+_Job = tuple[Callable[[], None], Future[Any] | None]  # the work, and the future that a caller waits for
 CLOSED = "the model is closed"
 
 
@@ -42,9 +42,10 @@ class EngineWorker:
         died: Callable[[EngineError], None] | None = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`died` is told, in the engine's thread, when a bug ends it; nothing is delivered after that.
+        """`died` is called, in the engine's thread, with the error when a bug ends it; nothing is delivered
+        after.
 
-        `ended` is called there last of all, whatever ended it.
+        `ended` is called there last of all, however it ended.
         """
         self.engine = engine
         self._deliver = deliver
@@ -124,7 +125,7 @@ class EngineWorker:
             self._deliver(output)
 
     def _put(self, job: _Job) -> bool:
-        """Have a job run, unless nobody is there to run it."""
+        """Queue a job; False where the worker is closed and won't run it."""
         with self._lock:  # or it could come behind the last look into the queue, and its caller wait for ever
             if not self._closed:
                 self._jobs.put(job)
@@ -152,7 +153,7 @@ class EngineWorker:
             del job  # an idle worker holds nothing of its callers
 
     def _refuse_jobs(self) -> None:
-        """Tell whoever asked too late: nobody may wait for ever, and a dead engine takes nothing more."""
+        """Fail the jobs that came too late, so that no caller waits for ever."""
         while not self._jobs.empty():
             _, future = self._jobs.get() or (None, None)
             if future is not None:

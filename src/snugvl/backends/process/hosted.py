@@ -42,7 +42,7 @@ class HostedBackend(Backend, Protocol):
         ...
 
     def warm_up(self) -> bool:
-        """Do some of what later requests would wait for, while nobody does; whether more is left."""
+        """Do some work ahead of later requests, while there are none; returns whether more is left."""
         ...
 
 

@@ -97,7 +97,7 @@ class EngineProcess:
             self.kill(f"what the engine process says can't be taken ({type(error).__name__}: {error})")
 
     def fail(self, stream_error: Callable[[], SnugvlError], call_error: Callable[[], SnugvlError]) -> None:
-        """End what runs with the one, what wasn't answered yet with the other."""
+        """End running streams with `stream_error`, and calls without a reply yet with `call_error`."""
         inboxes, self._inboxes = self._inboxes, {}
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -168,8 +168,9 @@ class EngineProcess:
     ) -> Any:
         """Send and wait for the reply. `heavy`: may hold pictures, whose pixels are copied in a thread.
 
-        A caller that is cancelled ends the work, and waits until that has ended: so whoever counts the
-        callers counts what the engine's process does for them.
+        A caller that is cancelled ends the work, and waits until that has ended: so the number of callers is
+            the
+        number of requests that the engine's process works on.
         """
         answer = asyncio.get_running_loop().create_future()
         self._calls[message.id] = answer
@@ -286,7 +287,7 @@ class EngineProcess:
 
 
 async def _wait_quietly(work: "asyncio.Future[Any]") -> None:
-    """Wait for it, cancelled or not; what comes of it is nobody's business any more."""
+    """Wait for it, cancelled or not, and drop its result or its error."""
     await asyncio.wait([work])
     if not work.cancelled():
         work.exception()

@@ -214,7 +214,7 @@ def tokenizer_of(folder: Path, hugging: Any, eos_ids: frozenset[int]) -> Tokeniz
     """`hugging`, a tokenizer that transformers loaded from `folder`, as ours. `eos_ids`: the model's.
 
     Raises:
-        UnsupportedModel: it has no form in Rust, so nobody can say what a grammar allows.
+        UnsupportedModel: it has no form in Rust, so grammars can't be applied to its tokens.
         CheckpointError: nothing ends an answer.
     """
     try:

@@ -210,7 +210,7 @@ class Preparer:
     def _pictures(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
         """Pictures, each as large as its own limit and the model's allow.
 
-        A processor is told one limit for all pictures of a request: the smallest.
+        A processor takes one limit for all pictures of a request: the smallest.
         """
         pictures = [part for part in parts if isinstance(part, Picture)]
         if not pictures:

@@ -1,4 +1,4 @@
-"""A request and its answers on their way through `generate`, which is told nothing but which token to take.
+"""A request and its answers on their way through `generate`, which only learns which token to take.
 
 `generate` calls a `SamplingProcessor` with the logits of every token. Our engine's sampler chooses
 (`engine/sampling/sampler.py`), the token goes to its reader at once, and all others are forbidden, so that
@@ -31,9 +31,10 @@ class ModelPrompt:
     """A prompt as transformers takes it.
 
     Attributes:
-        prompt: token ids and how many of them are images'.
-        inputs: of `generate`, batch of one: `input_ids`, `attention_mask`, `pixel_values`, … on the host.
-        pictures: images and videos among them.
+        prompt: token ids, with the number of images' among them.
+        inputs: inputs of `generate`, batch of one: `input_ids`, `attention_mask`, `pixel_values`, … on the
+            host.
+        pictures: number of images and videos among them.
     """
 
     prompt: PreparedPrompt
@@ -42,7 +43,7 @@ class ModelPrompt:
 
     @property
     def tokens(self) -> int:
-        """Image tokens included."""
+        """Number of tokens of the prompt, image tokens included."""
         return len(self.prompt.prompt_ids)
 
     @property
@@ -77,11 +78,11 @@ class GenerationRequest:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for more of it."""
+        """Whether no more of it is wanted."""
         return self.dropped or self.failed or self.receiver.done
 
     def drop(self) -> None:
-        """Its reader left."""
+        """Note that its reader has left."""
         self.dropped = True
 
     def fail(self, error: SnugvlError) -> None:
@@ -187,7 +188,7 @@ class SamplingProcessor(LogitsProcessor):
 
 
 class StopWhenOver(StoppingCriteria):
-    """Ends `generate` when an answer is complete, or nobody wants it any more."""
+    """Ends `generate` when an answer is complete, or is no longer wanted."""
 
     def __init__(self, sampler: SamplingProcessor) -> None:
         self._sampler = sampler

@@ -42,7 +42,7 @@ LOADING: Final = 0.2  # of a start: its weights are there (see `log`)
 
 
 class Sleeper:
-    """Gives the GPU's memory back while nobody asks (vLLM's sleep mode), and takes it for the next request.
+    """Frees the GPU's memory while there are no requests (vLLM's sleep mode), and takes it for the next one.
 
     awake ── idle for so long ──► POST /sleep ──► asleep ── a request ──► POST /wake_up ──► awake
 

@@ -178,7 +178,7 @@ class GraphPool:
         return self.on and bool(self._due)
 
     def capture_due(self) -> None:
-        """Capture what ran since the last time. It takes as long as a step: nobody should wait for it."""
+        """Capture what ran since the last time. It takes as long as a step, so call it while none waits."""
         while self.on and self._due:
             key, work = self._due.popitem()
             begun = time.monotonic()

@@ -9,10 +9,10 @@ replay, and the host may read the tokens of one step while the next one runs.
          └──────────────────────────────────────────────────────────────────────────┘
 
 A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere, or to
-the slot of recurrent states that is nobody's.
+the unused slot of recurrent states.
 
-Where somebody has a grammar the tokens are chosen once more, from the same logits, by a graph of its own that
-reads the masks, which are made while the network runs: they replace the next step's ids.
+Where a sequence has a grammar the tokens are chosen once more, from the same logits, by a graph of its own
+that reads the masks, which are made while the network runs: they replace the next step's ids.
 """
 
 import logging
@@ -61,12 +61,12 @@ class Replay:
 
 
 class DecodeGraphs:
-    """Captured on first use, in one memory pool.
+    """CUDA graphs of decode steps, one a batch size, captured on first use in one memory pool.
 
     Attributes:
-        captures: graphs captured, each again after a `clear`.
-        released: whether one was short of memory, so that torch gave the driver back what nobody used, the
-            workspace that was claimed included. For whoever claims it again, and says so.
+        captures: number of graphs captured, each again after a `clear`.
+        released: whether a capture was short of memory, so that torch gave unused memory back to the driver,
+            the claimed workspace included. The engine claims it again, and resets this.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DecodeGraphs:
         self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
 
     def note_release(self) -> None:
-        """Somebody has given back what nobody used. In any thread."""
+        """Note that unused memory was given back to the driver. May be called in any thread."""
         self.released = True
 
     def ensure(self, sequences: int) -> bool:
@@ -193,7 +193,7 @@ class DecodeGraphs:
     def feed(self, tokens: torch.Tensor) -> None:
         """Let the next `advance` go on from these tokens `[rows]` int64, on the device.
 
-        Below 0: of a row that is broken, whose next token nobody will read.
+        Below 0: for a broken row, whose next token is dropped.
         """
         self._graph(len(tokens)).feed(tokens)
 

@@ -6,14 +6,14 @@ A graph has a fixed size, so a step is filled up to the next one (`batch.py`):
     tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    8, 16, 32, 64, 128, … 512, 640, …
     sequences    [ 0                | 1         | 2 3 4   | ░░░    ]    up to 1, 8 or all that may run
 
-Padded tokens belong to nobody, are written nowhere, and their rows are read by no other row. Kernels are
+Padded tokens belong to no sequence, are written nowhere, and their rows are read by no other row. Kernels are
 started for the largest chunk that the size could hold; most of their blocks find nothing to do. The smallest
 sizes are for guessed and forced tokens: they have no pictures, and attend as decodes do, a token at a time.
 
 Pictures enter by a row for every token: zeros, and a bool that says no, where there is no placeholder. Logits
 come from one buffer, of as many rows as sequences; drafts (`speculation.py`) take the rows of some.
 
-A picture of a thousand tokens, too, is encoded faster than the host starts the tower's kernels: each grid of
+A picture of a thousand tokens is also encoded faster than the host starts the tower's kernels: each grid of
 patches that comes again has a graph. Larger pictures keep the GPU busy, and must stop for others every now
 and then: they go launch by launch as ever.
 """

@@ -56,13 +56,14 @@ def mask_threads(cores: int | None = None) -> int:
 
 @dataclass(slots=True, eq=False)
 class MaskPace:
-    """How long the masks of one request take, lately at most; unknown at first, so not quick."""
+    """Seconds that a mask of one request takes: the most of late, less with time; unknown at first, so not
+    quick."""
 
     seconds: float = QUICK_S
     known: bool = False
 
     def note(self, seconds: float) -> None:
-        """One took so long."""
+        """Note that a mask took so many seconds."""
         self.seconds = max(seconds, 0.75 * self.seconds) if self.known else seconds
         self.known = True
 
@@ -98,8 +99,8 @@ class MaskThreads(Turns):
     def make_together(self) -> None:
         """Make the quick masks that were asked for.
 
-        Where the last ones took long, a thread makes one after the other: that shows whose did, or that it
-        was nobody's. This thread may have been kept from its processor, or from Python's lock.
+        Where the last ones took long, a thread makes one after the other: that shows which one did, or that
+        none did. This thread may have been kept from its processor, or from Python's lock.
         """
         asked, self._together = self._together, []
         if self._doubtful and asked:
@@ -163,7 +164,7 @@ class Mask:
         """
         Args:
             pace: one for all choices of a request.
-            ends: tokens that end the choice: nobody asks for a mask after one.
+            ends: tokens that end the choice: no mask is wanted after one.
         """
         self.ready, self.dropped = True, False
         self.forced: deque[int] = deque()
@@ -217,12 +218,12 @@ class Mask:
 
     @property
     def seconds(self) -> float:
-        """How long those of its request took, lately at most."""
+        """Seconds that a mask of its request takes, the most of late (`MaskPace`)."""
         return self.pace.seconds
 
     @property
     def quick(self) -> bool:
-        """Whether those of its request were made, lately, in a time for which a step may wait."""
+        """Whether masks of its request are, of late, made in a time for which a step may wait."""
         return self.pace.seconds < WAIT_S
 
     @property
@@ -329,7 +330,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
 
     `processors`: that share the work; `pinned`: in memory that a GPU reads. Returns the seconds that it took.
-    What fails is told by each of the masks: nobody may wait for one that doesn't come.
+    A failure is passed to each of the masks, so that none is waited for in vain.
     """
     begun, spent = time.monotonic(), time.thread_time()
     try:
@@ -342,7 +343,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
     took_s = time.thread_time() - spent if alone else time.monotonic() - begun
     for mask, _ in asked:
-        if alone or took_s < QUICK_S:  # else somebody's took long, and nobody knows whose
+        if alone or took_s < QUICK_S:  # else one of them took long, and it isn't known which
             mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
         mask.made()
     return took_s
@@ -395,9 +396,10 @@ def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
 def allowed_bits(
     masks: Sequence[Mask | Foreseen | None], vocab: int, *, pinned: bool = False
 ) -> torch.Tensor:
-    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 of the host; everything without a mask.
+    """Bits of the tokens each row may take next, `[rows, ceil(vocab / 32)]` int32 of the host; all without a
+    mask.
 
-    Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy waits for nobody.
+    Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy doesn't block.
     """
     for mask in masks:
         if mask is not None:

@@ -249,7 +249,7 @@ def scores_of(logits: torch.Tensor, targets: Sequence[int], most: Sequence[int])
 def constrained(scores: torch.Tensor, choices: Sequence[SamplerInput]) -> torch.Tensor:
     """`scores` `[n, vocab]` with -inf where a grammar forbids the token: everywhere, if it broke.
 
-    The same tensor when nobody has a grammar. Last of all that moves scores, so that no bias lets a
+    The same tensor where no row has a grammar. It is the last change of scores, so that no bias lets a
     forbidden token win.
     """
     masks = [choice.grammar for choice in choices]

@@ -69,6 +69,6 @@ def _run(told: "SimpleQueue[bool | None]", jobs: dict[Hashable, deque[Job]], cha
             if own:
                 jobs[owner] = own  # behind all others
         job()
-        del owner, own, job  # which may hold whoever submitted it
+        del owner, own, job  # which may hold the object that submitted it
         with changed:
             changed.notify_all()

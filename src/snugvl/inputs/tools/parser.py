@@ -42,8 +42,8 @@ ToolEvent = TextPiece | CallStarted | CallArguments
 class CallParser(ABC):
     """Splits one choice's text into text and calls, without ever showing half a marker as text.
 
-    White space before a call, and after the last one, belongs to neither and is dropped. A parser is in one
-    of several states: methods that read what they can of the buffer and say whether to go on, in another one.
+    White space before a call, and after the last one, belongs to neither and is dropped. A parser's state is
+    a method that reads from the buffer, may set the next state, and returns whether to go on.
     """
 
     opening: ClassVar[str]  # what begins calls

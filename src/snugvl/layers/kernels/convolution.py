@@ -4,7 +4,7 @@
                                                                      └► silu(taps · inputs), for each token
 
 Queries and keys then get length 1, as all that follows needs them so. The last inputs go back to the slot: in
-a decode step at once, as nobody else reads them; of a longer chunk afterwards, by `slide`.
+a decode step at once, as no other program reads them; of a longer chunk afterwards, by `slide`.
 """
 
 from typing import NamedTuple

@@ -12,8 +12,8 @@
                      │    one another, in registers
     gate        the norm of those outputs, times silu of their gates
 
-A sequence whose context is new altogether begins from zeros, whatever is in its slot. Sequences of no tokens,
-which fill up a CUDA graph, are nobody's. `layers/delta_rule.py` computes the same in plain torch.
+A sequence whose context is new altogether begins from zeros, whatever is in its slot. Sequences of no tokens
+pad a CUDA graph. `layers/delta_rule.py` computes the same in plain torch.
 
 What products read is in the network's type, sums and S are in float32, as in the kernels that the models were
 trained with; a network in float32 is not rounded anywhere.
@@ -303,7 +303,7 @@ def attend(
         states: `[slots, value_heads, key_dim, value_dim]` float32.
         slots: `[sequences]` int64, each another.
         starts: `[sequences + 1]` int32; None where each sequence has one token.
-        lengths: `[sequences]` int32, tokens of each once these are taken in; 0 of a row that is nobody's.
+        lengths: `[sequences]` int32, tokens of each once these are taken in; 0 for a padding row.
         landing: `[sequences]` int64, new tokens of one behind which its state is copied: a multiple of
             `CHUNK` below their number, 0 of all others. `[sequences]` int64, last new tokens of each that its
             state doesn't take in: fewer than it has, and 0 of one with more than `CHUNK`. And the slot that a

@@ -130,7 +130,7 @@ def _join_texts(system: str | list[TextBlock] | None) -> str:
 
 
 async def _check_results(conversation: list[Message]) -> None:
-    """Raises RequestError where a tool answers a call that nobody made."""
+    """Raise RequestError where a tool's result belongs to no call of the conversation."""
     call_ids: set[str | None] = set()
     async for message in in_turns(conversation):
         call_ids |= {call.id for call in message.tool_calls}

@@ -57,7 +57,8 @@ Block = TextOut | ThinkingOut | ToolUseOut
 
 
 class MessageUsage(BaseModel):
-    """Tokens of a request, pictures included; those of the prefix cache stand apart once they are known."""
+    """Tokens of a request, pictures included. `input_tokens`: of the whole prompt in `message_start`; at the
+    end without those from the prefix cache, which are `cache_read_input_tokens`."""
 
     input_tokens: int
     output_tokens: int

@@ -291,7 +291,7 @@ class CountTokensRequest(MessagesPrompt):
 
 
 class Metadata(Part):
-    """Accepted without effect: nobody's requests are counted or stored here."""
+    """Accepted without effect: no user's requests are counted or stored here."""
 
     user_id: str | None = None
 

@@ -82,10 +82,10 @@ class Decoders:
         self, data: bytes, limits: ImageLimits, decode_s: float, name: str, max_pixels: int | None = None,
         *, note: Callable[[str], object] = str,
     ) -> Picture:  # fmt: skip
-        """Decode a picture. `max_pixels`: of which its head has spoken; `note`: as of `open_image`.
+        """Decode a picture. `max_pixels`: number of pixels by its header; `note`: as in `open_image`.
 
         Raises:
-            ImageError, ImageTooLarge: it can't be.
+            ImageError, ImageTooLarge: it can't be decoded.
         """
         job = {"kind": "picture", "name": name, "limits": asdict(limits), "decode_s": decode_s}
         most = limits.max_pixels if max_pixels is None else max_pixels

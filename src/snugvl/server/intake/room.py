@@ -34,8 +34,8 @@ class PixelRoom:
         """`limit`: of one request; `shared`: of several together, `limit` if None.
 
         Args:
-            wait_s: that somebody waits at most; None: as long as it takes, for what always ends, and
-                whoever asks for more than there is gets it piece by piece.
+            wait_s: seconds that a picture waits at most; None: as long as it takes, for work that always
+                ends, where more than the limit is had piece by piece.
         """
         self._limit = limit
         self._shared = limit if shared is None else min(shared, limit)
@@ -108,7 +108,7 @@ class PixelRoom:
             self._forget(share.count, share.owner)
 
     def _owner(self) -> str:
-        """The request that asks; empty where whoever asks stands alone."""
+        """Id of the request that asks; empty where pictures aren't counted by request."""
         record = REQUEST_RECORD.get() if self._wait_s is not None else None
         return record.id if record else ""
 
@@ -199,7 +199,8 @@ class PixelRoom:
         self._admit()
 
     def _admit(self) -> None:
-        """Let in whoever fits: those who have begun first, or nobody might ever be done."""
+        """Admit waiting pictures that fit, those of requests that have begun first, or none might ever
+        end."""
         while self._more and not self._more[0].come.done() and self._fits(self._more[0].count):
             self._come(self._more.popleft())
         while self._waiting and self._may_begin(owner := next(iter(self._waiting))):
@@ -247,7 +248,7 @@ class _Siblings:
     """Pictures of one request that were announced, from the first until the last of them has ended.
 
     Attributes:
-        count, unknown: how many are there; of how many nobody knows the size as yet.
+        count, unknown: number of them; number of those whose size isn't known yet.
         file: bytes of their largest file.
         refused: one of them didn't fit beside the others, so none is decoded any more.
         changed: set while there is nothing to wait for.
@@ -276,7 +277,8 @@ class Coming:
         siblings.changed.clear()
 
     def arrived(self) -> None:
-        """Its size is known, or it has none: nobody waits for it any more. May be said twice."""
+        """Note that its size is known, or that it has none: it is no longer waited for. May be called
+        twice."""
         if self._waited_for:
             self._waited_for = False
             self.siblings.unknown -= 1
@@ -293,7 +295,7 @@ class PixelShare:
         self.owner = owner
 
     def keep(self, images: Iterable[Image.Image]) -> None:
-        """Leave to these what they take, until nobody holds them."""
+        """Leave their part of the room to these images for as long as they are in use."""
         for image in images:
             count = min(PIXEL_BYTES * image.width * image.height, self.count)
             self.count -= count

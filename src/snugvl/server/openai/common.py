@@ -76,7 +76,7 @@ class StreamOptions(Part):
 
 NgramSize = Annotated[
     int,
-    Field(ge=0, le=256, description="so many tokens in a row come once, of the prompt's, too; 0 is off"),
+    Field(ge=0, le=256, description="no run of so many tokens comes twice, prompt included; 0 is off"),
     WHOLE,
 ]
 

@@ -97,7 +97,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: EchoedTokens = None
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     echo: bool | None = Field(
-        None, description="the answer starts with the prompt; with logprobs, it has those of its tokens, too"
+        None, description="the answer starts with the prompt; with logprobs, also with those of its tokens"
     )
     best_of: Annotated[int, WHOLE] | None = Field(None, description="only as many as n")
     stream: bool | None = None

@@ -83,7 +83,7 @@ def chat_tool_use(
 
 
 class Format(Part):
-    """A form of the answer. Names in it that nobody here knows are ignored, and told."""
+    """A form of the answer. Unknown fields of it are ignored, with a warning."""
 
     tells: ClassVar[bool] = True
     place: ClassVar[str] = "response_format."

@@ -35,7 +35,7 @@ class MediaSource:
     def __init__(
         self, intake: Intake, attachments: Mapping[str, bytes], max_pixels: int | None = None
     ) -> None:
-        """`max_pixels`: of every picture of the request, where the checkpoint has a higher limit."""
+        """`max_pixels`: limit of every picture of the request, below the checkpoint's own."""
         self._intake = intake
         self.check_all = intake.check_all
         self._max_pixels = max_pixels
@@ -45,7 +45,8 @@ class MediaSource:
     async def picture(
         self, url: str, detail: Detail | None, field: str, max_pixels: int | None = None
     ) -> Picture:
-        """The picture behind a URL; `field` names the URL in errors. `max_pixels`: of this one alone."""
+        """The picture behind a URL; `field` names the URL in errors. `max_pixels`: limit of this one
+        alone."""
         wanted = "high" if detail == "original" else detail
         if url.startswith(PREFIX):
             found = await self._intake.picture_bytes(self._file(url, field), detail=wanted, field=field)

@@ -80,7 +80,8 @@ def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
 
 
 def parts_of(content: str | Sequence[Any], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
-    """Content of anybody. `found`: its pictures and videos by path; `field`: the content's path."""
+    """Content of a message of any role. `found`: its pictures and videos by path; `field`: the content's
+    path."""
     if isinstance(content, str):
         return (Text(content),)
     places = (f"{field}[{index}]" for index in range(len(content)))

@@ -158,7 +158,8 @@ class WrittenResponse:
     def __init__(
         self, response: dict[str, Any], answer: GeneratedAnswer, names: Mapping[str, Called]
     ) -> None:
-        """`response`: one that has only begun; `names`: how the client knows its tools."""
+        """`response`: the JSON of a response in progress; `names`: the client's tools, by our name of
+        each."""
         self._response = response
         self._answer = answer
         self._choice = answer.choices[0]

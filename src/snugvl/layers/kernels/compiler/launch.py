@@ -1,7 +1,7 @@
 """Launching compiled kernels: without asking Triton anew which one it is, and before the last one has ended.
 
 A step of a prompt starts hundreds of kernels, of 5 to 20 µs each. Triton takes longer than that to see
-which compiled variant a launch needs, and asks hooks that nobody has set: about 15 µs on a fast host, 70 on a
+which compiled variant a launch needs, and asks hooks that aren't set: about 15 µs on a fast host, 70 on a
 busy one. What it looks at is little, and is looked at here in a third of the time; the first launch of each
 variant goes through Triton as ever.
 
