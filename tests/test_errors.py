@@ -2,7 +2,7 @@
 
 import pytest
 
-from snugvl.backends.process.postmortem import describe
+from snugvl.backends.spawned import describe
 from snugvl.errors import engine_failed
 
 # As torch 2.11 says it on a card that others use, too.

@@ -25,6 +25,7 @@ With `--transformers` its float32 answers are compared with ours first.
 """
 
 import argparse
+import json
 import pydoc_data.topics
 import time
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,7 @@ from snugvl.models.networks import LoadableNetwork
 
 TEXT_TOKENS = 1700
 TIE_NATS = 0.1
+GGUF = "the GGUF as it is"
 AT_ONCE = 25  # prompts that transformers answers together
 ASKED = (
     "What is a {}?", "Write a sentence about the word {}.", "Write a Python function about a {}.",
@@ -198,18 +200,23 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(QUESTIONS))
     parser.add_argument("--greedy", action="store_true", help="every format answers, too")
     parser.add_argument("--transformers", action="store_true", help="its answers beside ours in float32")
+    parser.add_argument(
+        "--only", nargs="+", metavar="FORMAT", help="these alone; other rows of the JSON stay"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     print(machine.describe())
     release: Release = RELEASES[given.release]
+    ways = [way for way in WAYS[release.name] if not given.only or way.name in given.only]
+    before = json.loads(given.json.read_text()) if given.only and given.json and given.json.exists() else {}
     judge = Judge(release, given.device, given.prompts)
     results: dict[str, Any] = {
         "model": release.filename,
         "answer_tokens": len(judge.exact),
         "text_tokens": len(judge.exact_text),
         "fp32_perplexity": judge.perplexity(judge.exact_text),
-        "formats": {},
-    }
+        "formats": before.get("formats", {}),
+    } | {name: before[name] for name in ("transformers",) if name in before}
     print(f"{len(judge.exact):,} tokens of answers, {len(judge.exact_text):,} of text; ", end="")
     print(f"perplexity in float32 {results['fp32_perplexity']:.2f}", flush=True)
     if given.transformers:
@@ -219,7 +226,7 @@ def main() -> None:
         print(f"transformers in float32: {results['transformers']}", flush=True)
     print(f"{'':<40}{'KL':>10}{'top-1':>9}{'KL, text':>10}{'ppl':>8}{'bits':>7}")
     fp8 = release.cache / "fp8"
-    for way in WAYS[release.name]:
+    for way in ways:
         began, storage, folder = time.perf_counter(), way.storage, judge.folder
         if storage.layers == "fp8":
             folder = fp8 if fp8.exists() else fp8_copy(fp8, judge.folder)
@@ -229,14 +236,14 @@ def main() -> None:
         show(way.name, results["formats"][way.name])
         del model
         machine.save(f"{release.name}/format_cost", results, given.json)
-    if release is not SMOLLM2:
+    if release is not SMOLLM2 and (not given.only or GGUF in given.only):
         began = time.perf_counter()
         files = gguf_files(str(release.file()))
         assert files is not None
         model = load_model(folder_of(files), dtype=torch.bfloat16, device=given.device)
         row = judge.judged(model, "bf16", greedy=given.greedy)
-        results["formats"]["the GGUF as it is"] = row | {"seconds": time.perf_counter() - began}
-        show("the GGUF as it is", results["formats"]["the GGUF as it is"])
+        results["formats"][GGUF] = row | {"seconds": time.perf_counter() - began}
+        show(GGUF, results["formats"][GGUF])
         machine.save(f"{release.name}/format_cost", results, given.json)
 
 

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "Qwen3VLForConditionalGeneration": gguf.MODEL_ARCH.QWEN3VL,
     "Qwen3VLMoeForConditionalGeneration": gguf.MODEL_ARCH.QWEN3VLMOE,
     "Qwen3_5ForConditionalGeneration": gguf.MODEL_ARCH.QWEN35,
+    "Qwen3_5MoeForConditionalGeneration": gguf.MODEL_ARCH.QWEN35MOE,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
 }
@@ -40,9 +41,9 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_K_M": 15}
 BLOCKS = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
 MERGERS = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 LEVELS = {"linear_fc1": "fc1", "linear_fc2": "fc2", "norm": "norm"}
-FLOAT = ("conv1d.weight", "ffn_gate_inp.weight", "position_embd.weight")
+FLOAT = ("conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
 NO_MERGES = ["Ā ā"]  # llama.cpp insists on one: of bytes 0 and 1, which follow one another in no text
-DEFAULT_SECTIONS = {"qwen3_5_text": [11, 11, 10]}
+DEFAULT_SECTIONS = {"qwen3_5_text": [11, 11, 10], "qwen3_5_moe_text": [11, 11, 10]}
 NORMAL, CONTROL, DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens; the second and last are no text
 
 
@@ -159,7 +160,7 @@ def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping
     writer.add_block_count(text["num_hidden_layers"])
     writer.add_context_length(text["max_position_embeddings"])
     writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(text["intermediate_size"])
+    writer.add_feed_forward_length(text.get("intermediate_size") or text["shared_expert_intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(text["num_key_value_heads"])
     writer.add_key_length(head)
@@ -175,6 +176,8 @@ def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping
         writer.add_expert_count(experts)
         writer.add_expert_used_count(text["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(text["moe_intermediate_size"])
+        if shared := text.get("shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(shared)
     if kernel := text.get("linear_conv_kernel_dim"):
         writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 0.25)))
         writer.add_ssm_conv_kernel(kernel)
@@ -241,16 +244,16 @@ def _more_bits(layer: int, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def _type(tensor: Tensor, kind: str, layers: int, *, tied: bool) -> str:
+def _type(tensor: Tensor, kind: str, layers: int, *, tied: bool, mixed: bool) -> str:
     name, columns = tensor.name, tensor.shape[-1]
     if len(tensor.shape) == 1 or name.endswith(FLOAT):
         return "F32"
     if kind == "Q4_K_M":
         layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
-        low = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
+        low = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
         finer = name == "output.weight" or (tied and name == "token_embd.weight")
         finer = finer or (name.endswith(low) and _more_bits(layer, layers))
-        kind = "Q6_K" if finer else "Q4_K"
+        kind = "Q6_K" if finer else "Q5_K" if mixed and name.endswith("attn_qkv.weight") else "Q4_K"
         if columns % BLOCKS[kind][0]:
             kind = "Q8_0" if finer else "Q5_0"
     return kind if columns % BLOCKS[kind][0] == 0 else "F16"
@@ -267,7 +270,8 @@ def _write(
     fill: Fill | None = None,
 ) -> None:
     """The file, tensor after tensor; what has no value is what `fill` says, or a hole."""
-    types = [gguf.GGMLQuantizationType[_type(each, kind, layers, tied=tied)] for each in tensors]
+    mixed = any("_exps." in each.name for each in tensors)
+    types = [gguf.GGMLQuantizationType[_type(each, kind, layers, tied=tied, mixed=mixed)] for each in tensors]
     sizes = []
     for tensor, dtype in zip(tensors, types, strict=True):
         block, nbytes = gguf.GGML_QUANT_SIZES[dtype]

@@ -5,11 +5,17 @@ engine lose 150 MiB when it makes its first stream, which is where a start measu
 more, three times, while it runs, as for kernels that load late. torch knows nothing of them. With
 `SNUGVL_UNTOLD=1` NVML doesn't say what a process holds, as under WSL2. It is what `never_oom.py` uses for
 `--unseen` and `--untold`.
+
+`SNUGVL_FAULTS="nan:lone_int4 compile:attend_chunk"` breaks kernels, in every process: `nan` and `slightly`
+change what they write, `compile` and `raise` raise when they are launched, `illegal` reads where nothing is
+(on a GPU), `crash` ends the process, `hang` never returns. `SNUGVL_AS_ON_A_GPU=1` is for tests without one:
+kernels are interpreted where torch would do.
 """
 
 import ctypes
 import importlib.util
 import os
+import signal
 import sys
 import threading
 import time
@@ -80,6 +86,100 @@ class Finder:
         return spec
 
 
+class CompilationError(Exception):
+    """As Triton's."""
+
+
+def broken(name: str) -> str | None:
+    """How a kernel is broken."""
+    faults = dict(reversed(fault.split(":")) for fault in os.environ.get("SNUGVL_FAULTS", "").split())
+    return faults.get(name)
+
+
+def spoil(names: list[str], values: tuple[Any, ...], factor: float) -> None:
+    """Multiply what a kernel has written."""
+    import torch
+
+    given = dict(zip(names, values, strict=False))
+    out = given.get("out", given.get("query"))
+    tensors = [each for each in values if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    (out if out is not None else tensors[-1]).mul_(factor)
+
+
+def launch_broken(fault: str, names: list[str], values: tuple[Any, ...], launch: Callable[[], None]) -> None:
+    """Launch a kernel that has a fault."""
+    import torch
+
+    if fault == "compile":
+        raise CompilationError("no such instruction")
+    if fault == "raise":
+        raise RuntimeError("out of resources: shared memory")
+    if fault == "hang":
+        time.sleep(1e6)
+    if fault == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "illegal":
+        ids = torch.tensor([1 << 40], device="cuda")
+        torch.zeros(1, device="cuda")[ids].sum().item()
+    launch()
+    spoil(names, values, float("nan") if fault == "nan" else 1.1)
+
+
+def break_kernels(module: ModuleType) -> None:
+    """Have kernels fail when they are launched."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    launched: Any = module.LaunchedKernel  # type: ignore[attr-defined]
+
+    def break_kind(kind: Any) -> None:
+        real = kind.__getitem__
+
+        def take(kernel: Any, grid: Any) -> Any:
+            inner = kernel.kernel if isinstance(kernel, launched) else kernel
+            launch, fault = real(kernel, grid), broken(inner.fn.__name__)
+
+            def run(*values: Any, **constants: Any) -> None:
+                if fault is None or launched.instead is not None:
+                    launch(*values, **constants)
+                else:
+                    launch_broken(fault, inner.arg_names, values, lambda: launch(*values, **constants))
+
+            return run
+
+        kind.__getitem__ = take
+
+    break_kind(launched)
+    break_kind(InterpretedFunction)
+
+
+def break_compiler(module: ModuleType) -> None:
+    """Have kernels fail when they are compiled ahead."""
+    made = module.compiled  # type: ignore[attr-defined]
+
+    def compiled(launch: Any) -> Any:
+        if broken(launch.name) == "compile":
+            raise CompilationError("no such instruction")
+        return made(launch)
+
+    module.compiled = compiled  # type: ignore[attr-defined]
+
+
+def as_on_a_gpu(module: ModuleType) -> None:
+    """Have kernels do what torch would."""
+    module.on_gpu = lambda _: True  # type: ignore[attr-defined]
+
+
+def few_shapes(module: ModuleType) -> None:
+    """Look at one small picture."""
+    module.GRIDS = ((1, 4, 4),)  # type: ignore[attr-defined]
+
+
+if os.environ.get("SNUGVL_FAULTS"):
+    sys.meta_path.insert(0, Finder("snugvl.layers.kernels.compiler.launch", break_kernels))
+    sys.meta_path.insert(0, Finder("snugvl.layers.kernels.compiler.ahead_of_time", break_compiler))
+if os.environ.get("SNUGVL_AS_ON_A_GPU"):
+    sys.meta_path.insert(0, Finder("snugvl.layers.replaced", as_on_a_gpu))
+    sys.meta_path.insert(0, Finder("snugvl.engine.precompile", few_shapes))
 if EXTRA_MIB:
     sys.meta_path.insert(0, Finder("snugvl.layers.driver", larger))
 if os.environ.get("SNUGVL_UNTOLD"):

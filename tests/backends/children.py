@@ -7,7 +7,7 @@ from typing import TypeVar
 import psutil
 
 from snugvl.backends.child.service import ChildEngine
-from snugvl.backends.lives import Supervision
+from snugvl.backends.supervisor import Supervision
 from tests.patience import NEVER_S
 
 QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=NEVER_S)

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from functools import partial
+from typing import Any
 
 import torch
 
+from snugvl.backends.hosted import Hosted
 from snugvl.backends.measure import Meter
 from snugvl.backends.preparers import Preparation, Preparers
-from snugvl.backends.process.hosted import HostedBackend
 from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Load, Snapshot, State, Tokens
 from snugvl.errors import EngineUnavailable
@@ -17,7 +18,7 @@ from snugvl.errors import EngineUnavailable
 class InProcessEngine:
     """A loaded backend that is ready from the start. A fault of the process takes the server with it."""
 
-    def __init__(self, backend: HostedBackend) -> None:
+    def __init__(self, backend: Hosted[Any]) -> None:
         self._backend = backend
         self._state: State = "ready"
         self._preparers = Preparers()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from snugvl.backends.lives import Lives
+from snugvl.backends.supervisor import Lives
 from snugvl.core.service import Health
 from tests.patience import until_async
 

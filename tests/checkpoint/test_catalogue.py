@@ -29,8 +29,29 @@ def test_elements_equal_the_hubs_total(name: str) -> None:
 
 
 def test_every_form_of_the_catalogue_is_checked() -> None:
-    forms = {form.repo for entry in entries() for form in entry.forms}
+    forms = {form.repo for entry in entries() for form in entry.forms if form.quantization != "gptq"}
     assert forms == {*COUNTS["totals"], "pocket"}
+
+
+GPTQ = [form.repo for entry in entries() for form in entry.forms if form.quantization == "gptq"]
+
+
+@pytest.mark.parametrize("name", GPTQ)
+def test_a_gptq_form_has_routed_experts_in_four_bits_and_nothing_else(name: str) -> None:
+    """Qwen's own leave out attention, shared experts and the predictor (`dynamic` of their configuration)."""
+    plain, packed = known(name.removesuffix("-GPTQ-Int4")), known(name)
+    codes = [tensor for tensor in packed.tensors if tensor.name.endswith("qweight")]
+    assert {tensor.role for tensor in codes} == {"expert"}
+    experts = [tensor for tensor in plain.tensors if tensor.role == "expert" and tensor.loaded]
+    assert 2 * sum(tensor.nbytes for tensor in codes) == sum(prod(tensor.shape) for tensor in experts)
+    stored = sum(tensor.nbytes for tensor in packed.tensors)
+    whole = sum(tensor.nbytes for tensor in plain.tensors)
+    assert whole - stored == sum(tensor.nbytes for tensor in experts) - sum(
+        tensor.nbytes
+        for tensor in packed.tensors
+        if "experts." in tensor.name and tensor.dtype in ("I32", "F16")
+    )
+    assert packed.quantization == "int4"
 
 
 @pytest.mark.parametrize("name", COUNTS["models"])
@@ -92,12 +113,24 @@ def test_the_order_is_that_of_the_published_scores() -> None:
     }
     assert list(figures.values()) == sorted(figures.values(), reverse=True)
     for entry, below in pairwise(ranked):
+        if entry.above is not None:
+            assert (entry.above[0], entry.scores) == (below.name, ())
+    for entry, below in pairwise([entry for entry in ranked if entry.above is None]):
         assert all(len(score.source) > 20 and 0 < score.value < 100 for score in entry.scores)
         if entry.name not in figures:
             mine, theirs = ({each.benchmark: each.value for each in one.scores} for one in (entry, below))
             assert mine.keys() & theirs.keys()
             assert all(mine[name] > theirs[name] for name in mine.keys() & theirs.keys())
     assert [entry for entry in entries() if entry.sees and entry.quality_rank is None] == []
+
+
+def test_mixtures_whose_figures_are_in_no_source_stand_where_their_vendor_sets_them() -> None:
+    ranks = {entry.name: entry.quality_rank or 0 for entry in entries()}
+    assert ranks["Qwen/Qwen3.5-122B-A10B"] < ranks["Qwen/Qwen3.6-27B"] < ranks["Qwen/Qwen3.5-27B"]
+    assert ranks["Qwen/Qwen3.5-27B"] < ranks["Qwen/Qwen3.6-35B-A3B"] < ranks["Qwen/Qwen3.5-35B-A3B"]
+    assert ranks["Qwen/Qwen3.5-35B-A3B"] < ranks["Qwen/Qwen3.5-9B"]
+    placed = [entry for entry in entries() if entry.above is not None]
+    assert all(entry.quality_source.startswith("right above ") for entry in placed)
 
 
 def test_a_figure_with_thinking_alone_says_so() -> None:

@@ -15,8 +15,8 @@ from snugvl.inputs import frames
 from snugvl.server.settings import ServerSettings
 from tests.client.conftest import ScriptedEngine, engine  # noqa: F401
 from tests.command import Ran
-from tests.server.intake.films import film
 from tests.server.live import live
+from tests.server.media.films import film
 from tests.tasks.fake import FakeBackend, prompt_of, videos_of
 
 Run = Callable[..., Ran]

@@ -21,12 +21,13 @@ from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.grammar import AT_ONCE_BYTES
 from snugvl.inputs.prompt import COUNTED_CONTEXTS
 from snugvl.inputs.trials import CPU_S, GRAMMAR_BYTES
-from snugvl.server import access, app, body, connection, errors, receiving, vision, wishes
+from snugvl.server import access, app, body, connection, errors, receiving, unsupported, vision
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Body, Strict
 from snugvl.server.forms import MAX_ARGUMENTS
-from snugvl.server.intake import urls
-from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.media import urls
+from snugvl.server.media.loading import MAX_MEDIA
+from snugvl.server.media.settings import MediaSettings
 from snugvl.server.metrics import Metrics
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
 from snugvl.server.openai import constraints as asked
@@ -36,7 +37,6 @@ from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, Completio
 from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
-from snugvl.server.together import MAX_MEDIA
 from tests.docs import clients
 from tests.server.fake import FakeService
 
@@ -77,7 +77,7 @@ VERDICTS: Mapping[str, str] = {
 def fields(request: type[Strict]) -> str:
     """What becomes of each field of a request."""
     declared = {field.alias or name: field for name, field in request.model_fields.items()}
-    found = wishes.listed(request.wishes, declared)
+    found = unsupported.listed(request.unsupported, declared)
     rows = (
         (VERDICTS[kind], ", ".join(f"`{name}`" for name in found[kind])) for kind in VERDICTS if kind in found
     )
@@ -85,25 +85,25 @@ def fields(request: type[Strict]) -> str:
     return table(("what becomes of it", "fields"), (*rows, ("Everything else", rest)))
 
 
-PROTOCOLS: Mapping[str, wishes.Wishes] = {
-    "chat": ChatCompletionRequest.wishes,
-    "completions": CompletionRequest.wishes,
-    "responses": ResponseRequest.wishes,
-    "items of responses": wishes.ITEM,
-    "messages": MessagesRequest.wishes,
-    "Ollama": ChatRequest.wishes,
-    "Ollama's `options`": OllamaOptions.wishes,
+PROTOCOLS: Mapping[str, unsupported.UnsupportedFields] = {
+    "chat": ChatCompletionRequest.unsupported,
+    "completions": CompletionRequest.unsupported,
+    "responses": ResponseRequest.unsupported,
+    "items of responses": unsupported.ITEM,
+    "messages": MessagesRequest.unsupported,
+    "Ollama": ChatRequest.unsupported,
+    "Ollama's `options`": OllamaOptions.unsupported,
 }
 
 
 def refusals() -> str:
-    """Every wish that would change the answer and that is refused, and what to do instead."""
+    """Every field that would change the answer and that is refused, and what to do instead."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for protocol, table_of in PROTOCOLS.items():
-        for name, wish in table_of.items():
-            if wish.verdict == "refused":
-                passes = " or ".join(f"`{text}`" for text in dict.fromkeys(map(json.dumps, wish.nothing)))
-                rows.setdefault((name, passes, wish.why), []).append(protocol)
+        for name, field in table_of.items():
+            if field.verdict == "refused":
+                passes = " or ".join(f"`{text}`" for text in dict.fromkeys(map(json.dumps, field.nothing)))
+                rows.setdefault((name, passes, field.why), []).append(protocol)
     return table(
         ("field", "in", "passes as", "instead"),
         ((f"`{name}`", ", ".join(where), passes, why) for (name, passes, why), where in sorted(rows.items())),
@@ -203,7 +203,7 @@ class Limit:
 
 
 def limit_rows() -> list[Limit]:
-    """Limits of the server; the intake's and the schemas' have tables of their own."""
+    """Limits of the server; those of media and the schemas' have tables of their own."""
     s = ServerSettings()
     return [
         Limit("bytes of a request", _mib(s.max_body_bytes), "`--max-body`"),
@@ -237,9 +237,9 @@ def limit_rows() -> list[Limit]:
     ]
 
 
-def intake_rows() -> list[Limit]:
+def media_rows() -> list[Limit]:
     """What a picture or video may be, and what fetching one may take."""
-    s = IntakeSettings()
+    s = MediaSettings()
     video, fetch = s.video, s.fetch
     return [
         Limit("bytes of a picture; of a video", f"{_mib(s.image.max_bytes)}; {_mib(video.max_bytes)}"),
@@ -386,7 +386,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "errors": error_table,
     "limits": lambda: limit_table(limit_rows()),
-    "intake": lambda: limit_table(intake_rows()),
+    "media": lambda: limit_table(media_rows()),
     "schemas": lambda: limit_table(schema_rows()),
     "format-cost-pocket": pocket_cost,
     "format-cost-smollm2": lambda: released_cost("smollm2"),

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from snugvl.checkpoint.catalogue import catalogue_facts
+from snugvl.checkpoint.catalogue import four_bits as awq
 from snugvl.checkpoint.facts import KVLayer, ModelFacts, TensorFact
 from snugvl.planner.engines.vllm.footprint import pages
 from snugvl.planner.engines.vllm.tensors import MAX_SPLIT_BYTES, loading_bytes
 from snugvl.planner.footprint.total import Device, Footprint, footprint
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.recommend import awq
 from snugvl.planner.settings import Settings
 
 OBSERVATIONS: Final = Path(__file__).with_suffix(".json")

@@ -11,7 +11,7 @@ from snugvl.cli.app import app
 from snugvl.planner.settings import Settings
 from snugvl.server.app import create_app
 from snugvl.server.context import Context
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.settings import ServerSettings
 from tests.docs import generated
 from tests.server.fake import FakeService
@@ -44,7 +44,7 @@ def test_every_setting_of_a_plan_is_named() -> None:
 
 def test_every_route_is_named() -> None:
     settings = ServerSettings()
-    app = create_app(Context(FakeService(), settings, Intake.from_settings(settings)))
+    app = create_app(Context(FakeService(), settings, MediaLoader.from_settings(settings)))
     page = (generated.FOLDER / "api.md").read_text(encoding="utf-8")
     for path in app.openapi()["paths"]:
         last = path.rpartition("/")[2]

@@ -37,7 +37,10 @@ class EagerGraphs(DecodeGraphs):
     def __init__(self, engine: Engine) -> None:
         drafter = engine._runner.drafter
         hidden = None if drafter is None else drafter.hidden
-        super().__init__(engine.model, engine._cache, engine.config.max_model_len, hidden=hidden)
+        runner = engine._runner
+        super().__init__(
+            engine.model, engine._cache, engine.config.max_model_len, runner.graph_cache, hidden=hidden
+        )
         self.started = self.followed = 0
 
     def ensure(self, sequences: int) -> bool:

@@ -22,7 +22,7 @@ from snugvl.core.config import EngineConfig, KVFormat
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.batch import places
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.capture import GraphPool, Work
+from snugvl.engine.graphs.cache import Pool, Work
 from snugvl.engine.graphs.decode import SIZES, choose
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, network_from, outline_of, rehearse
@@ -180,13 +180,13 @@ class Stage:
 class Again:
     """A capturer whose graphs do the work again."""
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, pool: Pool) -> Work:
         return work
 
     def synchronize(self) -> None:
         pass
 
-    def drop_pool(self) -> None:
+    def drop_pool(self, pool: Pool) -> None:
         pass
 
 
@@ -234,11 +234,14 @@ def serve(engine: Engine, requests: Sequence[EngineRequest]) -> int:
 
 def serve_captured(stage: Stage, sizes: EngineConfig) -> None:
     """Another mix, by CUDA graphs of what comes again."""
-    engine, graph_pool = Engine(stage, sizes), GraphPool(Again(), stage, 1 << 20)
-    engine._runner.use_graph_pool(graph_pool)
+    engine = Engine(stage, sizes)
+    graphs = engine._runner.graph_cache
+    graphs.capturer, graphs.nbytes = Again(), 1 << 20
+    graphs.start()
+    engine._runner.use_spare_graphs()
     serve(engine, mix())
-    assert graph_pool.on
-    assert graph_pool.replays > 0
+    assert graphs.on
+    assert graphs.replays > 0
 
 
 def mix() -> list[EngineRequest]:

@@ -49,7 +49,7 @@ def parts(here: Engine) -> dict[str, "weakref.ref[Any]"]:
         "runner": here._runner,
         "scheduler": here._scheduler,
         "encoder": here._encoder,
-        "graphs": here._runner.graph_pool or here._runner.graphs,
+        "graphs": here._runner.graph_cache,
         "drafter": here._runner.drafter or here._runner.graphs,
         "states": here._cache.states or here._cache,
     }

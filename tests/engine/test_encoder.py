@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.engine.engine import Engine
+from snugvl.engine.graphs.cache import GraphKey
 from snugvl.engine.graphs.decode import SIZES
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestError
@@ -56,7 +57,7 @@ def test_alone_an_image_is_encoded_in_one_go() -> None:
 def test_the_next_image_is_begun_while_the_host_reads_the_tokens_of_a_prompt() -> None:
     here = sliced(1000, max_batched_tokens=12)  # a token of the stream, and all of one prompt
     here._runner.has_graphs = True  # as on a GPU, which works while the host reads
-    here._runner.graphs._short.update(SIZES)  # but with no graph
+    here._runner.graph_cache._short.update(GraphKey("decode", (size,)) for size in SIZES)  # but with no graph
     streaming(here)
     items = [request(str(seed), 5, picture(seed, 8, 4), max_tokens=9) for seed in (1, 2)]
     for item in items:

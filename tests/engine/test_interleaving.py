@@ -8,9 +8,11 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.errors import RequestTooLarge
 from tests.draws import draws
+from tests.engine.test_prefill_graphs import recorded
 from tests.engine.toy import Toy, engine, oracle, picture, request, run, tokens
 
 MODEL = Toy()
@@ -131,11 +133,33 @@ def test_any_interleaving_gives_the_same_tokens(
     interleave(MODEL, actions, blocks, slots, budget)
 
 
-def interleave(model: Toy, actions: list[tuple[str, object]], blocks: int, slots: int, budget: int) -> None:
+@draws(40)
+@given(**WORLDS)
+def test_any_interleaving_by_graphs_gives_the_same_tokens(
+    actions: list[tuple[str, object]], blocks: int, slots: int, budget: int
+) -> None:
+    """Decode steps that run ahead, steps with prompts, and pictures, all from one cache of graphs."""
+    here = interleave(MODEL, actions, blocks, slots, budget, graphs=True)
+    for key in here._runner.graph_cache._replays:
+        event(f"captured: {key.kind}")
+
+
+def interleave(
+    model: Toy,
+    actions: list[tuple[str, object]],
+    blocks: int,
+    slots: int,
+    budget: int,
+    *,
+    graphs: bool = False,
+) -> Engine:
     """Do all that, and check that every request got the tokens it gets alone, as far as it came."""
     here = engine(
         model, num_blocks=blocks, block_size=3, max_num_seqs=slots, max_batched_tokens=slots + budget
     )
+    if graphs:
+        here._runner.has_graphs = True
+        recorded(here)
     wanted: dict[str, tuple[int, int, dict[str, object]]] = {}
     outputs: list[TokenOutput] = []
     for kind, value in actions:
@@ -164,6 +188,7 @@ def interleave(model: Toy, actions: list[tuple[str, object]], blocks: int, slots
             assert len(ends) == 1, "each choice ends exactly once"
             assert got == right[: len(got)]
             assert ends == ["abort"] or got == right
+    return here
 
 
 def test_the_oldest_is_never_preempted_and_the_queue_never_overtaken() -> None:

@@ -9,10 +9,9 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine import memory as memory_module
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.capture import GraphPool
 from snugvl.engine.memory import SMALL_BYTES, STATES_SMALL_BYTES, MemoryReclaimer
 from snugvl.engine.pressure import DeviceMemory, PlannedBytes, PressureMonitor
-from tests.engine.test_prefill_graphs import Again
+from tests.engine.test_prefill_graphs import recorded
 from tests.engine.test_pressure import BLOCK, CONFIG, Card, steps
 from tests.engine.toy import Toy, oracle, request, tokens
 
@@ -66,7 +65,7 @@ def test_graphs_that_are_there_are_not_to_come_and_states_leave_more_for_small_t
 def test_the_workspace_is_claimed_again_when_a_graph_needed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     here, claims = room_of(800), [0]
     monkeypatch.setattr(here, "claim_workspace", lambda: claims.append(1))
-    here._runner.graphs.released = True
+    here._runner.graph_cache.released = True
     here.poll(at_once=False)
     here.poll(at_once=False)
     assert claims == [0, 1]
@@ -105,8 +104,7 @@ class Roomy(Card):
 
     def read(self) -> DeviceMemory:
         memory = super().read()
-        graph_pool = None if self.engine is None else self.engine._runner.graph_pool
-        held = self.graphs if graph_pool is None or graph_pool.on else 0
+        held = self.graphs if self.engine is None or self.engine._runner.graph_cache.on else 0
         return DeviceMemory(memory.free_bytes + self.graphs - held, memory.held_bytes + held)
 
     def watch(self) -> PressureMonitor:
@@ -122,8 +120,7 @@ def test_graphs_of_prompts_go_before_the_cache_does_and_come_back_after_it(
     assert here._reclaimer is not None
     here._reclaimer._monitor._block_bytes = BLOCK
     card.engine = here
-    made = GraphPool(Again(), here.model, 1)
-    here._runner.use_graph_pool(made)
+    made = recorded(here, nbytes=card.graphs)
     claims: list[int] = []
     watch = here._reclaimer._monitor
     monkeypatch.setattr(here._reclaimer, "claim_workspace", lambda: claims.append(watch.missing_bytes(64)))

@@ -9,7 +9,8 @@ import torch
 
 from snugvl.engine import engine as engine_module
 from snugvl.engine import in_flight
-from snugvl.engine.graphs import decode as decode_graphs
+from snugvl.engine.graphs import cache as graph_cache
+from snugvl.engine.graphs.cache import GraphCache, GraphKey, Pool, Work
 from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.oom import out_of_memory
 from snugvl.engine.request import EngineRequest
@@ -18,6 +19,7 @@ from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from tests.engine.eager import engine_with
+from tests.engine.test_prefill_graphs import Again
 from tests.engine.toy import BOMB, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 
 FULL = "CUDA out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 7.00 GiB of which …"
@@ -175,68 +177,70 @@ def test_sampled_steps_in_the_air_are_drawn_from_the_same_numbers() -> None:
         assert tokens(outputs[item.request_id]) == tokens(right[item.request_id])
 
 
-def test_a_graph_that_memory_is_short_of_is_done_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    here = engine()
-    graphs = DecodeGraphs(here.model, here._cache, 64, (1, 4))
-    asked: list[int] = []
+class Shorts(Again):
+    """A capturer that memory is short of, or that fails, for some sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.error: Callable[[int], Exception | None] = lambda _size: None
+
+    def capture(self, work: Work, pool: Pool) -> Work:
+        size = len(work.__self__.ids)  # type: ignore[attr-defined]
+        self.sizes.append(size)
+        error = self.error(size)
+        if error is not None:
+            raise error
+        return super().capture(work, pool)
+
+
+def shorts(*sizes: int) -> tuple[DecodeGraphs, GraphCache, Shorts]:
+    here, recorder = engine(), Shorts()
+    made = GraphCache(recorder, here.model)
+    return DecodeGraphs(here.model, here._cache, 64, made, sizes), made, recorder
+
+
+@torch.inference_mode()
+def test_a_graph_that_memory_is_short_of_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    graphs, made, recorder = shorts(1, 4)
     errors: list[Exception] = [torch.OutOfMemoryError(FULL), RuntimeError("a bug")]
-
-    def capture(sequences: int) -> None:
-        asked.append(sequences)
-        raise errors[-1]
-
-    monkeypatch.setattr(graphs, "_graph", capture)
+    recorder.error = lambda _size: errors[-1]
     with pytest.raises(RuntimeError, match="a bug"):
         graphs.ensure(3)
     errors.pop()
-    assert not graphs.released
+    assert not made.released
     assert not graphs.ensure(3)
     assert not graphs.ensure(4), "the same graph"
-    assert asked == [3, 3, 3], "once more with what torch keeps given back"
-    assert graphs.released
-    assert "no memory for the CUDA graph of 4 sequences" in caplog.text
-    graphs.clear()
+    assert recorder.sizes == [4, 4, 4], "once more with what torch keeps given back"
+    assert made.released
+    assert "no memory for the CUDA graph of decode of 4" in caplog.text
+    made.clear()
     assert not graphs.ensure(3)
-    assert asked == [3] * 5
+    assert recorder.sizes == [4] * 5
 
 
+@torch.inference_mode()
 def test_a_graph_comes_before_the_workspace_that_torch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = engine()
-    graphs, kept = here._runner.graphs, [True]
-
-    def record(sequences: int) -> None:
-        if kept:
-            raise torch.OutOfMemoryError(FULL)
-        graphs._graphs[sequences] = None  # type: ignore[assignment]
-
-    monkeypatch.setattr(graphs, "_graph", record)
-    monkeypatch.setattr(decode_graphs, "release", lambda _device: kept.clear())
+    graphs, made, recorder = shorts(1, 4)
+    kept = [True]
+    recorder.error = lambda _size: torch.OutOfMemoryError(FULL) if kept else None
+    monkeypatch.setattr(graph_cache, "release", lambda _device: kept.clear())
     assert graphs.ensure(1)
-    assert graphs.released, "the workspace is to be claimed again"
+    assert made.released, "the workspace is to be claimed again"
 
 
-def test_graphs_are_recorded_ahead_one_at_a_time_for_as_many_as_may_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    here = engine()
-    graphs = DecodeGraphs(here.model, here._cache, 64, (1, 2, 4, 8, 16))
-    asked: list[int] = []
-
-    def record(sequences: int) -> None:
-        asked.append(sequences)
-        if sequences == 2:
-            raise torch.OutOfMemoryError(FULL)
-        graphs._graphs[sequences] = None  # type: ignore[assignment]
-
-    monkeypatch.setattr(graphs, "_graph", record)
-    graphs._graphs[4] = None  # type: ignore[assignment]
+@torch.inference_mode()
+def test_graphs_are_recorded_ahead_one_at_a_time_for_as_many_as_may_run() -> None:
+    graphs, made, recorder = shorts(1, 2, 4, 8, 16)
+    assert graphs.ensure(4)
+    recorder.sizes.clear()
+    recorder.error = lambda size: torch.OutOfMemoryError(FULL) if size == 2 else None
     assert [graphs.capture_next(5) for _ in range(4)] == [True, True, False, False]
-    assert asked == [1, 2, 2, 8], "that of 4 was there, and nobody needs that of 16"
+    assert recorder.sizes == [1, 2, 2, 8], "that of 4 was there, and nobody needs that of 16"
     assert not graphs.capture_next(8)
     graphs.capture_next(9)
-    assert asked[4:] == [16]
+    assert recorder.sizes[4:] == [16]
+    assert not made.lacks(GraphKey("decode", (2,))), "it isn't tried again"
 
 
 def test_what_is_a_lack_of_memory() -> None:

@@ -1,21 +1,18 @@
 """Steps that run ahead of the host give the tokens of steps that wait for it."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from unittest.mock import MagicMock
-
 import pytest
 import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.batch import DecodeRow
-from snugvl.engine.graphs import decode
-from snugvl.engine.graphs.decode import DecodeGraphs, _DecodeGraph
+from snugvl.engine.graphs.cache import GraphCache
+from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import TokenOutput
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch
 from tests.engine.eager import engine_with, finish, request
+from tests.engine.test_prefill_graphs import Again
 from tests.engine.toy import BOMB, POISON, HybridToy, Toy
 
 REQUESTS = [
@@ -159,7 +156,7 @@ def test_a_step_under_way_is_forgotten_by_a_reset() -> None:
 class Seen:
     """A network that keeps the batches it is given."""
 
-    device = torch.device("cpu")
+    device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(self) -> None:
         self.batches: list[ForwardBatch] = []
@@ -170,97 +167,81 @@ class Seen:
         return torch.zeros(len(batch.input_ids), 5) if self.logits is None else self.logits
 
 
-@pytest.fixture
-def bare_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`_DecodeGraph` without CUDA: what is captured is done again."""
-    made = staticmethod(lambda count, dtype: torch.zeros(count, dtype=dtype))
-    monkeypatch.setattr(_DecodeGraph, "_pinned", made)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "Event", MagicMock)
-
-    def capture(work: Callable[[], object], pool: object, stream: object) -> tuple[object, object]:
-        return SimpleNamespace(replay=work, pool=lambda: pool), work()
-
-    monkeypatch.setattr(decode, "capture", capture)
+def batches(network: object, cache: KVCache, *sizes: int) -> tuple[DecodeGraphs, GraphCache, Again]:
+    """Decode graphs without CUDA: what is captured is done again."""
+    recorder = Again()
+    made = GraphCache(recorder, network)  # type: ignore[arg-type]
+    return DecodeGraphs(network, cache, 32, made, sizes), made, recorder  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("bare_graph")
 def test_tables_grow_by_the_blocks_that_are_new() -> None:
     """Where others end nothing is touched; a batch after it begins with its own."""
-    graph = _DecodeGraph(Seen(), allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 4, 8)  # type: ignore[arg-type]
-    graph.capture(None, None)  # type: ignore[arg-type]
-    graph.start([DecodeRow(3, 4, 0, [1]), DecodeRow(3, 6, 0, [2, 3]), DecodeRow(3, 8, 0, [4, 5])])
-    graph.advance(3, {0: (1, [6]), 2: (2, [7, 0])})
+    graphs, _, _ = batches(Seen(), allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 4)
+    assert graphs.ensure(3)
+    graph = graphs._batches[4]
+    graphs.start([DecodeRow(3, 4, 0, [1]), DecodeRow(3, 6, 0, [2, 3]), DecodeRow(3, 8, 0, [4, 5])])
+    graphs.advance(3, {0: (1, [6]), 2: (2, [7, 0])})
     assert [line.tolist()[:4] for line in graph._tables] == [
         [1, 6, 0, 0],
         [2, 3, 0, 0],
         [4, 5, 7, 0],
         [0] * 4,
     ]
-    graph.start([DecodeRow(3, 9, 0, [7, 1, 2])])
+    graphs.start([DecodeRow(3, 9, 0, [7, 1, 2])])
     assert graph._tables[0, :3].tolist() == [7, 1, 2]
     assert graph._lengths.tolist()[1:] == [0, 0, 0], "rows that are nobody's"
 
 
-@pytest.mark.usefixtures("bare_graph")
-def test_masks_choose_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_choose_once_more() -> None:
     """From the same logits; the next step goes on from that token, at the same length."""
     network = Seen()
     network.logits = torch.tensor([[1.0, 5.0, 2.0, 3.0, 4.0], [9.0, 1.0, 1.0, 1.0, 2.0]])
-    graphs = DecodeGraphs(network, allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 64, (2,))  # type: ignore[arg-type]
-    monkeypatch.setattr(graphs, "stream", lambda: None)
+    graphs, _, _ = batches(network, allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 2)
+    assert graphs.ensure(2)
     free = graphs.start([DecodeRow(3, 4, 0, [1]), DecodeRow(3, 6, 0, [2, 3])])
     assert [each.token_id for each in free.results()] == [1, 0]
     for allowed, expected in (([0b11100, 0b11111], [4, 0]), ([0b01000, 0], [3, None])):  # captured, replayed
         typed = graphs.choose(torch.tensor(allowed, dtype=torch.int32)[:, None])
         assert typed is not None
         assert [each.token_id for each in typed.results()] == expected
-        graph = graphs._graph(2)
-        assert graph._ids.tolist() == [expected[0], expected[1] or 0]
+        graph = graphs._batches[2]
+        assert graph.ids.tolist() == [expected[0], expected[1] or 0]
         assert graph._lengths.tolist() == [5, 7]
     assert [each.token_id for each in free.results()] == [1, 0], "what was chosen first stays what it was"
 
 
-@pytest.mark.usefixtures("bare_graph")
-def test_without_memory_for_masks_steps_choose_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = DecodeGraphs(Seen(), allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 64, (2,))  # type: ignore[arg-type]
-    monkeypatch.setattr(graphs, "stream", lambda: None)
+def test_without_memory_for_masks_steps_choose_as_ever() -> None:
+    graphs, made, recorder = batches(Seen(), allocate(Toy(), EngineConfig(num_blocks=8, block_size=4)), 2)
+    assert graphs.ensure(1)
     graphs.start([DecodeRow(3, 4, 0, [1])])
-
-    tried: list[object] = []
-
-    def short(*given: object) -> None:
-        tried.append(given)
-        raise torch.OutOfMemoryError
-
-    again = decode.capture
-    monkeypatch.setattr(decode, "capture", short)
+    recorder.fails, tried = torch.OutOfMemoryError(), made.captures
     masks = torch.ones(1, 1, dtype=torch.int32)
     assert graphs.choose(masks) is None
+    assert recorder.asked == 3, "once more with what torch keeps given back"
     assert graphs.choose(masks) is None
-    assert len(tried) == 1, "it isn't tried at every step"
-    assert graphs.captures == 1
-    monkeypatch.setattr(decode, "capture", again)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    graphs.clear()
+    assert recorder.asked == 3, "it isn't tried at every step"
+    assert made.captures == tried == 1
+    recorder.fails = None
+    made.clear()
+    assert not graphs._batches
+    assert graphs._allowed is None
+    assert graphs.ensure(1)
     graphs.start([DecodeRow(3, 4, 0, [1])])
     assert graphs.choose(masks) is not None
     assert graphs.choose(masks) is not None
-    assert graphs.captures == 3, "two steps, and one that chooses"
+    assert made.captures == 3, "two steps, and one that chooses"
 
 
-@pytest.mark.usefixtures("bare_graph")
-def test_rows_that_fill_up_a_graph_sit_on_nobodys_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_fill_up_a_graph_sit_on_nobodys_slot() -> None:
     """Also while it is captured, when no row is anybody's."""
-    monkeypatch.setattr(_DecodeGraph, "_replay", lambda graph, rows: graph._step())
     cache = allocate(HybridToy(), EngineConfig(num_blocks=8, block_size=4, max_num_seqs=5))
     network = Seen()
-    graph = _DecodeGraph(network, cache, 4, 8)  # type: ignore[arg-type]
-    graph._step()
-    graph.start(
+    graphs, _, _ = batches(network, cache, 4)
+    assert graphs.ensure(2)
+    graphs.start(
         [DecodeRow(token=3, length=2, delta=0, table=[1], slot=4), DecodeRow(3, 6, 0, [2, 3], slot=0)]
     )
-    graph.advance(2, {})
+    graphs.advance(2, {})
     slots = [batch.attention.state_slots for batch in network.batches]
     assert [each.tolist() for each in slots if each is not None] == [
         [5] * 4,

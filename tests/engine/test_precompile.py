@@ -69,13 +69,13 @@ def test_every_kernel_takes_part(mixes: dict[str, Any]) -> None:
 def test_what_one_person_waits_for_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture's prompt and its answer, then texts, then what many at once need."""
     steps: list[tuple[int, ...]] = []
-    cache = SimpleNamespace(storage=torch.empty(0), block_size=16, states=None)
+    cache = SimpleNamespace(storage=torch.empty(0, device="meta"), block_size=16, states=None)
     monkeypatch.setattr(precompile, "allocate", lambda *_: cache)
     monkeypatch.setattr(precompile, "support", lambda *_: None)
     network: Any = SimpleNamespace(
         tower=None,
         decoder=SimpleNamespace(layers=nn.ModuleList()),
-        device=torch.device("cpu"),
+        device=torch.device("meta"),
         config=SimpleNamespace(text=SimpleNamespace(vocab_size=9, predictors=0)),
         forward=lambda batch, _: steps.append(batch.attention.query_lens),
     )

@@ -15,7 +15,7 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.capture import CudaCapturer, GraphPool, Work, capture
+from snugvl.engine.graphs.cache import CudaCapturer, GraphCache, GraphKey, Pool, Work, captured
 from snugvl.engine.graphs.prefill import size_of
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import EngineError
@@ -45,10 +45,11 @@ class Again:
     """A capturer whose graphs do the work again."""
 
     def __init__(self) -> None:
-        self.forgotten = 0
+        self.asked = self.forgotten = 0
         self.fails: Exception | None = None
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, pool: Pool) -> Work:
+        self.asked += 1
         if self.fails is not None:
             raise self.fails
         return work
@@ -56,7 +57,7 @@ class Again:
     def synchronize(self) -> None:
         pass
 
-    def drop_pool(self) -> None:
+    def drop_pool(self, pool: Pool) -> None:
         self.forgotten += 1
 
 
@@ -66,10 +67,14 @@ def _rows_of_nobody_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention.torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
 
 
-def recorded(here: Engine, *, most: int = 48, recorder: Again | None = None) -> GraphPool:
+def recorded(
+    here: Engine, *, most: int = 48, nbytes: int = 1 << 20, recorder: Again | None = None
+) -> GraphCache:
     """Let an engine record; its pictures are one slice each."""
-    made = GraphPool(recorder or Again(), here.model, 1 << 20, most, most)
-    here._runner.use_graph_pool(made)
+    made = here._runner.graph_cache
+    made.capturer, made.most, made.lately, made.nbytes = recorder or Again(), most, most, nbytes
+    made.start()
+    here._runner.use_spare_graphs()
     return made
 
 
@@ -123,7 +128,7 @@ def test_the_real_network_gives_the_same_tokens(tiny_untied: Path) -> None:
             assert tokens(outputs[name]) == tokens(answer)
             assert [o.logprob for o in outputs[name]] == pytest.approx([o.logprob for o in answer], abs=1e-4)
     assert made.replays > 10
-    assert {key[0] for key in made._replays} == {"step", "picture"}  # type: ignore[index]
+    assert {key[0] for key in made._replays} == {"step", "picture"}
 
 
 def test_steps_of_one_size_share_a_recording_that_the_second_one_makes() -> None:
@@ -199,11 +204,11 @@ def test_the_least_recently_used_goes() -> None:
 
     for length in (40, 70, 40, 70):
         ask("a", length)
-    assert list(made._replays) == [("step", 64, 1), ("step", 128, 1)]
+    assert list(made._replays) == [GraphKey("step", (64, 1)), GraphKey("step", (128, 1))]
     ask("b", 40)
     for name in "cd":
         ask(name, 200)
-    assert list(made._replays) == [("step", 64, 1), ("step", 256, 1)]
+    assert list(made._replays) == [GraphKey("step", (64, 1)), GraphKey("step", (256, 1))]
     assert made.captures == 3
     for length in (130, 40, 70, 300, 130):  # two others of no recording came since the first of 130
         ask("e", length)
@@ -239,7 +244,7 @@ def test_models_with_recurrent_states_record_steps_too() -> None:
     for index in range(4):
         item = request(str(index), 1, picture(index), *range(2, 20))
         assert tokens(run(here, item)[str(index)]) == oracle(HybridToy(), item, 8)
-    assert {key[0] for key in made._replays} == {"picture", "step"}  # type: ignore[index]
+    assert {key[0] for key in made._replays} == {"picture", "step"}
 
 
 def test_a_step_that_is_alone_takes_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,16 +310,20 @@ def test_cuda_graphs_share_a_stream_and_a_pool_until_all_are_gone(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "main")
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     recorder = CudaCapturer(CPU, lambda: stream)
-    again = recorder.capture(lambda: said.append("work"))
+    again = recorder.capture(lambda: said.append("work"), "spare")
     assert said == [("after", "main"), (None, "thread_local"), "work", "end"]
     again()
     assert said[4:] == ["replay"]
     with pytest.raises(ZeroDivisionError):
-        recorder.capture(lambda: said.append(1 // 0))
+        recorder.capture(lambda: said.append(1 // 0), "spare")
     assert said[5:] == [("after", "main"), ((0, 7), "thread_local"), "end"], "the stream records no longer"
-    recorder.drop_pool()
-    recorder.capture(lambda: None)
-    assert said[9] == (None, "thread_local")
+    recorder.capture(lambda: None, "lasting")
+    assert said[9] == (None, "thread_local"), "lasting graphs have a pool of their own"
+    recorder.drop_pool("spare")
+    recorder.capture(lambda: None, "spare")
+    assert said[12] == (None, "thread_local")
+    recorder.capture(lambda: None, "lasting")
+    assert said[15] == ((0, 7), "thread_local")
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -334,12 +343,13 @@ def test_no_garbage_is_collected_while_something_is_recorded(
     try:
         free: list[bool] = []
         look = Thread(target=lambda: free.append(capturing.acquire(blocking=False)))
-        _, seen = capture(lambda: (gc.isenabled(), look.start(), look.join())[0], None, stream)
+        seen = list[bool]()
+        captured(lambda: (seen.append(gc.isenabled()), look.start(), look.join())[1], None, stream)
         assert free == [False], "nor does another thread give anything back"
         after = gc.isenabled()
         with pytest.raises(ZeroDivisionError):
-            capture(lambda: 1 // 0, None, stream)
+            captured(lambda: 1 // 0, None, stream)  # type: ignore[arg-type, return-value]
         assert gc.isenabled() == after == collects
-        assert not seen
+        assert seen == [False]
     finally:
         (gc.enable if before else gc.disable)()

@@ -332,7 +332,8 @@ def test_everything_that_holds_memory_lets_go_of_it_before_the_cache_is_made_ane
     steps(here, card, 5)
     assert here._in_flight is not None
     done: list[str] = []
-    monkeypatch.setattr(graphs, "clear", lambda: done.append(f"graphs, in the air {here._in_flight}"))
+    graph_cache = here._runner.graph_cache
+    monkeypatch.setattr(graph_cache, "clear", lambda: done.append(f"graphs, in the air {here._in_flight}"))
     monkeypatch.setattr(
         memory, "release", lambda _device: done.append(f"release, {here._cache.nbytes} bytes")
     )

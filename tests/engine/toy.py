@@ -126,7 +126,7 @@ class Toy(nn.Module):
             for start in range(0, len(batch.scoring.rows), batch.scoring.at_once):
                 wanted = batch.scoring.rows[start : start + batch.scoring.at_once]
                 batch.scoring.look(start, self.logits(x[wanted]))
-        return self.logits(x[batch.logit_rows])
+        return self.logits(batch.wanted(x))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """It never generates an image, a poison or a bomb; NaN stays NaN."""

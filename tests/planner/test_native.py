@@ -103,7 +103,8 @@ def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
 
 def test_the_numbers_are_those_of_the_code() -> None:
     from snugvl.engine import batch
-    from snugvl.engine.graphs import capture, prefill
+    from snugvl.engine.graphs import cache as graph_cache
+    from snugvl.engine.graphs import prefill
     from snugvl.layers.kernels.attention.decode import DecodeCut
     from snugvl.layers.kernels.products import tiles, widen
 
@@ -113,7 +114,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert widen.WIDE_TILE == native.SLICE_ROWS
     assert tiles.SMALL == native.SMALL_ROWS
-    assert (prefill.TOKENS, PATCHES, batch.TABLE, capture.SMALL_BYTES, capture.MOST) == (
+    assert (prefill.TOKENS, PATCHES, batch.TABLE, graph_cache.SMALL_BYTES, graph_cache.MOST) == (
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
     assert memory.STATES_SMALL_BYTES == hybrid.SMALL_BYTES

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.random_plans import GGUFS, ggufs
 
 from snugvl.checkpoint.catalogue import catalogue_facts, q4_k_m
+from snugvl.checkpoint.catalogue import four_bits as awq
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.memory_kinds import Kind
@@ -16,7 +17,6 @@ from snugvl.planner.engines.llamacpp.footprint import cache_bytes
 from snugvl.planner.footprint.total import Footprint
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Plan
-from snugvl.planner.recommend import awq
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes

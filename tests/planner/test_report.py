@@ -64,9 +64,10 @@ def test_what_few_bits_cost_is_said_where_they_are_chosen() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results"
     written = {
         "pocket": json.loads((results / "pocket/format_error.json").read_text())["formats"],
+        "Qwen2.5-Coder-1.5B": json.loads((results / "coder/format_cost.json").read_text())["formats"],
         "SmolLM2-135M": json.loads((results / "smollm2/format_cost.json").read_text())["formats"],
     }
-    groups = {"pocket": "int4, groups of 128", "SmolLM2-135M": "int4, groups of 64"}
+    groups = {name: f"int4, groups of {64 if name == 'SmolLM2-135M' else 128}" for name in written}
     for kind, form in FORMATS.items():
         for model, kl in form.measured.items():
             row = written[model][groups[model] if kind == "int4" else kind]

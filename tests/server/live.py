@@ -17,10 +17,10 @@ from snugvl.core.service import EngineService
 from snugvl.server.app import create_app
 from snugvl.server.connection import address_of, listen, uvicorn_config
 from snugvl.server.context import Context
-from snugvl.server.intake.decoders import Decoders, memory_for_pictures
-from snugvl.server.intake.fetch import Fetcher
-from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.media.decoders import Decoders, memory_for_pictures
+from snugvl.server.media.fetch import Fetcher
+from snugvl.server.media.loading import MediaLoader
+from snugvl.server.media.settings import MediaSettings
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S
 
@@ -28,14 +28,14 @@ from tests.patience import PATIENCE_S
 @cache
 def decoders() -> Decoders:
     """For the pictures of every server in this process: each would start processes of its own."""
-    settings = IntakeSettings()
+    settings = MediaSettings()
     return Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
 
 
-class Shared(Intake):
-    """Its decoders outlive it; what one of its own does at its end, `tests/server/intake` sees."""
+class Shared(MediaLoader):
+    """Its decoders outlive it; what one of its own does at its end, `tests/server/media` sees."""
 
-    def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, settings: MediaSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
         super().__init__(settings, fetcher=fetcher)
         self._pictures.close()
         self._pictures = decoders()

@@ -16,7 +16,7 @@ from snugvl.errors import DeadlineExceeded
 from snugvl.server import streaming
 from snugvl.server.app import create_app
 from snugvl.server.context import Context, context_of
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.settings import ServerSettings
 from snugvl.server.streaming import Event, event_stream, line_stream
 from tests.server.fake import FakeService, Script
@@ -63,7 +63,7 @@ def test_nothing_of_a_stream_goes_on_when_it_has_ended() -> None:
     async def left() -> set[asyncio.Task[Any]]:
         context: Any = SimpleNamespace(settings=ServerSettings())
         nobody: Any = None
-        answer = event_stream(nobody, context, events())
+        answer = event_stream(context, events())
         await answer({"type": "http"}, nobody, AsyncMock())
         await asyncio.sleep(0)  # the turn in which what was cancelled ends
         return asyncio.all_tasks() - {asyncio.current_task()}
@@ -92,9 +92,9 @@ def test_streams_of_every_protocol(path: str, sse: bool, expected: str) -> None:
 
     async def route(request: Request) -> Response:
         stream = event_stream if sse else line_stream
-        return stream(request, context_of(request), events())  # type: ignore[arg-type]
+        return stream(context_of(request), events())  # type: ignore[arg-type]
 
-    app = create_app(Context(FakeService(), ServerSettings(), Intake()))
+    app = create_app(Context(FakeService(), ServerSettings(), MediaLoader()))
     app.router.add_route(path, route, methods=["GET"])
     with live(FakeService(), app=app) as base:
         assert expected in httpx.get(base + path).text

@@ -23,7 +23,7 @@ from snugvl.server import connection, fields, together
 from snugvl.server import run as run_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
 from snugvl.server.settings import ServerSettings
 from tests.draws import draws
@@ -347,6 +347,7 @@ THREE_PICTURES: dict[str, tuple[dict[str, Any], str | None]] = {  # bodies, and 
         None,
     ),
     "/api/generate": ({"model": "pocket", "prompt": "a", "images": [DOT] * 3}, None),
+    "/v1/vision/ask": ({"question": "a", "images": [URL] * 3}, "images[2]"),
 }
 
 
@@ -359,7 +360,7 @@ def test_more_pictures_than_the_model_takes_are_refused_before_one_is_fetched(pa
         fetched.append(named)
 
     body, field = THREE_PICTURES[path]
-    with live(service) as base, patch.object(Intake, "_bytes", noted):
+    with live(service) as base, patch.object(MediaLoader, "_bytes", noted):
         answer = httpx.post(base + path, json=body, timeout=LONG_S)
     assert answer.status_code == 400
     assert "the conversation has 3 pictures, and fake was started to take at most 2" in answer.text

@@ -18,19 +18,23 @@ from snugvl.inputs.tools import in_text
 from snugvl.server.anthropic import conversation as anthropic
 from snugvl.server.anthropic.schemas import MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MAX_MEDIA, MediaLoader, MediaRef, RequestMedia
 from snugvl.server.ollama import conversation as ollama
 from snugvl.server.ollama.schemas import ChatRequest
 from snugvl.server.openai import responses_request as responses
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.messages import MAX_PARTS
 from snugvl.server.openai.messages import conversation_of as chat_conversation
-from snugvl.server.together import MAX_MEDIA, fetch_all
+from snugvl.server.record import Notes, RequestRecord
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 
-# A context and media that no conversation without pictures asks.
-NOBODY: Any = SimpleNamespace(intake=SimpleNamespace(check_all=len), check_all=len)
+
+async def nothing(*_: object) -> dict[str, Picture]:
+    return {}
+
+
+NOBODY: Any = SimpleNamespace(load=nothing, notes=Notes())  # media of a conversation without pictures
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -74,22 +78,24 @@ def test_more_pictures_than_are_taken_are_refused_before_one_is_looked_at(
     path, body = bodies(MAX_MEDIA + 1, "aaaa")[name]
     looked: list[str] = []
 
-    async def look(self: Intake, url: str, **_: Any) -> Picture:
+    async def look(self: MediaLoader, url: str, *_: Any) -> bytes:
         looked.append(url)
         raise AssertionError("too late")
 
-    with patch.object(Intake, "picture", look):
+    with patch.object(MediaLoader, "_bytes", look):
         answer = http.post(path, json=body)
     assert (answer.status_code, looked) == (400, [])
     assert f"{MAX_MEDIA + 1} pictures and videos; at most {MAX_MEDIA}" in answer.text
 
 
 def test_as_many_pictures_as_are_taken_are_taken() -> None:
-    async def fetch(part: int, path: str) -> Picture:
-        return Picture(Image.new("RGB", (1, 1), (part % 256, 0, 0)))
+    async def load(refs: dict[str, MediaRef], *_: object, **__: object) -> dict[str, Picture]:
+        return {path: Picture(Image.new("RGB", (1, 1))) for path in refs}
 
-    wanted = {f"messages[0].content[{part}]": part for part in range(MAX_MEDIA)}
-    assert asyncio.run(fetch_all(wanted, fetch, lambda _: None)).keys() == wanted.keys()
+    places = [f"messages[0].content[{part}]" for part in range(MAX_MEDIA)]
+    loader: Any = SimpleNamespace(load=load, before_all=lambda _: None)
+    wanted = {place: MediaRef("data:,a", place) for place in places}
+    assert asyncio.run(RequestMedia(loader, RequestRecord("1")).load(wanted)).keys() == wanted.keys()
 
 
 def test_frames_are_pictures_too(http: httpx.Client) -> None:

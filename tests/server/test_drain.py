@@ -70,14 +70,14 @@ def test_the_decoder_is_started_while_the_engine_loads(
     """And what is left to it, where the system doesn't confine it, is said."""
     warmed = asyncio.Event()
 
-    class Intake:
+    class MediaLoader:
         async def warm(self) -> tuple[str, ...]:
             warmed.set()
             return left
 
     async def test() -> None:
         service = FakeService(health=Health("starting", "starting torch", 0.0))
-        context: Any = SimpleNamespace(service=service, intake=Intake())
+        context: Any = SimpleNamespace(service=service, media=MediaLoader())
         warmer = asyncio.ensure_future(run_module._warm(context))
         await asyncio.sleep(3 * run_module.POLL_S)
         assert not warmed.is_set()  # torch is being imported

@@ -12,7 +12,8 @@ from snugvl import errors as ours
 from snugvl.server import errors
 from snugvl.server.body import parse_json
 from snugvl.server.fields import Strict
-from snugvl.server.wishes import refused
+from snugvl.server.record import RequestRecord, begin_record
+from snugvl.server.unsupported import refused
 
 
 class TextPart(Strict):
@@ -31,7 +32,7 @@ class MessageIn(Strict):
 
 
 class Body(Strict):
-    wishes: ClassVar = {
+    unsupported: ClassVar = {
         "n": refused("one", 1),
         "store": refused("no", False),
         "logit_bias": refused("no", {}),
@@ -191,7 +192,7 @@ ANTHROPIC_SAYS = {
 @pytest.mark.parametrize(("status", "kind"), ANTHROPIC_SAYS.items())
 def test_anthropics_clients_read_the_type_of_an_error(status: int, kind: str) -> None:
     """They wait and try again after some, and give up after others."""
-    body = errors.error_body(HTTPException(status, "what and why"), "anthropic")
+    body = errors.error_body(HTTPException(status, "what and why"), "anthropic", "req_1")
     assert body["error"] == {"type": kind, "message": "what and why"}
 
 
@@ -255,5 +256,7 @@ def test_json_that_is_fine() -> None:
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2"), (59.01, "60")])
 def test_retry_after_is_never_too_soon(seconds: float, told: str) -> None:
-    answer = errors.error_response(ours.RateLimited("slower", retry_after_s=seconds), "/v1/models")
+    scope: dict[str, Any] = {"path": "/v1/models"}
+    begin_record(scope, RequestRecord("req_1"))
+    answer = errors.error_response(ours.RateLimited("slower", retry_after_s=seconds), scope)
     assert answer.headers["retry-after"] == told

@@ -1,6 +1,6 @@
 """Hostile HTTP over every protocol, each with its exact answer, and a server that lives on.
 
-(Values inside of JSON: `test_hostile_values.py`; pictures and URLs: `intake/test_corpus.py`.)
+(Values inside of JSON: `test_hostile_values.py`; pictures and URLs: `media/test_corpus.py`.)
 """
 
 import hmac

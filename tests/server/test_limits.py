@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ from snugvl.core.messages import Text
 from snugvl.server import receiving
 from snugvl.server.access import Bucket
 from snugvl.server.receiving import BodyBudget, Receiving, RequestBody
-from snugvl.server.record import REQUEST_RECORD, RequestRecord
+from snugvl.server.record import RequestRecord, begin_record
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
 from tests.server.fake import FakeService, Script
@@ -247,14 +248,12 @@ def test_the_deadline_reaches_the_engine() -> None:
 
 def test_what_a_request_has_taken_is_taken_off_its_deadline() -> None:
     middleware = Receiving(FakeService(), ServerSettings(deadline_s=600.0))  # type: ignore[arg-type]
-    token = REQUEST_RECORD.set(RequestRecord("a", started=time.monotonic() - 500))
-    try:
-        left_s = middleware._remaining_s({"type": "http", "method": "POST"})
-        assert left_s is not None
-        assert left_s <= 100
-        assert middleware._remaining_s({"type": "http", "method": "GET"}) is None
-    finally:
-        REQUEST_RECORD.reset(token)
+    scope: dict[str, Any] = {"type": "http", "method": "POST"}
+    begin_record(scope, RequestRecord("a", started=time.monotonic() - 500))
+    left_s = middleware._remaining_s(scope)
+    assert left_s is not None
+    assert left_s <= 100
+    assert middleware._remaining_s({**scope, "method": "GET"}) is None
 
 
 def test_an_answer_that_has_begun_is_not_ended_by_the_deadline_of_its_beginning() -> None:
@@ -273,8 +272,8 @@ def test_an_answer_that_has_begun_is_not_ended_by_the_deadline_of_its_beginning(
         raise AssertionError
 
     async def answer() -> None:
-        REQUEST_RECORD.set(RequestRecord("a", started=time.monotonic() - 600))
         scope = {"type": "http", "method": "POST", "path": "/v1/vision/ask", "headers": []}
+        begin_record(scope, RequestRecord("a", started=time.monotonic() - 600))
         await Receiving(app, ServerSettings(deadline_s=600.0))(scope, receive, send)
 
     asyncio.run(answer())

@@ -11,7 +11,7 @@ from snugvl.server.anthropic.schemas import MessagesRequest
 from snugvl.server.app import create_app
 from snugvl.server.context import Context
 from snugvl.server.fields import MAX_NAME
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.ollama.schemas import ChatRequest as OllamaRequest
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest
@@ -42,7 +42,7 @@ def test_a_list_ends_at_its_first_wrong_item(kind: type[BaseModel], body: dict[s
 @pytest.fixture(scope="module")
 def http() -> Any:
     settings = ServerSettings()
-    app = create_app(Context(FakeService(), settings, Intake.from_settings(settings)))
+    app = create_app(Context(FakeService(), settings, MediaLoader.from_settings(settings)))
     with TestClient(app, base_url="http://localhost") as client:
         yield client
 

@@ -14,8 +14,8 @@ from snugvl.tasks.training import FEW, PHOTOGRAPH, VIDEO
 from tests.patience import PATIENCE_S
 from tests.photographs import photograph
 from tests.server.fake import FakeService
-from tests.server.intake.films import film
 from tests.server.live import live
+from tests.server.media.films import film
 
 HEADER = "snugvl-warning"
 QUESTION = {"type": "text", "text": "What is it?"}

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.server.app import create_app
 from snugvl.server.context import Context
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.settings import ServerSettings
 from tests.server.conftest import Shared
 from tests.server.fake import FakeService
@@ -60,7 +60,7 @@ def test_the_model_itself(base: str, pocket: NativeBackend) -> None:
 
 def undocumented() -> FastAPI:
     """An app with one route that answers what the document doesn't say."""
-    app = create_app(Context(FakeService(), ServerSettings(), Intake()))
+    app = create_app(Context(FakeService(), ServerSettings(), MediaLoader()))
 
     @app.get("/odd")
     async def odd() -> PlainTextResponse:

@@ -40,6 +40,7 @@ def test_live_but_not_ready(state: str) -> None:
             "progress": 0.25,
             "restarts": 2,
             "retry_after_s": 2.4,
+            "replaced": [],
         }
         assert httpx.get(base + "/health/live").status_code == 200
 

@@ -8,7 +8,7 @@ import pytest
 import snugvl
 from snugvl.core.messages import user
 from snugvl.core.training import Training
-from snugvl.server.intake.pipe import _picture
+from snugvl.server.media.pipe import _picture
 from snugvl.tasks.training import FEW, PHOTOGRAPH, warnings
 from tests.photographs import photograph
 from tests.tasks.fake import FakeBackend

@@ -3,10 +3,12 @@
 The data is `catalogue.json`; its tensors follow from the configuration, and the order by quality from the
 published scores, each with its source. Revisions are unknown.
 
-Of a GGUF whose file hasn't been read the facts are those of llama.cpp's Q4_K_M, in which nearly every model
-is published. Its types follow from names and shapes alone: four bits, but six for the values and second
-products of every third layer and those at both ends, and for the head; norms in 32 bits, the vision tower in
-16. The bytes are those of a file with these tensors (`tests/checkpoint/test_gguf_editions.py`).
+Of a GGUF whose file hasn't been read the facts are those that `llama-quantize` would make: nearly every
+model is published in Q4_K_M, mixtures in Q3_K_M to Q8_0. Types follow from names and shapes alone (`_Mix`):
+of Q4_K_M four bits, but six for the values and second products of every third layer and those at both ends,
+and for the head; norms in 32 bits, the vision tower in 16. The bytes are those of a file with these
+tensors; published files of mixtures, whose makers choose some types themselves, are up to 8 % larger
+(`tests/checkpoint/test_gguf_editions.py`).
 """
 
 import json
@@ -26,7 +28,7 @@ from snugvl.checkpoint.assemble import (
     folder_material,
     network_of,
 )
-from snugvl.checkpoint.facts import GgufFacts, Material, ModelFacts, Stored, TensorFact
+from snugvl.checkpoint.facts import GgufFacts, Material, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families.traits import Network
 from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.locate import POCKET, locate
@@ -38,12 +40,51 @@ _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)
 
 
 FILE_TYPE: Final = "Q4_K_M"
+GROUP: Final = 128  # inputs that share a scale in nearly all pre-quantized 4-bit editions
 MOST_TOKENS: Final = 4096  # of a picture of Qwen's families in llama.cpp
 BLOCKS_OF: Final[dict[str, tuple[int, int]]] = {  # values and bytes
-    "Q4_K": (256, 144), "Q6_K": (256, 210), "Q8_0": (32, 34), "Q5_0": (32, 22), "F16": (1, 2), "F32": (1, 4),
+    "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q8_0": (32, 34),
+    "IQ4_NL": (32, 18), "Q5_0": (32, 22), "Q5_1": (32, 24), "F16": (1, 2), "F32": (1, 4),
 }  # fmt: skip
-FINER: Final = ("v_proj.weight", "down_proj.weight", "down_proj")
-FLOAT: Final = ("conv1d.weight", "mlp.gate.weight", "pos_embed.weight")  # the second: a mixture's router
+DOWN: Final = ("down_proj.weight", "down_proj")
+VALUES: Final = "v_proj.weight"
+JOINED: Final = "in_proj_qkv.weight"  # queries, keys and values of linear attention
+# The second: a mixture's router; the third: the gate of its shared expert, a vector there.
+FLOAT: Final = ("conv1d.weight", "mlp.gate.weight", "shared_expert_gate.weight", "pos_embed.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """Types of one file type as `llama-quantize` chooses them (llama.cpp, src/llama-quant.cpp).
+
+    Attributes:
+        base: of what nothing else is said.
+        more: of values and second products, in every third layer and those at both ends (`first` 0).
+        first: one of so many layers, the first ones, has second products of type `early`; 0: `more`.
+        early, rest: of second products in the first layers, and in the others.
+        values: of the first two layers' values, and of the others'.
+        joined, out: of `JOINED` in mixtures, and of the attention's output.
+    """
+
+    base: str
+    more: str = ""
+    first: int = 0
+    early: str = ""
+    rest: str = ""
+    values: tuple[str, str] = ("", "")
+    joined: str = ""
+    out: str = ""
+
+
+MIXES: Final[Mapping[str, _Mix]] = {
+    "Q3_K_M": _Mix("Q3_K", "", 16, "Q5_K", "Q4_K", ("Q5_K", "Q4_K"), joined="Q4_K", out="Q4_K"),
+    "Q4_K_M": _Mix("Q4_K", "Q6_K", joined="Q5_K"),
+    "Q5_K_M": _Mix("Q5_K", "Q6_K", joined="Q6_K"),
+    "Q6_K": _Mix("Q6_K"),
+    "Q8_0": _Mix("Q8_0"),
+}
+# Of tensors whose rows aren't whole blocks of 256.
+NARROW: Final = {"Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 UNREAD: Final = "its file has not been read; only llama.cpp is planned for it"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -56,7 +97,7 @@ class Form:
     """
 
     repo: str
-    quantization: Literal["fp8"] | None = None
+    quantization: Literal["fp8", "gptq"] | None = None
     stores_head: bool = False
 
 
@@ -95,6 +136,8 @@ class Entry:
         quality_rank: 1 is the best of the catalogue among those that see; None: not ranked against them.
         small_files_bytes: approximate bytes of tokenizer, templates and configuration.
         gguf: name of a GGUF of it, published by its maker or llama.cpp's, with its mmproj; or "".
+        ggufs: other GGUFs of it that people hold.
+        above: where nothing published of it stands here: the model right above which it is ranked, and why.
     """
 
     name: str
@@ -108,6 +151,13 @@ class Entry:
     scores: tuple[Score, ...] = ()
     quality_rank: int | None = None
     gguf: str = ""
+    ggufs: tuple[str, ...] = ()
+    above: tuple[str, str] | None = None
+
+    @property
+    def editions(self) -> tuple[str, ...]:
+        """All GGUFs, the one to be led to first."""
+        return tuple(filter(None, (self.gguf, *self.ggufs)))
 
     @property
     def quality_source(self) -> str:
@@ -116,6 +166,8 @@ class Entry:
             return (
                 "last: a demonstration model of this project for drawn shapes and words, not for photographs"
             )
+        if self.above is not None:
+            return f"right above {self.above[0]}: {self.above[1]}"
         if not self.scores:
             return "not ranked: text only"
         ranked = next((each for each in self.scores if each.benchmark == RANKED_BY), None)
@@ -133,7 +185,7 @@ def entries() -> tuple[Entry, ...]:
     found = [_entry(values, data) for values in data["models"]]
     order = [*_ordered(found), _pocket()]
     ranked = (replace(entry, quality_rank=place) for place, entry in enumerate(order, 1))
-    return (*ranked, *(entry for entry in found if not entry.scores))
+    return (*ranked, *(entry for entry in found if not entry.scores and entry.above is None))
 
 
 def thinks_about_pictures(model_type: str) -> bool | None:
@@ -151,7 +203,7 @@ def _data() -> dict[str, Any]:
 
 def _ordered(found: list[Entry]) -> list[Entry]:
     """Entries with scores, best first. One without the ranking benchmark stands right above the best that it
-    beats on all that both have; of equals the file's first is first."""
+    beats on all that both have; of equals the file's first is first. Last come those whose place is said."""
     scores = {entry.name: {each.benchmark: each.value for each in entry.scores} for entry in found}
     order = [entry for entry in found if RANKED_BY in scores[entry.name]]
     order.sort(key=lambda entry: -scores[entry.name][RANKED_BY])
@@ -167,6 +219,9 @@ def _ordered(found: list[Entry]) -> list[Entry]:
                 break
         else:
             raise AssertionError(f"the catalogue has nothing to rank {entry.name} by")
+    for entry in found:
+        if entry.above is not None:
+            order.insert([each.name for each in order].index(entry.above[0]), entry)
     return order
 
 
@@ -180,8 +235,13 @@ def find(model: str) -> tuple[Entry, Form] | None:
 
 
 def published_as(gguf: str) -> Entry | None:
-    """The entry whose `gguf` has this name, or None."""
-    return next((entry for entry in entries() if entry.gguf and entry.gguf.lower() == gguf.lower()), None)
+    """The entry of which a GGUF has this name, or None."""
+    return _published().get(gguf.lower())
+
+
+@cache
+def _published() -> dict[str, Entry]:
+    return {name.lower(): entry for entry in entries() for name in entry.editions}
 
 
 def did_you_mean(model: str) -> str:
@@ -214,7 +274,7 @@ def catalogue_facts(model: str) -> ModelFacts | None:
     if found is None:
         if (entry := published_as(model)) is None or (facts := catalogue_facts(entry.name)) is None:
             return None
-        return q4_k_m(facts, entry.gguf)
+        return gguf_edition(facts, next(each for each in entry.editions if each.lower() == model.lower()))
     entry, form = found
     if entry.name == POCKET:  # its headers are here to be read
         return assemble(POCKET, folder_material(locate(POCKET)))
@@ -226,7 +286,40 @@ def catalogue_facts(model: str) -> ModelFacts | None:
     tensors = tuple(_stored(network, form, *_DTYPES[str(config["dtype"])]))
     download = sum(tensor.nbytes for tensor in tensors) + entry.small_files_bytes
     material = Material(where, "catalogue", None, config, entry.images, tensors, download)
-    return assemble(model, material, network)
+    facts = assemble(model, material, network)
+    return four_bits(facts, experts_alone=True) if form.quantization == "gptq" else facts
+
+
+def four_bits(facts: ModelFacts, *, experts_alone: bool = False) -> ModelFacts:
+    """Facts of a model's 4-bit edition: codes, scales and zero points of the decoder, of 128 inputs each.
+
+    Args:
+        experts_alone: attention and shared experts stay as they are, as in Qwen's own GPTQ editions.
+    """
+    tensors: list[TensorFact] = []
+    kinds = ("expert",) if experts_alone else ("linear", "expert")
+    for tensor in facts.tensors:
+        if tensor.role not in kinds or not tensor.loaded or len(tensor.shape) < 2:
+            tensors.append(tensor)
+            continue
+        *experts, rows, columns = tensor.shape
+        name, role = tensor.name.removesuffix("weight"), tensor.role
+        groups, many = columns // GROUP, prod(experts)
+        parts: tuple[tuple[str, Role, str, int, int], ...] = (
+            ("qweight", role, "I32", columns, 4),
+            ("qzeros", role, "I32", groups, 4),
+            ("scales", "scale", "F16", groups, 16),
+        )
+        for part, kind, dtype, inputs, bits in parts:
+            shape = (*experts, inputs, rows // 8 if dtype == "I32" else rows)
+            tensors.append(TensorFact(f"{name}{part}", kind, dtype, shape, many * inputs * rows * bits // 8))
+    stored = sum(tensor.nbytes for tensor in tensors) - sum(tensor.nbytes for tensor in facts.tensors)
+    return replace(
+        facts,
+        tensors=tuple(tensors),
+        quantization=PREQUANTIZED[4],
+        download_bytes=facts.download_bytes + stored,
+    )
 
 
 # As published beside Qwen3's FP8 weights. Everything but the matrices of the decoder stays 16-bit.
@@ -272,6 +365,10 @@ def _entry(values: Mapping[str, Any], data: Mapping[str, Any]) -> Entry:
     images = values.get("images")
     looked_up = {
         "forms": tuple(Form(**form) for form in values["forms"]),
+        "ggufs": tuple(
+            f"{repo}:{kind}" for repo, kinds in values.get("ggufs", {}).items() for kind in kinds.split()
+        ),
+        "above": tuple(values["above"]) if "above" in values else None,
         "sees": images is not None,
         "scores": tuple(
             Score(**{**score, "source": data["sources"][score["source"]]})
@@ -284,7 +381,17 @@ def _entry(values: Mapping[str, Any], data: Mapping[str, Any]) -> Entry:
 
 def q4_k_m(facts: ModelFacts, name: str) -> ModelFacts:
     """The model as a GGUF in Q4_K_M that goes by `name`."""
-    tensors = tuple(_q4_k_m_tensors(facts))
+    return gguf_edition(facts, f"{name}:{FILE_TYPE}", called=name)
+
+
+def gguf_edition(facts: ModelFacts, name: str, *, called: str = "") -> ModelFacts:
+    """The model as a GGUF "owner/name:QUANT", of which QUANT is a key of `MIXES`.
+
+    Args:
+        called: what it goes by instead.
+    """
+    file_type = name.rpartition(":")[2]
+    tensors = tuple(_gguf_tensors(facts, MIXES[file_type]))
     vision = facts.vision
     if vision is not None and isinstance(vision.rule, SmartResize):
         most = MOST_TOKENS * (vision.patch_size * vision.merge_size) ** 2
@@ -292,25 +399,25 @@ def q4_k_m(facts: ModelFacts, name: str) -> ModelFacts:
     layers = tuple(replace(each, state_bytes=each.state(4), state_values=0) for each in facts.text.kv_layers)
     return replace(
         facts,
-        name=name,
+        name=called or name,
         tensors=tensors,
         text=replace(facts.text, kv_layers=layers),
         vision=vision,
-        quantization=PREQUANTIZED[4],
+        quantization=PREQUANTIZED[8 if MIXES[file_type].base in ("Q6_K", "Q8_0") else 4],
         native=False,
         predictor=None,
         download_bytes=sum(tensor.nbytes for tensor in tensors if tensor.loaded),
-        gguf=GgufFacts(FILE_TYPE, vision.deepstack_levels if vision else 0, why_not=UNREAD),
+        gguf=GgufFacts(file_type, vision.deepstack_levels if vision else 0, why_not=UNREAD),
     )
 
 
-def _q4_k_m_tensors(facts: ModelFacts) -> Iterator[TensorFact]:
+def _gguf_tensors(facts: ModelFacts, mix: _Mix) -> Iterator[TensorFact]:
     for tensor in facts.tensors:
         if not tensor.loaded or (tensor.role == "lm_head" and facts.tied):
             continue
         match = _LAYER.search(tensor.name)
         sees = tensor.role in ("vision", "connector")
-        dtype = _q4_k_m_type(tensor, facts, -1 if match is None else int(match[1]))
+        dtype = _gguf_type(tensor, facts, -1 if match is None else int(match[1]), mix)
         values, nbytes = BLOCKS_OF[dtype]
         prefix = "v." if sees else "" if match is None else f"blk.{match[1]}."
         yield tensor._replace(
@@ -318,15 +425,33 @@ def _q4_k_m_tensors(facts: ModelFacts) -> Iterator[TensorFact]:
         )
 
 
-def _q4_k_m_type(tensor: TensorFact, facts: ModelFacts, layer: int) -> str:
-    """The type that `llama-quantize` chooses for a tensor in Q4_K_M."""
+def _gguf_type(tensor: TensorFact, facts: ModelFacts, layer: int, mix: _Mix) -> str:
+    """The type that `llama-quantize` chooses for a tensor."""
     if len(tensor.shape) == 1 or tensor.name.endswith(FLOAT):
         return "F32"
     if tensor.role in ("vision", "connector"):
         return "F16"
+    kind = mix.base
+    if tensor.role == "lm_head" or (tensor.role == "embedding" and facts.tied):
+        kind = "Q8_0" if mix.base == "Q8_0" else "Q6_K"
+    elif layer >= 0:
+        kind = _layer_type(tensor.name, layer, facts, mix) or mix.base
+    if tensor.shape[-1] % BLOCKS_OF[kind][0]:
+        kind = NARROW.get(kind, "F16")
+    return kind if tensor.shape[-1] % BLOCKS_OF[kind][0] == 0 else "F16"
+
+
+def _layer_type(name: str, layer: int, facts: ModelFacts, mix: _Mix) -> str:
+    """Type of a layer's matrix where it isn't `mix.base`; else ""."""
     layers = facts.text.num_layers
-    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
-    finer = tensor.role == "lm_head" or (tensor.role == "embedding" and facts.tied)
-    finer = finer or (layer >= 0 and more and tensor.name.endswith(FINER))
-    kinds = ("Q6_K", "Q8_0", "F16") if finer else ("Q4_K", "Q5_0", "F16")
-    return next(kind for kind in kinds if tensor.shape[-1] % BLOCKS_OF[kind][0] == 0)
+    if name.endswith(JOINED):
+        # Dense files were planned, and measured, without it; a third of a per cent there.
+        return mix.joined if facts.text.experts_used else ""
+    if mix.more and name.endswith((VALUES, *DOWN)):
+        more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+        return mix.more if more else ""
+    if name.endswith(VALUES):
+        return mix.values[0 if layer < 2 else 1]
+    if name.endswith(DOWN) and mix.first:
+        return mix.early if layer < layers // mix.first else mix.rest
+    return mix.out if name.endswith("self_attn.o_proj.weight") else ""

@@ -196,6 +196,8 @@ class LoadingProgress:
         room = f"{found.context_tokens:,} tokens of context{images}{self._pool(found.context_tokens)}"
         if found.plan is not None and found.plan.changed:
             self._say(found.plan.changed)
+        for sentence in found.replaced:
+            self._say(sentence)
         self._say(f"ready in {seconds:.1f} s{where}: {room}")
 
     def _pool(self, context: int) -> str:

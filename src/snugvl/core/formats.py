@@ -72,20 +72,21 @@ class Format:
         return self.bits + SCALE_BITS * (1 + self.zero) / group
 
 
-# The finest first. No larger language model than these two could be had where it was measured; docs/plan.md
-# has the tables, of `training/format_cost.py` and `training/pocket/format_error.py`. SmolLM2's matrices don't
-# divide into groups of 128, so that its int4 is in groups of 64, and what it loses in int8 and FP8 can't be
-# said. With int4 it takes another likeliest word at about every fourth place.
+# The finest first. docs/plan.md has the tables, of `training/format_cost.py` and
+# `training/pocket/format_error.py`. SmolLM2's matrices don't divide into groups of 128: its int4 is in groups
+# of 64, and what it loses in int8 and FP8 can't be said. With int4 it takes another likeliest word at about
+# every fourth place, the release of 1.5B at every eleventh.
+CODER, SMOLLM2 = "Qwen2.5-Coder-1.5B", "SmolLM2-135M"
 FORMATS: Final[Mapping[str, Format]] = {
     "bf16": Format((16,)),
-    "fp8": Format((8,), measured={"pocket": 0.00031}),
-    "int8": Format((8,), measured={"pocket": 0.00008}),
+    "fp8": Format((8,), measured={"pocket": 0.00031, CODER: 0.00294}),
+    "int8": Format((8,), measured={"pocket": 0.00008, CODER: 0.00056}),
     "int6": Format(
         (4, 2),
         group=64,
         zero=True,
         since=(8, 0),
-        measured={"pocket": 0.00028, "SmolLM2-135M": 0.011},
+        measured={"pocket": 0.00028, CODER: 0.00194, SMOLLM2: 0.011},
         differ="hardly differ",
     ),
     "int5": Format(
@@ -93,14 +94,14 @@ FORMATS: Final[Mapping[str, Format]] = {
         group=64,
         zero=True,
         since=(8, 0),
-        measured={"pocket": 0.00111, "SmolLM2-135M": 0.0337},
+        measured={"pocket": 0.00111, CODER: 0.00658, SMOLLM2: 0.0337},
         differ="differ little",
         written=(5.5, 0.0335, 0.0195),
     ),
     "int4": Format(
         (4,),
         zero=True,
-        measured={"pocket": 0.00352, "SmolLM2-135M": 0.141},
+        measured={"pocket": 0.00352, CODER: 0.0374, SMOLLM2: 0.141},
         differ="differ noticeably (small models more, large ones less)",
         written=(4.75, 0.131, 0.0509),
     ),

@@ -365,6 +365,7 @@ class Capabilities:
         counts_by_size: whether the tokens of a picture follow from its size alone.
         ignores: fields of `SamplingParams` without effect here, each with the text of the answer's warning.
         vague_limits: whether a refusal as too long doesn't say if prompt or `max_tokens` is to blame.
+        replaced: a sentence for each kernel that isn't used on this GPU, as a check found it wrong.
     """
 
     model: str
@@ -391,6 +392,7 @@ class Capabilities:
     counts_by_size: bool = True
     ignores: tuple[tuple[str, str], ...] = ()
     vague_limits: bool = False
+    replaced: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

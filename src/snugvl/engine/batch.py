@@ -35,6 +35,7 @@ from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import to_device, upload
 from snugvl.models.batch import DraftBatch, ForwardBatch, Scoring
 
@@ -463,11 +464,11 @@ def places(
     lengths: torch.Tensor, deltas: torch.Tensor, tables: torch.Tensor, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions `[3, sequences]` and slots `[sequences]` of the newest tokens; −1 where the length is 0."""
-    if lengths.is_cuda:
+    if by_kernels(lengths, "place_tokens"):
         from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
 
         return decode_step.places(lengths, deltas, tables, block_size)
     place = (lengths.long() - 1).clamp(min=0)
-    blocks = tables[torch.arange(len(lengths)), place // block_size].long()
+    blocks = tables.gather(1, (place // block_size)[:, None])[:, 0].long()
     slots = torch.where(lengths > 0, blocks * block_size + place % block_size, -1)
     return (place + deltas).expand(3, -1), slots

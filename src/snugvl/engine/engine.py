@@ -81,7 +81,7 @@ class Engine:
             mask_threads(), model.config.text.vocab_size, pinned=model.device.type == "cuda"
         )
         self._claim = claim or DeviceClaim(model.device)
-        self._claim.use(self._runner.graphs.note_release, self._masks.close, self._runner.close)
+        self._claim.use(self._runner.graph_cache.note_release, self._masks.close, self._runner.close)
         self.steps = self._computed = self._faults = self._shortages = 0
 
     @property
@@ -115,8 +115,8 @@ class Engine:
             faults=self._faults,
             shortages=self._shortages,
             kernel_compilations=self._runner.compilations.count,
-            graph_captures=self._runner.captures,
-            recorded=self._runner.num_graphs,
+            graph_captures=self._runner.graph_cache.captures,
+            recorded=self._runner.graph_cache.spare,
         )
 
     def add(self, request: EngineRequest) -> None:
@@ -253,7 +253,7 @@ class Engine:
             bool(running)
             and not self._scheduler.could_admit
             and not any(each.prefills or each.alone for each in running)
-            and not self._runner.has_due
+            and not self._runner.graph_cache.has_due
         )
 
     def _schedule(self, outputs: list[TokenOutput]) -> Schedule | None:

@@ -19,7 +19,7 @@ import torch
 from snugvl.checkpoint.architecture import no_predictor
 from snugvl.core.config import EngineConfig
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.graphs.capture import SMALL_BYTES
+from snugvl.engine.graphs.cache import SMALL_BYTES
 from snugvl.engine.oom import pooled_bytes, release
 from snugvl.engine.pressure import PressureMonitor, sizes
 from snugvl.engine.runner import Runner
@@ -116,25 +116,23 @@ class MemoryReclaimer:
         Before it gets smaller the graphs of prompts go, which only save time; they come back after it has
         grown.
         """
-        if self._runner.graphs.released:
-            self._runner.graphs.released = False
+        graphs, now = self._runner.graph_cache, self._scheduler.pool.num_blocks
+        if graphs.released:
+            graphs.released = False
             self.claim_workspace()
-        now, graph_pool = self._scheduler.pool.num_blocks, self._runner.graph_pool
-        if graph_pool is not None:
-            self._monitor.given_bytes = 0 if graph_pool.on else self._config.step_graph_bytes
+        self._monitor.given_bytes = graphs.given_bytes
         new, self._loads = self._runner.loads != self._loads, self._runner.loads
         blocks = self._monitor.update(now, self._scheduler.needed_blocks, at_once=at_once or new)
         if blocks is None:
             return None
-        if graph_pool is None:
-            return None if blocks == now and self._slots == self._scheduler.slots else blocks
-        if self._monitor.target < now and graph_pool.on:
+        if self._monitor.target < now and graphs.on:
             logger.warning("other programs need memory: steps with prompts go without CUDA graphs")
             self._runner.drop_graphs()
             self.claim_workspace()
             return None
-        if blocks == now == self._monitor.most and not graph_pool.on and self._monitor.room_is_back():
-            graph_pool.start()
+        whole = blocks == now == self._monitor.most
+        if whole and graphs.given_bytes and self._monitor.room_is_back():
+            graphs.start()
         return None if blocks == now and self._slots == self._scheduler.slots else blocks
 
     @property
@@ -147,7 +145,7 @@ class MemoryReclaimer:
         self._scheduler.resize(0, self._scheduler.slots)
         self._encoder.cache_bytes = 0 if blocks < self._monitor.most else self._config.encoder_cache_bytes
         self._encoder.clear()
-        self._runner.clear()
+        self._runner.graph_cache.clear()
         reallocate(cache, sizes(blocks), self._config, self._slots)
         slots = self._config.max_num_seqs if cache.states is None else cache.states.slots
         self._monitor.slots = slots

@@ -10,7 +10,7 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,8 +28,9 @@ from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.ggml import TypedRows
 from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
-from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.kv_cache import KVCache, e4m3_bytes
 from snugvl.layers.linear import Linear
+from snugvl.layers.replaced import withdrawn, without
 from snugvl.layers.weights import FormatName
 from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, encoded
@@ -39,6 +40,8 @@ from snugvl.models.networks import LoadableNetwork
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
 # An image that the tower encodes in one chunk, one in several, and a video.
 GRIDS: tuple[GridTHW, ...] = ((1, 16, 16), (1, 96, 96), (2, 16, 16))
+BEFORE = 100  # tokens that each sequence has in the cache, and some more, where there is memory
+MOST_BEFORE = BEFORE + 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,12 @@ def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """What runs, and on what."""
+    """What runs, and on what; `withdrawn`: kernels that aren't used there."""
 
     outline: Outline
     engine: EngineConfig
     hardware: Hardware
+    withdrawn: tuple[str, ...] = ()
 
 
 def compile_job_of(network: LoadableNetwork, config: EngineConfig, device: torch.device) -> CompileJob:
@@ -121,7 +125,7 @@ def compile_job_of(network: LoadableNetwork, config: EngineConfig, device: torch
         max_batched_tokens=config.max_batched_tokens,
         kv_cache=config.kv_cache,
     )
-    return CompileJob(outline_of(network, network.config), sizes, hardware_of(device))
+    return CompileJob(outline_of(network, network.config), sizes, hardware_of(device), withdrawn())
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +144,17 @@ def read_compiler() -> None:
 
 
 def compile_kernels(
-    job: CompileJob, number: int = 0, count: int = 1, first: Callable[[], object] = lambda: None
+    job: CompileJob,
+    number: int = 0,
+    count: int = 1,
+    first: Callable[[], object] = lambda: None,
+    said: Callable[[str, str], None] = lambda *_: None,
 ) -> CompileReport:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder.
 
     Those of share `number` of `count`: each has some of those that are needed first. The first of its own is
     compiled before it finds out what else there is, and would have it wait for Python's lock. `first` is
-    called when its own of those that one person's first question needs are compiled.
+    called when its own of those that one person's first question needs are compiled; `said`: see `Compiler`.
     """
     from snugvl.layers.kernels.compiler.ahead_of_time import (
         Compiler,
@@ -154,7 +162,7 @@ def compile_kernels(
         dry_run,
     )  # they need triton
 
-    compiler, place = Compiler(job.hardware), itertools.count()
+    compiler, place = Compiler(job.hardware, said=said), itertools.count()
 
     def noted(launch: KernelLaunch) -> None:
         at = next(place)
@@ -163,7 +171,7 @@ def compile_kernels(
             if at == number:
                 compiling.result()
 
-    with torch.inference_mode(), dry_run(job.hardware, noted):
+    with torch.inference_mode(), without(job.withdrawn), dry_run(job.hardware, noted):
         rehearse(network_from(job.outline), job.engine, lambda: compiler.then(first))
     done = list(compiler.results())
     failed = (f"{launch.name}: {error}" for launch, error in done if error is not None)
@@ -173,13 +181,15 @@ def compile_kernels(
 def rehearse(
     network: LoadableNetwork, config: EngineConfig, first: Callable[[], object] = lambda: None
 ) -> None:
-    """Run every kind of step, image and filter on a network without memory; within `dry_run`.
+    """Run every kind of step, image and filter on a network without memory, within `dry_run`; or with it.
 
     What a person who asks about a picture or, in a few words, without one waits for comes first; when that is
     done `first` is called. Then come other texts, then what many at once need.
     Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to sizes that are among these.
     """
     cache, hidden = allocate(network, config), hidden_states(network, config)
+    if network.device.type != "meta":
+        _remember(cache)
     prompts = edges(config.max_batched_tokens)
     decodes = edges(config.max_num_seqs)
     network.forward(_batch((prompts[-1],), cache, hidden), cache)
@@ -196,14 +206,14 @@ def rehearse(
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
     _batch((2,), cache).attention.token_by_token(2)  # guessed tokens
-    scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
+    scores = fresh((2, network.config.text.vocab_size), torch.float32, network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
 
 
 def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
     """What the predictor computes for so many sequences, beyond what it does of prompts."""
     batch = _batch((1,) * count, cache)
-    hidden = torch.empty(count, network.config.text.hidden_size, dtype=network.dtype, device=network.device)
+    hidden = fresh((count, network.config.text.hidden_size), network.dtype, network.device)
     attention = replace(batch.attention, starts=None)
     network.guess(network.predict(batch.input_ids, hidden, batch.positions, cache, attention))
 
@@ -212,17 +222,27 @@ def _around(network: LoadableNetwork, cache: KVCache) -> None:
     """What a decode graph does beside the network."""
     device, count = network.device, 2
 
-    def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    def numbers(dtype: torch.dtype, *shape: int, below: int = 1) -> torch.Tensor:
+        return fresh(shape, dtype, device, below)
 
-    lengths, tables = numbers(torch.int32, count), numbers(torch.int32, count, 1)
-    places(lengths, numbers(torch.int64, count), tables, cache.block_size)
+    lengths = numbers(torch.int32, count, below=cache.block_size)
+    tables = numbers(torch.int32, count, 1, below=cache.num_blocks)
+    places(lengths, numbers(torch.int64, count, below=9), tables, cache.block_size)
     vocab = network.config.text.vocab_size
     logits = numbers(torch.float32, count, vocab)
-    bits = numbers(torch.int32, count, (vocab + 31) // 32)
+    bits = numbers(torch.int32, count, (vocab + 31) // 32, below=1 << 31)
     for allowed in (None, bits):
         choose(logits, numbers(torch.int64, count), numbers(torch.int64, count), lengths, allowed)
     likeliest(logits, bits)
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device, below: int = 1) -> torch.Tensor:
+    """Numbers that nobody has seen; whole ones from 0 to less than `below`. None without memory."""
+    if device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=dtype, device=device)
+    return torch.randint(below, tuple(shape), dtype=dtype, device=device)
 
 
 def edges(most: int) -> list[int]:
@@ -261,7 +281,60 @@ def _batch(lengths: tuple[int, ...], cache: KVCache, hidden: torch.Tensor | None
         starts=numbers(sequences + 1, dtype=torch.int32),
         lengths=numbers(sequences, dtype=torch.int32),
     )
-    return packed_batch(parts, cache, lengths, lengths, hidden=hidden)
+    if device.type == "meta":
+        return packed_batch(parts, cache, lengths, lengths, hidden=hidden)
+    contexts = tuple(new + before for new, before in zip(lengths, befores(sequences), strict=True))
+    parts = _with_values(parts, lengths, contexts, cache, 1 if hidden is None else len(hidden))
+    return packed_batch(parts, cache, lengths, contexts, hidden=hidden)
+
+
+def _remember(cache: KVCache) -> None:
+    """Let a cache be full of what nobody wrote, as if there were tokens before."""
+    values = fresh(cache.storage.shape[1:], torch.float32, cache.storage.device)
+    cache.storage.copy_(e4m3_bytes(values) if cache.fp8 else values)
+    if cache.states is not None:
+        cache.states.recurrent.normal_(0, 0.1)
+        cache.states.inputs.normal_()
+
+
+def befores(sequences: int) -> list[int]:
+    """Tokens that each of some sequences has in the cache already, where there is memory."""
+    return [BEFORE + 7 * sequence % (MOST_BEFORE - BEFORE) for sequence in range(sequences)]
+
+
+def _with_values(
+    parts: Numbers[torch.Tensor],
+    lengths: tuple[int, ...],
+    contexts: tuple[int, ...],
+    cache: KVCache,
+    kept: int,
+) -> Numbers[torch.Tensor]:
+    """What steps are told, as the runner would: every sequence in blocks of its own."""
+    device, size = parts.ids.device, cache.block_size
+    blocks = [-(-context // size) for context in contexts]
+    firsts = [0, *itertools.accumulate(blocks)]
+    tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32, device=device)
+    places, starts = [], [0, *itertools.accumulate(lengths)]
+    for sequence, (new, context) in enumerate(zip(lengths, contexts, strict=True)):
+        tables[sequence, : blocks[sequence]] = torch.arange(firsts[sequence], firsts[sequence + 1])
+        places.append(torch.arange(context - new, context) + firsts[sequence] * size)
+    slots = torch.cat(places).to(device)
+    tokens = torch.arange(len(slots), device=device)
+    alone = torch.arange(len(lengths), device=device)
+    return parts._replace(
+        ids=tokens % 97,
+        positions=(tokens + BEFORE).expand(3, -1).contiguous(),
+        slots=slots,
+        logit_rows=torch.tensor(starts[1:], device=device) - 1,
+        tables=tables,
+        state_slots=alone,
+        landings=torch.zeros_like(alone),
+        unsure=torch.zeros_like(alone),
+        hidden_rows=tokens % kept,
+        following=tokens % 89,
+        starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        lengths=torch.tensor(contexts, dtype=torch.int32, device=device),
+    )
 
 
 def _encode(network: LoadableNetwork, grid: GridTHW) -> None:
@@ -269,6 +342,6 @@ def _encode(network: LoadableNetwork, grid: GridTHW) -> None:
     assert vision is not None, "a tower has a configuration"
 
     def read(start: int, end: int) -> torch.Tensor:
-        return torch.empty(end - start, vision.patch_dim, dtype=network.dtype, device=network.device)
+        return fresh((end - start, vision.patch_dim), network.dtype, network.device)
 
     encoded(network.encode_in_steps(read, grid))

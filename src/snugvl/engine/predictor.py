@@ -39,7 +39,7 @@ from snugvl.engine.batch import (
 )
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, PendingDrafts
-from snugvl.engine.graphs.capture import GraphPool
+from snugvl.engine.graphs.cache import GraphCache, GraphKey
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
@@ -68,15 +68,15 @@ class Drafter:
 
     Attributes:
         hidden: `[slots · RECENT + 1, hidden]`, hidden states of the last `RECENT` tokens of each sequence:
-            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is unused.
-        graph_pool: the pool of its CUDA graphs; None: kernels are launched one by one.
+            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is nobody's.
+        graphs: where its graphs are; None: it goes launch by launch.
     """
 
     def __init__(self, model: PredictingNetwork, cache: KVCache, config: EngineConfig) -> None:
         hidden = hidden_states(model, config)
         assert hidden is not None, "a network without a predictor"
         self.hidden = hidden
-        self.graph_pool: GraphPool | None = None
+        self.graphs: GraphCache | None = None
         self._last: PendingDrafts | None = None
         self._model, self._cache = model, cache
         self._rows = _size(config.max_num_seqs)
@@ -140,16 +140,15 @@ class Drafter:
         size = _size(len(sequences))
         lines = np.zeros((size, ROW_FIELDS + self._blocks), dtype=np.int32)
         pack_rows(lines, [_newest(each) for each in sequences])
-        key = ("drafts", size, count)
-        pooled = self.graph_pool is not None and self.graph_pool.admit(key)
-        if self.graph_pool is not None and pooled:
-            buffers = self.graph_pool.buffers("buffers of drafts", self._buffers)
-            buffers.lines[:size].copy_(to_device(torch.from_numpy(lines), self._model.device))
-            self.graph_pool.run(key, lambda: self._draft(buffers, size, count))
-        else:
-            buffers = self._buffers()
-            buffers.lines[:size].copy_(to_device(torch.from_numpy(lines), self._model.device))
+        key, graphs = GraphKey("drafts", (size, count)), self.graphs
+        if graphs is not None and not graphs.admit(key):
+            graphs = None
+        buffers = self._buffers() if graphs is None else graphs.buffers("buffers of drafts", self._buffers)
+        buffers.lines[:size].copy_(to_device(torch.from_numpy(lines), self._model.device))
+        if graphs is None:
             self._draft(buffers, size, count)
+        else:
+            graphs.run(key, lambda: self._draft(buffers, size, count))
         return buffers.drafts[: len(sequences), :count]
 
     def _buffers(self) -> _Buffers:

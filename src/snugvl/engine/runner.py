@@ -1,6 +1,7 @@
 """Starts the steps of the network: a schedule in, logits out; by a CUDA graph where there is one."""
 
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import cast
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine.batch import Unread, batch_of, rows_of
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
+from snugvl.engine.graphs.cache import CudaCapturer, GraphCache
 from snugvl.engine.graphs.decode import DecodeGraphs, Replay
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
@@ -19,7 +20,9 @@ from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, slot_of
 from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
+from snugvl.layers.driver import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import recordable
 from snugvl.layers.upload import to_device
 from snugvl.models.batch import Network, PredictingNetwork, Scoring
 from snugvl.models.loader import tensor_bytes
@@ -40,24 +43,25 @@ class Runner:
         if model.config.text.predictors:
             self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
         self._hidden = None if self.drafter is None else self.drafter.hidden
-        self.graphs = DecodeGraphs(model, cache, config.max_model_len, hidden=self._hidden)
-        self.has_graphs = model.device.type == "cuda"
+        self.has_graphs = model.device.type == "cuda" and recordable()
+        capturer = CudaCapturer(model.device, partial(stream_on, model.device, CAPTURES))
+        self.graph_cache = GraphCache(capturer, model, config.step_graph_bytes if self.has_graphs else 0)
+        self.graph_cache.on_void("spare", self._forget_drafts)  # they stand in memory that is wanted
+        self.graphs = DecodeGraphs(model, cache, config.max_model_len, self.graph_cache, hidden=self._hidden)
         self.compilations = compilations(model.device)  # those that a step waits for
-        self.graph_pool: GraphPool | None = None
         self._config = config
         self._steps: StepGraphs | None = None
-        if self.has_graphs and config.step_graph_bytes:
-            capturer = CudaCapturer(model.device, self.graphs.stream)
-            self.use_graph_pool(GraphPool(capturer, model, config.step_graph_bytes))
+        if self.graph_cache.on:
+            self.use_spare_graphs()
 
-    def use_graph_pool(self, graph_pool: GraphPool) -> None:
-        """Run steps with parts of prompts, and small pictures, by CUDA graphs from now on."""
-        self.graph_pool = graph_pool
+    def use_spare_graphs(self) -> None:
+        """Run steps with parts of prompts, drafts and small pictures by CUDA graphs from now on."""
+        graphs = self.graph_cache
         if self.drafter is not None:
-            self.drafter.graph_pool = graph_pool
-        self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool, self._hidden)
+            self.drafter.graphs = graphs
+        self._steps = StepGraphs(self.model, self.cache, self._config, graphs, self._hidden)
         if self.model.tower_is_capturable:
-            self.encoder.use_graphs(PictureGraphs(self.model, graph_pool))
+            self.encoder.use_graphs(PictureGraphs(self.model, graphs))
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -69,15 +73,14 @@ class Runner:
     @torch.inference_mode()
     def capture_due(self) -> None:
         """Capture graphs of what the last step ran for the second time."""
-        if self.graph_pool is not None:
-            self.graph_pool.capture_due()
+        self.graph_cache.capture_due()
 
     def close(self) -> None:
         """Wait for what runs, and let go of network, cache and graphs. Nothing can be run afterwards."""
         try:
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
-            self.clear()
+            self.graph_cache.close()
         finally:
             vars(self).clear()  # some of what is here refers to this runner
 
@@ -90,38 +93,16 @@ class Runner:
             "encoder_outputs": self.encoder.nbytes,
         }
 
-    def clear(self) -> None:
-        """Let go of all graphs; each is made again when it is needed."""
-        self.graphs.clear()
-        self._forget_drafts()
-        if self.graph_pool is not None:
-            self.graph_pool.clear()
-
-    @property
-    def has_due(self) -> bool:
-        """Whether there is something for `capture_due`."""
-        return self.graph_pool is not None and self.graph_pool.has_due
-
     @property
     def loads(self) -> int:
         """Kernels and CUDA graphs that went to the device until now: the driver takes memory for them."""
-        return self.compilations.loaded + self.captures
-
-    @property
-    def captures(self) -> int:
-        """CUDA graphs that were captured, each again after a `clear`."""
-        return self.graphs.captures + (0 if self.graph_pool is None else self.graph_pool.captures)
-
-    @property
-    def num_graphs(self) -> int:
-        """CUDA graphs of steps with prompts and of pictures that there are now."""
-        return 0 if self.graph_pool is None else len(self.graph_pool)
+        return self.compilations.loaded + self.graph_cache.captures
 
     def drop_graphs(self) -> None:
-        """Let go of the graph_pool, whose memory is wanted, and make none: it was room to spare."""
-        self._forget_drafts()
-        if self.graph_pool is not None and self.graph_pool.on:
-            self.graph_pool.stop()
+        """Let go of the spare graphs, whose memory is wanted, and make none: it was room to spare."""
+        was_on = self.graph_cache.on
+        self.graph_cache.stop()
+        if was_on:
             release(self.model.device)
 
     def run(self, step: Schedule) -> tuple[torch.Tensor, Replay | None]:
@@ -195,7 +176,6 @@ class Runner:
             self.cache.states.save(self.cache.states.scratch if slot is None else slot, snapshot)
 
     def _forget_drafts(self) -> None:
-        """They stand in memory that is wanted."""
         if self.drafter is not None:
             self.drafter.forget()
 

@@ -285,7 +285,7 @@ class Sweep:
                 slots=1,
                 heads=(linear.value_heads, linear.key_dim, linear.value_dim),
                 inputs=(linear.kernel - 1, linear.channels),
-                checkpoints=2,
+                snapshots=2,
                 dtype=self._network.dtype,
                 device=self._network.device,
             )

@@ -19,9 +19,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import by_kernels, usable
 from snugvl.layers.upload import upload
 
 FEW = 16  # queries of a sequence that aren't a part of a prompt
+MOST_SCORES = 1 << 24  # that plain torch makes at once on a GPU, whose memory is planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class AttentionMetadata:
         starts, lengths = self.starts, self.lengths
         assert starts is not None
         assert lengths is not None
-        if starts.is_cuda:
+        if by_kernels(starts, "set_apart"):
             from snugvl.layers.kernels.decode_step import apart  # needs triton, which only GPUs bring
 
             seen, tables = apart(starts, lengths, self.block_tables, tokens)
@@ -127,22 +129,46 @@ def paged_attention(
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
     metadata = metadata.apart or metadata
-    if query.is_cuda:
+    splits, chunks = usable("attend_splits", "merge_splits"), usable("attend_chunk")
+    if by_kernels(query) and (splits or chunks):
         from snugvl.layers.kernels.attention import paged as kernels  # needs triton, which only GPUs bring
 
         if metadata.lengths is None:
             metadata = metadata.on_device()
-        lengths = metadata.lengths
+        lengths, starts = metadata.lengths, metadata.starts
         assert lengths is not None
         where = (*cache.layer(layer), metadata.block_tables)
-        if metadata.decodes:
+        if metadata.decodes and splits:
             return kernels.decode(query, *where, lengths, metadata.block_size, scale, window, gates)
-        starts = metadata.starts
-        assert starts is not None
-        output = kernels.chunk(query, *where, starts, lengths, metadata.block_size, scale, window)
+        if starts is None:
+            starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=query.device)
+        if chunks:
+            output = kernels.chunk(query, *where, starts, lengths, metadata.block_size, scale, window)
+        else:
+            output = _each(query, where, replace(metadata, starts=starts), scale, window)
     else:
         output = _plain(query, cache, layer, metadata, scale, window)
     return output if gates is None else output.mul_(gates.sigmoid())
+
+
+def _each(
+    query: torch.Tensor, where: tuple[torch.Tensor, ...], metadata: AttentionMetadata, scale: float,
+    window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """Chunks by the kernels of decoding, a few tokens at a time: each is a sequence of its own."""
+    from snugvl.layers.kernels.attention.paged import decode  # needs triton, which only GPUs bring
+
+    each = metadata.token_by_token(len(query)).apart
+    assert each is not None
+    assert each.lengths is not None
+    keys, values, _ = where
+    parts = (part.split(4 * FEW) for part in (query, each.block_tables, each.lengths))
+    return torch.cat(
+        [
+            decode(q, keys, values, tables, lengths, metadata.block_size, scale, window)
+            for q, tables, lengths in zip(*parts, strict=True)
+        ]
+    )
 
 
 def _plain(
@@ -154,13 +180,13 @@ def _plain(
     window: int | None,
 ) -> torch.Tensor:
     """Paged attention in plain torch, without gates."""
-    if metadata.starts is not None:
+    if metadata.starts is not None or query.is_cuda:
         metadata = metadata.on_host()
     elif metadata.decodes:
         metadata = metadata.on_host()
         return _decode(query, cache, layer, metadata, scale, window)
     output = torch.empty_like(query)
-    together = _single(metadata)
+    together = [] if query.is_cuda else _single(metadata)  # a GPU's memory is planned: one after the other
     if together:  # beside some that have a few queries each (guessed tokens)
         first = [0, *accumulate(metadata.query_lens)]
         rows = torch.tensor([first[sequence] for sequence in together])
@@ -168,7 +194,7 @@ def _plain(
         part = replace(metadata, context_lens=contexts, block_tables=metadata.block_tables[together])
         output[rows] = _decode(query[rows], cache, layer, part, scale, window)
     for sequence, (start, end) in enumerate(pairwise([0, *accumulate(metadata.query_lens)])):
-        if start == end or sequence in together:
+        if start == end or sequence in together or not metadata.context_lens[sequence]:
             continue
         slots = metadata.slots(sequence, metadata.context_lens[sequence])
         keys, values = cache.gather(layer, slots, query.dtype)
@@ -189,6 +215,11 @@ def _causal(
 ) -> torch.Tensor:
     """One sequence `[tokens, heads, head_dim]`: its last `len(query)` positions attend causally to `key`."""
     new, context = query.shape[0], key.shape[0]
+    if query.is_cuda and new > 1 and query.shape[1] * new * context > MOST_SCORES:
+        half = new // 2
+        seen = context - new + half
+        first = _causal(query[:half], key[:seen], value[:seen], scale, window)
+        return torch.cat((first, _causal(query[half:], key, value, scale, window)))
     mask = None
     if window is not None and window < context:
         mask = torch.ones(new, context, dtype=torch.bool, device=query.device).tril(context - new)

@@ -1,9 +1,11 @@
 """Counts the kernels that had to be compiled in this process. All requests wait meanwhile, so each is logged.
 
-What Triton finds in its folder on disk is not compiled: it is there within some milliseconds.
+What Triton finds in its folder on disk is not compiled: it is there within some milliseconds. What another
+process compiles at this moment (`backends/native/ahead.py`) is waited for, and isn't compiled twice.
 """
 
 import logging
+import threading
 from functools import cache
 from typing import Any
 
@@ -33,6 +35,40 @@ class Compilations:
             logger.info("compiled the kernel %s in %.2f s", src.name, times.total / 1e6)
         if self._other is not None:
             self._other(src=src, times=times, cache_hit=cache_hit, **more)
+
+
+class Elsewhere:
+    """Variants that other processes compile now, by digests. Safe to use from several threads."""
+
+    def __init__(self, most_s: float = 60.0) -> None:
+        """`most_s`: seconds that a variant is waited for."""
+        self._most_s = most_s
+        self._changed = threading.Condition()
+        self._begun: dict[str, object] = {}  # and who compiles it
+
+    def begins(self, digest: str, who: object) -> None:
+        """`who` compiles it from now on."""
+        with self._changed:
+            self._begun[digest] = who
+
+    def ends(self, digest: str | None = None, who: object = None) -> None:
+        """It is compiled, or that has failed; or all is that `who` had begun."""
+        with self._changed:
+            for each, mine in list(self._begun.items()):
+                if each == digest or (digest is None and mine is who):
+                    del self._begun[each]
+            self._changed.notify_all()
+
+    def wait(self, digest: str) -> bool:
+        """Wait until nobody compiles it; whether somebody did."""
+        with self._changed:
+            if digest not in self._begun:
+                return False
+            self._changed.wait_for(lambda: digest not in self._begun, self._most_s)
+            return True
+
+
+elsewhere = Elsewhere()
 
 
 def compilations(device: torch.device) -> Compilations:

@@ -15,6 +15,7 @@ from torch.nn.functional import linear, silu
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.layers.ggml import GgmlType, TypedRows, parts_of, sort_bytes, wide_planes
 from snugvl.layers.norm import RMSNorm
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.weights import GROUP, WORDS, FormatName, Weights, to_few_bits, to_int8
 
 SLICE_BYTES = 16 << 20  # of widened weights in `Linear.wide_product`
@@ -138,7 +139,7 @@ class Linear(nn.Module):
         """Rows `ids` `[n]`, as an embedding: `[n, columns]`."""
         if self.format == "ggml":
             return self._lookup_blocks(ids, dtype)
-        if ids.is_cuda:
+        if by_kernels(ids, "embed"):
             from snugvl.layers.kernels.rows import lookup  # needs triton, which only GPUs bring
 
             assert self.format in ("bf16", "int8"), "an embedding is bf16 or int8"
@@ -153,7 +154,7 @@ class Linear(nn.Module):
 
     def _lookup_blocks(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         (part,) = self.parts
-        if ids.is_cuda:
+        if by_kernels(ids, "widen_rows"):
             from snugvl.layers.kernels.products.ggml import lookup  # needs triton, which only GPUs bring
 
             return lookup(ids, self.weights, dtype)
@@ -173,10 +174,10 @@ class Linear(nn.Module):
 
         `residual` `[tokens, rows]` is added, and may be written over.
         """
-        if x.is_cuda and (self.format != "bf16" or self._few(x)):
+        if by_kernels(x) and (self.format != "bf16" or self._few(x)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
 
-            return product(
+            found = product(
                 x,
                 self.weights,
                 bias=self.bias,
@@ -187,10 +188,13 @@ class Linear(nn.Module):
                 swiglu=swiglu,
                 dtype=dtype,
             )
+            if found is not None:
+                return found
         plain = norm is None and self.bias is None and not swiglu and dtype is None
-        if residual is not None and x.is_cuda and plain:
+        if residual is not None and x.is_cuda and plain and self.format == "bf16":
             return torch.addmm(residual, x, self.weight.T, out=residual)  # a launch less
-        y = self._plain(x if norm is None else norm(x))
+        x = x if norm is None else norm(x)
+        y = self.wide_product(x) if x.is_cuda else self._plain(x)  # of a GPU's memory a slice at a time
         if swiglu:
             y = _swiglu(y)
         y = y if residual is None else residual + y
@@ -205,7 +209,7 @@ class Linear(nn.Module):
         self, x: torch.Tensor, tail: "Linear", *, norm: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`self(x)` and `tail(x)`, which has few rows: of one row of input in one launch."""
-        if x.is_cuda and len(x) == 1 and self.bias is None and tail.format == "bf16":
+        if len(x) == 1 and self.bias is None and tail.format == "bf16" and by_kernels(x):
             from snugvl.layers.kernels.products.linear import product_with_tail  # needs triton, as above
 
             weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
@@ -240,11 +244,11 @@ class Linear(nn.Module):
 
     def _widen(self, first: int, out: torch.Tensor) -> None:
         """Rows `first …` as they are meant, to `out` `[n, columns]`."""
-        if out.is_cuda and self.format == "ggml":
+        if self.format == "ggml" and by_kernels(out, "widen_rows"):
             from snugvl.layers.kernels.products.ggml import widen  # needs triton, which only GPUs bring
 
             widen(self.weights, first, out)
-        elif out.is_cuda and self.format == "int8":
+        elif self.format == "int8" and by_kernels(out, "widen_codes"):
             from snugvl.layers.kernels.products.widen import widen_int8  # needs triton, which only GPUs bring
 
             widen_int8(self.weights, first, out)
@@ -280,7 +284,7 @@ def _times(
 
 def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    if not gate_up.is_cuda:
+    if not by_kernels(gate_up, "gated"):
         return silu(gate) * up
     from snugvl.layers.kernels.products.widen import swiglu  # needs triton, which only GPUs bring
 

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from snugvl.layers.replaced import by_kernels
+
 
 class RMSNorm(nn.Module):
     """`x / rms(x) * (offset + weight)` over the last dimension (https://arxiv.org/abs/1910.07467).
@@ -17,13 +19,18 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` `[…, size]`."""
-        if x.is_cuda:
+        if by_kernels(x, "rms_norm"):
             from snugvl.layers.kernels.rows import normed  # needs triton, which only GPUs bring
 
             return normed(x, self.weight, self.eps, self.offset)
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        if self.offset:
-            return (wide * (self.offset + self.weight.float())).to(x.dtype)
-        # Rounded before the weight, as transformers does: in bf16 the order decides the last bit.
-        return self.weight * wide.to(x.dtype)
+        return plain_norm(x, self.weight, self.eps, self.offset)
+
+
+def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """RMSNorm of `x` `[…, size]` in plain torch."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (wide * (offset + weight.float())).to(x.dtype)
+    # Rounded before the weight, as transformers does: in bf16 the order decides the last bit.
+    return weight * wide.to(x.dtype)

@@ -13,6 +13,7 @@ import torch
 from snugvl.core.formats import FORMATS, FewBits
 from snugvl.layers import ggml
 from snugvl.layers.ggml import TypedRows
+from snugvl.layers.replaced import by_kernels
 
 FormatName = Literal["bf16", "fp8", "int8", FewBits, "ggml"]  # "ggml" is read, never made
 GROUP = 128  # columns that share a scale (those of few bits may have 32 or 64, int8 a whole row)
@@ -124,7 +125,7 @@ def to_few_bits(
         squares: mean square of each column's input, `[columns]`: a weight's error counts as much as what it
             is multiplied with (`models/sensitivity.py`). None: all alike.
     """
-    if values.is_cuda and FORMATS[kind].since is not None:
+    if by_kernels(values, "round_groups") and FORMATS[kind].since is not None:
         from snugvl.layers.kernels import rounding  # needs triton, which only GPUs bring
 
         return rounding.to_few_bits(values, kind, group, squares, rounds)

@@ -16,6 +16,7 @@ from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
+from snugvl.layers.replaced import by_kernels
 from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.rope import CosSin, rotate, rotation_of
 
@@ -77,7 +78,7 @@ class Attention(nn.Module):
         self, qkv: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """Norm and rotate queries and keys, write keys and values into the cache; `[tokens, heads, dim]`."""
-        if qkv.is_cuda:
+        if by_kernels(qkv, "rope_and_cache"):
             from snugvl.layers.kernels.attention.paged import write  # needs triton, which only GPUs bring
 
             norms, eps, offset = None, 0.0, 0.0

@@ -33,6 +33,7 @@ from snugvl.layers.delta_rule import EPS, Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
+from snugvl.layers.replaced import by_kernels
 
 PIECE: Final = 256  # tokens of a chunk that are in float32 at a time
 
@@ -100,6 +101,10 @@ def join_projections(layers: nn.Module) -> None:
             module.join()
 
 
+# Of a layer; a decode step takes two of them.
+KERNELS: Final = ("convolve", "slide", "correct", "solve", "scan", "gate")
+
+
 class GatedDeltaNet(nn.Module):
     """One layer's linear attention."""
 
@@ -141,9 +146,15 @@ class GatedDeltaNet(nn.Module):
         """`x` `[tokens, hidden]` plus attention over its `norm`; the states take the new tokens in."""
         assert cache.states is not None, "the cache has no states for linear layers"
         projected, rates = self._projected(x, norm)
-        attend = self._by_kernels if x.is_cuda else self._plain
-        result: torch.Tensor = self.out_proj(attend(projected, rates, cache.states, metadata), residual=x)
+        attended = self._attend(projected, rates, cache.states, metadata)
+        result: torch.Tensor = self.out_proj(attended, residual=x)
         return result
+
+    def _attend(
+        self, projected: torch.Tensor, rates: torch.Tensor, states: StateCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        attend = self._by_kernels if by_kernels(projected, *KERNELS) else self._plain
+        return attend(projected, rates, states, metadata)
 
     def _projected(self, x: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries, keys, values and gates `[tokens, channels + values]`; what makes betas, then decays."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from snugvl.layers.replaced import by_kernels
 from snugvl.models.batch import GridTHW
 from snugvl.models.rope import inverse_frequencies
 
@@ -145,7 +146,7 @@ class Rotation:
 
         In float32, and then rounded to the dtype of `x`.
         """
-        if x.is_cuda:
+        if by_kernels(x, "rotate_patches"):
             from snugvl.layers.kernels.vision import rotate  # needs triton, which only GPUs bring
 
             rotate(x, places, self.cos, self.sin)

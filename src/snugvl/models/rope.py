@@ -30,6 +30,7 @@ from snugvl.checkpoint.architecture import (
     Rope,
     YarnScaling,
 )
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.shared import shared
 from snugvl.models.batch import GridTHW
 
@@ -154,7 +155,7 @@ def rotation_of(positions: torch.Tensor, rope: Rope, dtype: torch.dtype) -> CosS
     steps = _frequencies(rope, positions.device)
     magnitude = rope.scaling.magnitude if isinstance(rope.scaling, YarnScaling | LongRope) else 1.0
     axes = None if rope.sections is None else _axes(rope.sections, positions.device, rope.interleaved)
-    if positions.is_cuda:
+    if by_kernels(positions, "turn_by"):
         from snugvl.layers.kernels.rows import rotation  # needs triton, which only GPUs bring
 
         return rotation(positions, steps, axes, magnitude, dtype)

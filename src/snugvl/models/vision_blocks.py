@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
+from snugvl.layers.replaced import by_kernels
 from snugvl.models.patches import FrameGroup, Rotation
 
 
@@ -68,7 +69,7 @@ def _attend(query: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 
 def _added(x: torch.Tensor, delta: torch.Tensor, norm: nn.Module) -> torch.Tensor:
     """`x += delta` `[rows, hidden]`, and the `norm` of the sum."""
-    if x.is_cuda and isinstance(norm, nn.LayerNorm):
+    if by_kernels(x, "add_layer_norm") and isinstance(norm, nn.LayerNorm):
         from snugvl.layers.kernels.vision import add_normed  # needs triton, which only GPUs bring
 
         return add_normed(x, delta, norm.weight, norm.bias, norm.eps)

@@ -3,12 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import prod
 from typing import Final
 
-from snugvl.checkpoint.catalogue import FILE_TYPE, Entry, catalogue_facts, entries, find, published_as, q4_k_m
-from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
-from snugvl.core.formats import PREQUANTIZED
+from snugvl.checkpoint.catalogue import (
+    FILE_TYPE,
+    Entry,
+    catalogue_facts,
+    entries,
+    find,
+    four_bits,
+    published_as,
+    q4_k_m,
+)
+from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import TowerName, typed
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
@@ -23,7 +30,6 @@ from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
 QUICK: Final = 20.0  # tokens/s, more than people read: not worth the installation of another engine
 MUCH: Final = 1.5  # times as fast, for a model in fewer bits and an engine to install
-GROUP: Final = 128  # inputs that share a scale in nearly all pre-quantized 4-bit editions
 
 
 def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
@@ -155,37 +161,6 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     other = solve(editions, machine, plan.wishes).choice if editions else None
     other = None if other is not None and other.option.offload else other
     if other is None and facts.quantization is None and facts.gguf is None and machine.gpus:
-        edition = replace(awq(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
+        edition = replace(four_bits(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
         other = solve([Candidate(edition)], machine, plan.wishes).choice
     return replace(plan, instead=other)
-
-
-def awq(facts: ModelFacts) -> ModelFacts:
-    """Facts of a model's 4-bit edition: codes, scales and zero points of the decoder, of 128 inputs each."""
-    tensors: list[TensorFact] = []
-    for tensor in facts.tensors:
-        if tensor.role not in ("linear", "expert") or not tensor.loaded or len(tensor.shape) < 2:
-            tensors.append(tensor)
-            continue
-        *experts, rows, columns = tensor.shape
-        name, role, groups, many = (
-            tensor.name.removesuffix("weight"),
-            tensor.role,
-            columns // GROUP,
-            prod(experts),
-        )
-        parts: tuple[tuple[str, Role, str, int, int], ...] = (
-            ("qweight", role, "I32", columns, 4),
-            ("qzeros", role, "I32", groups, 4),
-            ("scales", "scale", "F16", groups, 16),
-        )
-        for part, kind, dtype, inputs, bits in parts:
-            shape = (*experts, inputs, rows // 8 if dtype == "I32" else rows)
-            tensors.append(TensorFact(f"{name}{part}", kind, dtype, shape, many * inputs * rows * bits // 8))
-    stored = sum(tensor.nbytes for tensor in tensors) - sum(tensor.nbytes for tensor in facts.tensors)
-    return replace(
-        facts,
-        tensors=tuple(tensors),
-        quantization=PREQUANTIZED[4],
-        download_bytes=facts.download_bytes + stored,
-    )

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugvl.errors import QueueFull, RateLimited, Unauthorized
-from snugvl.server.record import current
+from snugvl.server.record import RequestRecord, record_of
 from snugvl.server.settings import ServerSettings, is_loopback
 
 # Below these nobody can register a name, and none without a dot: they are of a machine or a local network.
@@ -51,7 +51,7 @@ class Auth:
             self._check_host(headers)
             if self._digests:
                 if not open_to_all(scope["path"]):
-                    self._check_key(headers)
+                    record_of(scope).key = self._fingerprint(headers)
             else:
                 self._check_browser(headers, safe=scope["method"] in SAFE_METHODS)
         await self._app(scope, receive, send)
@@ -65,7 +65,12 @@ class Auth:
                 "to serve other names, bind another address with --host and --api-key",
             )
 
-    def _check_key(self, headers: Headers) -> None:
+    def _fingerprint(self, headers: Headers) -> str:
+        """Fingerprint of the API key in a head.
+
+        Raises:
+            Unauthorized: there is none, or it is none of ours.
+        """
         key = _key_of(headers)
         if not key:
             why = (
@@ -78,7 +83,7 @@ class Auth:
         # Every key is compared, each in constant time: how long it takes says nothing.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             raise Unauthorized("the API key is wrong")
-        current().key = digest.hex()[:8]
+        return digest.hex()[:8]
 
     def _check_browser(self, headers: Headers, *, safe: bool) -> None:
         origin = headers.get("origin")
@@ -183,7 +188,7 @@ class RateLimits:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        with self._running_request(current().key):
+        with self._running_request(record_of(scope)):
             await self._app(scope, receive, send)
 
     def _check_headers(self, scope: Scope) -> None:
@@ -196,9 +201,9 @@ class RateLimits:
             raise HTTPException(431, f"{header_bytes:,} bytes of headers; at most {limit:,} are read")
 
     @contextmanager
-    def _running_request(self, key: str) -> Iterator[None]:
+    def _running_request(self, record: RequestRecord) -> Iterator[None]:
         """Count a request as running while the block runs."""
-        settings = self._settings
+        settings, key = self._settings, record.key
         total, own = sum(self._running.values()), self._running.get(key, 0)
         if total >= settings.max_concurrent:
             raise QueueFull(f"{total} requests are being served, which is the limit; try again in a moment")
@@ -206,7 +211,6 @@ class RateLimits:
             raise RateLimited(f"this API key has {own} requests running, which is its limit")
         self._take(key)
         self._running[key] = own + 1
-        record = current()
         try:
             yield
         finally:

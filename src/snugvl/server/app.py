@@ -42,7 +42,7 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
             yield
         finally:
             await context.service.close()
-            await context.intake.close()
+            await context.media.close()
 
     app = FastAPI(title="snugvl", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.context = context

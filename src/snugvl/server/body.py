@@ -11,12 +11,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -25,6 +25,7 @@ from starlette.responses import Response
 from snugvl.inputs.looks_like import media_type
 from snugvl.server.context import context_of
 from snugvl.server.errors import InvalidRequest
+from snugvl.server.record import Notes, record_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,13 +45,15 @@ _QUOTE, _BACKSLASH = 0x22, 0x5C
 _SEPARATORS: Final = b",[{"
 
 T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class JsonRoute(APIRoute):
     """A route that takes the value that was parsed as the body came in, instead of parsing it again.
 
-    FastAPI checks a body in the event loop; what a large one says is an object of its schema before that.
+    FastAPI is given an object of the body's schema: it would check a large body in the event loop, and knows
+    no notes.
     """
 
     def get_route_handler(self) -> Handler:
@@ -59,12 +62,10 @@ class JsonRoute(APIRoute):
 
         async def parsed(request: Request) -> Response:
             scope, field = request.scope, self.body_field
-            if scope.get(_LARGE) and field is not None and not self._embed_body_fields:
-                value = scope[_PARSED]
-                checked, errors = await _in_thread(partial(field.validate, value, loc=("body",)))
-                if errors:
-                    raise RequestValidationError(errors, body=value)
-                scope[_PARSED] = checked
+            if scope.get(_PARSED) is not None and field is not None:
+                kind, notes = cast("type[BaseModel]", field.field_info.annotation), record_of(scope).notes
+                check = partial(validated, kind, scope[_PARSED], notes)
+                scope[_PARSED] = await _in_thread(check) if scope[_LARGE] else check()
             return await handle(_Parsed(scope, request.receive))
 
         return parsed
@@ -88,8 +89,20 @@ async def read_json(data: bytes, scope: Any) -> None:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, which knows the request that it is done for."""
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, copy_context().run, work)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
+
+
+def validated(kind: type[ModelT], value: object, notes: Notes, *, strict: bool | None = None) -> ModelT:
+    """The object of a schema that a body is; `notes` gets warnings of what it ignores.
+
+    Raises:
+        RequestValidationError: it is none; the place of each error begins with "body".
+    """
+    try:
+        return kind.model_validate(value, strict=strict, context=notes)
+    except ValidationError as error:
+        errors = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors(include_url=False)]
+        raise RequestValidationError(errors, body=value) from None
 
 
 def count_values(data: bytes) -> int:

@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
         path = self.url or b"".join(self._line.split()[1:2])
         family = family_of(path.partition(b"?")[0].decode("latin-1"))
-        return error_body(InvalidRequest(message, field=None, code=code), family)
+        return error_body(InvalidRequest(message, field=None, code=code), family, "-")
 
 
 def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:

@@ -1,6 +1,6 @@
-"""What every handler gets: the engine, the settings, the intake, the metrics, the validation."""
+"""What every handler gets: the engine, the settings, the media, the metrics, the validation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
@@ -11,8 +11,9 @@ from snugvl.core.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallParser
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader, RequestMedia
 from snugvl.server.metrics import Metrics
+from snugvl.server.record import RequestRecord
 from snugvl.server.settings import ServerSettings
 from snugvl.server.validation import Validation
 
@@ -23,14 +24,22 @@ class Context:
 
     service: EngineService
     settings: ServerSettings
-    intake: Intake
+    media: MediaLoader
     metrics: Metrics = field(init=False)
     validation: Validation = field(init=False, default_factory=Validation)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", Metrics(self.service))
-        self.intake.before = self._check_sight
-        self.intake.before_all = self._check_number
+        self.media.before = self._check_sight
+        self.media.before_all = self._check_number
+
+    def media_to_count(
+        self, record: RequestRecord, *, attachments: Mapping[str, bytes] | None = None
+    ) -> RequestMedia:
+        """Pictures of a conversation that is only counted: by their sizes, where the engine counts so."""
+        capabilities = self.service.capabilities
+        sizes = capabilities is not None and capabilities.counts_by_size
+        return RequestMedia(self.media, record, attachments=attachments, counted=True, sizes=sizes)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match
+from starlette.types import Scope
 
 from snugvl.errors import (
     CODES,
@@ -30,7 +31,7 @@ from snugvl.errors import (
     SnugvlError,
     Unauthorized,
 )
-from snugvl.server.record import current
+from snugvl.server.record import record_of
 
 Family = Literal["openai", "anthropic", "ollama"]
 
@@ -98,7 +99,7 @@ def param_of(error: Exception) -> str | None:
     return error.field if isinstance(error, RequestError | ImageError) else None
 
 
-def error_body(error: Exception, family: Family) -> dict[str, Any]:
+def error_body(error: Exception, family: Family, request_id: str) -> dict[str, Any]:
     """The JSON of an error; also inside of streams."""
     status, message = status_of(error), message_of(error)
     if family == "anthropic" and isinstance(error, RequestTooLarge):
@@ -110,22 +111,23 @@ def error_body(error: Exception, family: Family) -> dict[str, Any]:
     if family == "anthropic":
         kind = ANTHROPIC_TYPES.get(status, default)
         detail = {"type": kind, "message": message}
-        return {"type": "error", "error": detail, "request_id": current().id}
+        return {"type": "error", "error": detail, "request_id": request_id}
     kind = OPENAI_TYPES.get(status, default)
     return {
         "error": {"message": message, "type": kind, "param": param_of(error), "code": code_of(error)},
     }
 
 
-def error_response(error: Exception, path: str) -> JSONResponse:
-    """The answer to a request of `path` that ended with `error` before its response started."""
+def error_response(error: Exception, scope: Scope) -> JSONResponse:
+    """The answer to a request that ended with `error` before its response started."""
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="snugvl"'
-    response = JSONResponse(error_body(error, family_of(path)), status_of(error), headers)
+    body = error_body(error, family_of(scope["path"]), record_of(scope).id)
+    response = JSONResponse(body, status_of(error), headers)
     response.headers["Cache-Control"] = "no-store"
     return response
 
@@ -135,8 +137,8 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
         error = invalid_request(error)
     elif isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
         error = HTTPException(error.status_code, _no_such_route(request, error), error.headers)
-    current().error = error
-    return error_response(error, request.url.path)
+    record_of(request.scope).error = error
+    return error_response(error, request.scope)
 
 
 DEFAULT = ("Not Found", "Method Not Allowed")
@@ -186,7 +188,7 @@ class InvalidRequest(RequestError):
 def invalid_request(error: RequestValidationError) -> InvalidRequest:
     """The error that comes nearest to what was meant: of a union's, the one deepest in the body."""
     found = [
-        ((*_path(entry, error.body), *entry.get("ctx", {}).get("wish", ())), entry)
+        ((*_path(entry, error.body), *entry.get("ctx", {}).get("unsupported", ())), entry)
         for entry in error.errors()[:LOOKED_AT]
     ]
     path, entry = max(found, key=lambda pair: len(pair[0]))

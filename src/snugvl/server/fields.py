@@ -1,21 +1,20 @@
 """The base of every request body. Nothing that would change the answer is ignored; what can't change it is.
 
     class ChatRequest(Body):
-        wishes = CHAT                  # of fields that aren't declared: refused, or read as one (`wishes.py`)
+        unsupported = CHAT             # fields that it doesn't declare: refused, or read as one of those
         messages: list[MessageIn]      # a field that is declared is honoured, or checked at least
 
-Three kinds of objects, by what they do with a name that neither their fields nor their wishes have:
+Three kinds of objects, by what they do with a name that neither their fields nor their unsupported ones have:
 
     Exact   refuse it: our own protocol, where it is a client's mistake
     Part    ignore it: inside of messages and tools, where a client's own history has names of its own
-    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a wish that is unknown here
+    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a field that nobody here knows
 
 Every error has the path of the field as people write it ("messages[0].content[1].type"); `server.errors`
 makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8, finite numbers, no duplicate
 keys, not too deep.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import (
@@ -25,12 +24,13 @@ from pydantic import (
     Discriminator,
     GetCoreSchemaHandler,
     Tag,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from snugvl.server.record import current
-from snugvl.server.wishes import Wish, settled
+from snugvl.server.record import Notes
+from snugvl.server.unsupported import UnsupportedFields, settled
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
@@ -49,7 +49,7 @@ def _whole(value: object) -> object:
 # Stands after the bounds in Annotated, or the OpenAPI document loses them.
 WHOLE = BeforeValidator(_whole)
 
-TOLD = 12  # fields that are ignored; there is room for what matters more
+MOST_IGNORED = 12  # warnings of fields that are ignored; others matter more
 MAX_NAME = 1024  # characters of a field's name, known or not
 MAX_ALL_PARTS = 16_384  # of all messages of a conversation
 MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one would be an error of its own
@@ -118,21 +118,28 @@ def _stop_at_first(schema: Any) -> None:
 class Strict(BaseModel):
     """A JSON object of a request.
 
+    Validated with `context=` a `Notes`, it warns there of what it ignores.
+
     Attributes:
-        wishes: fields of the protocol that it doesn't declare and that are not just ignored.
-        tells: whether the client is warned of an unknown field; `place`: prefix of its name in the warning.
+        unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
+        warns: whether names that nobody here knows are a warning; `place`: what stands before them in it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    wishes: ClassVar[Mapping[str, Wish]] = {}
-    tells: ClassVar[bool] = False
+    unsupported: ClassVar[UnsupportedFields] = {}
+    warns: ClassVar[bool] = False
     place: ClassVar[str] = ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
         super().__pydantic_init_subclass__(**given)
-        cls.wishes = settled(cls.wishes, {field.alias or name for name, field in cls.model_fields.items()})
+        cls.unsupported = settled(cls.unsupported, cls._declared())
+
+    @classmethod
+    def _declared(cls) -> set[str]:
+        """Names of its fields, as a request writes them."""
+        return {field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -142,30 +149,31 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _settle_wishes(cls, values: Any) -> Any:
+    def _settle(cls, values: Any, info: ValidationInfo) -> Any:
         """Refuse what would change the answer; leave out what can't."""
         if not isinstance(values, dict):
             return values
         _check_names(values)
         _check_parts(values)
-        for name in values.keys() & cls.wishes.keys():
-            cls.wishes[name].check(name, values[name])
-        if cls.tells:
-            cls._tell(values)
+        table = cls.unsupported
+        for name in values.keys() & table.keys():
+            table[name].check(name, values[name])
+        if cls.warns and isinstance(info.context, Notes):
+            cls._warn_ignored(values, info.context)
         values = dict(values)
-        for name in [name for name in values if name in cls.wishes and cls.wishes[name].verdict == "read"]:
-            cls.wishes[name].settle(name, values)
-        return {name: value for name, value in values.items() if name not in cls.wishes}
+        for name in [name for name in values if name in table and table[name].verdict == "read"]:
+            table[name].settle(name, values)
+        return {name: value for name, value in values.items() if name not in table}
 
     @classmethod
-    def _tell(cls, values: dict[str, Any]) -> None:
+    def _warn_ignored(cls, values: dict[str, Any], notes: Notes) -> None:
         """Name what is ignored and was asked for."""
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        known = cls._declared() | cls.unsupported.keys()
         for name, value in values.items():
-            if name in known or name in cls.wishes or value in (None, False, "", [], {}):
+            if name in known or value in (None, False, "", [], {}):
                 continue
-            if len(current().warnings) < TOLD:
-                current().warn(f"ignored {cls.place}{name}")
+            if len(notes.warnings) < MOST_IGNORED:
+                notes.warn(f"ignored {cls.place}{name}")
 
 
 class Exact(Strict):
@@ -181,8 +189,8 @@ class Part(Exact):
 
 
 class Body(Exact):
-    """A request as a whole. Unknown fields are ignored, with a warning."""
+    """A request as a whole. Names that nobody here knows are ignored, with a warning."""
 
     model_config = ConfigDict(extra="ignore")
 
-    tells = True
+    warns = True

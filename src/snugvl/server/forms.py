@@ -13,7 +13,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
 from snugvl.server.body import count_values
 from snugvl.server.fields import STRING_OR_ARRAY
-from snugvl.server.record import current
+from snugvl.server.record import Notes
 
 JsonSchema = dict[str, Any]
 Mode = Literal["none", "auto", "required"]
@@ -53,6 +53,7 @@ def offered_tool(
 
 def tool_use(
     tools: Sequence[Tool],
+    notes: Notes,
     mode: Mode | None = None,
     *,
     named: str | None = None,
@@ -63,6 +64,7 @@ def tool_use(
     """Tools and the choice among them.
 
     Args:
+        notes: gets what of the tools' schemas nothing enforces.
         named: the one to call; `allowed`: those they are narrowed to.
         words: whether the protocol says a mode in the place of a name: then no tool may be called so.
 
@@ -89,12 +91,11 @@ def tool_use(
         return None
     if allowed is not None:
         tools = [tool for tool in tools if tool.name in allowed]
-    return ToolUse(tell_unenforced(tools), named or mode or "auto", parallel is not False)
+    return ToolUse(_note_unenforced(tools, notes), named or mode or "auto", parallel is not False)
 
 
-def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools, with a warning of keywords that no grammar enforces. Strict tools are refused for it
-    later."""
+def _note_unenforced(tools: Sequence[Tool], notes: Notes) -> tuple[Tool, ...]:
+    """The tools. `notes` gets what of their schemas nothing enforces; strict ones are refused later."""
     characters = 0
     for index, tool in enumerate(tools):
         characters += len(json.dumps(tool.parameters))
@@ -102,24 +103,24 @@ def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
             break
         if not tool.strict:
             left_out = enforceable(tool.parameters)[1]
-            warn_of(left_out, f"tools[{index}]")
             if left_out:
-                current().unenforced[tool.name] = tool.parameters
+                _warn_unenforced(left_out, f"tools[{index}]", notes)
+                notes.unenforced[tool.name] = tool.parameters
     return tuple(tools)
 
 
-def warn_of(keywords: list[str], field: str) -> None:
-    """Tell which keywords of a schema nothing enforces."""
-    if keywords:
-        current().warn(f"didn't enforce {', '.join(keywords)} of {field}")
+def _warn_unenforced(keywords: list[str], field: str, notes: Notes) -> None:
+    notes.warn(f"didn't enforce {', '.join(keywords)} of {field}")
 
 
-def schema_grammar(schema: dict[str, Any], strict: bool | None = None, field: str = "the schema") -> Grammar:
-    """The grammar of a JSON schema, closed. Unless `strict`, what can't be enforced is left out and told."""
+def schema_grammar(
+    schema: dict[str, Any], field: str, notes: Notes, *, strict: bool | None = None
+) -> Grammar:
+    """The grammar of a JSON schema, closed. Unless `strict`, `notes` gets what of it can't be enforced."""
     kept, left_out = enforceable(schema, strict=bool(strict))
-    warn_of(left_out, field)
     if left_out:
-        current().unenforced[None] = schema
+        _warn_unenforced(left_out, field, notes)
+        notes.unenforced[None] = schema
     return Grammar("json_schema", json.dumps(kept))
 
 
@@ -141,7 +142,7 @@ def either(
     return None, replace(tools, form=grammar.source)
 
 
-def call_arguments(text: str, field: str) -> str:
+def call_arguments(text: str, field: str, notes: Notes) -> str:
     """Arguments of a call as JSON text; what is no JSON object, such as arguments that were cut, is `{}`.
 
     Refused, they would end the conversation: every later turn brings them again.
@@ -160,5 +161,5 @@ def call_arguments(text: str, field: str) -> str:
         value = None
     if isinstance(value, dict):
         return text
-    current().warn(f"read {field} as an empty object: it is no JSON object")
+    notes.warn(f"read {field} as an empty object: it is no JSON object")
     return "{}"

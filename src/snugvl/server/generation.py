@@ -13,7 +13,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -35,8 +34,7 @@ from snugvl.core.training import Training
 from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import Context
-from snugvl.server.intake.intake import only_sizes
-from snugvl.server.record import current
+from snugvl.server.record import RequestRecord
 from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
@@ -71,8 +69,9 @@ class Generation:
     Leaving the `async with` early aborts the request and frees its KV cache.
     """
 
-    def __init__(self, stream: Stream, context: Context, started: float) -> None:
+    def __init__(self, stream: Stream, context: Context, record: RequestRecord, started: float) -> None:
         self._stream = stream
+        self._record = record
         self._metrics = context.metrics
         self._answer: list[str] | None = [] if context.settings.log_prompts else None
         self._started = started
@@ -112,7 +111,7 @@ class Generation:
     ) -> None:
         self._stream.close()
         if self._answer:
-            prompts.info("%s answer: %r", current().id, "".join(self._answer))
+            prompts.info("%s answer: %r", self._record.id, "".join(self._answer))
             self._answer = None
 
     def _note(self, delta: Delta) -> None:
@@ -132,13 +131,7 @@ class Generation:
                 *(delta.cached_tokens, delta.reasoning_tokens, *delta.drafts),
             )
             self._metrics.count(used)
-            current().add(used)
-
-
-def counting(context: Context) -> AbstractContextManager[None]:
-    """Within it pictures are read for their sizes alone, where the engine counts their tokens by these."""
-    capabilities = context.service.capabilities
-    return only_sizes(capabilities is not None and capabilities.counts_by_size)
+            self._record.add(used)
 
 
 async def tokens_of(
@@ -184,15 +177,17 @@ def _exceeded(context: Context, reason: str, field: str | None) -> RequestTooLar
     return RequestTooLarge(f"This model's maximum context length is {tokens} tokens. {reason}", field=field)
 
 
-async def generate(context: Context, request: Request, *, ceiling: bool = False) -> Generation:
+async def generate(
+    context: Context, record: RequestRecord, request: Request, *, ceiling: bool = False
+) -> Generation:
     """Start a request, with what is left of the server's deadline.
 
     `max_tokens` beyond what the context leaves, or beyond the whole context, is lowered to what is left:
-    clients' defaults are made for large models. The answer's header tells it.
+    clients' defaults are made for large models. A warning says so.
 
     Args:
-        ceiling: whether the client isn't warned of that: Anthropic's clients must send a number, and Ollama's
-            send large ones as a matter of course.
+        ceiling: whether that is no warning: Anthropic's clients must send a number, and Ollama's send
+            large ones as a matter of course.
 
     Raises:
         SnugvlError: refused; nothing was started.
@@ -206,15 +201,16 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
     limit_s = context.settings.deadline_s
     if limit_s is not None:
         # Of what the whole request may take, its preparation included.
-        request = replace(request, deadline_s=max(limit_s - current().seconds, 0.0))
+        request = replace(request, deadline_s=max(limit_s - record.seconds, 0.0))
     if context.settings.log_prompts:
-        prompts.info("%s prompt: %r", current().id, _words(request))
+        prompts.info("%s prompt: %r", record.id, _words(request))
     for text in await _warnings(context, request):
-        current().warn(text)
-    return Generation(await _submit(context, request, ceiling), context, started)
+        record.notes.warn(text)
+    stream = await _submit(context, record, request, ceiling)
+    return Generation(stream, context, record, started)
 
 
-async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
+async def _submit(context: Context, record: RequestRecord, request: Request, ceiling: bool) -> Stream:
     """Start a request; one whose answer would be longer than there is room, as long as there is."""
     asked, known = request.sampling.max_tokens, context.service.capabilities
     unlimited = replace(request, sampling=replace(request.sampling, max_tokens=None))
@@ -232,7 +228,7 @@ async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
         except RequestTooLarge as again:
             raise _exceeded(context, str(again), again.field) from None
     if lowered and not ceiling:
-        current().warn(f"lowered max_tokens from {asked:,} to what the context leaves")
+        record.notes.warn(f"lowered max_tokens from {asked:,} to what the context leaves")
     return stream
 
 
@@ -241,8 +237,8 @@ async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
     learned."""
     known = context.service.capabilities
     ignored = known.ignores if known is not None else ()
-    if said := [why for name, why in ignored if getattr(request.sampling, name)]:
-        return (f"ignored {said[0]}",)
+    if reasons := [why for name, why in ignored if getattr(request.sampling, name)]:
+        return (f"ignored {reasons[0]}",)
     if request.tools is not None and known is not None and not known.tools:
         return (TOOLS_IN_TEXT,)
     if known is None or known.training == Training():
@@ -367,7 +363,7 @@ class AnswerChoice:
         """Add the next delta; returns the events that it brings."""
         finish: FinishReason | None = None
         events = self._split(delta)
-        told = [(self._begins(event), event) for event in events]
+        marked = [(self._begins(event), event) for event in events]
         if delta.finish_reason is not None:
             length, calls = delta.finish_reason == "length", any(block.call for block in self.blocks)
             finish = self.finish_reason = "length" if length else "tool_calls" if calls else "stop"
@@ -376,12 +372,12 @@ class AnswerChoice:
         if delta.logprobs or self._pending:
             self.logprobs += delta.logprobs
             self._pending += delta.logprobs
-            if told or finish is not None:
+            if marked or finish is not None:
                 logprobs, self._pending = self._pending, []
         if logprobs and events and isinstance(events[0], TextPiece):
-            first = len(self.blocks) - sum(begins for begins, _ in told[1:]) - 1
+            first = len(self.blocks) - sum(begins for begins, _ in marked[1:]) - 1
             self.blocks[first].logprobs += logprobs
-        return Step(delta.choice, told, logprobs, finish, delta.completion_tokens)
+        return Step(delta.choice, marked, logprobs, finish, delta.completion_tokens)
 
     def _split(self, delta: Delta) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
@@ -428,7 +424,7 @@ class GeneratedAnswer:
                 choice.prompt_logprobs = delta.prompt_logprobs
             yield self.choices[delta.choice].add(delta)
         if self._check is not None:
-            await self._check.tell([(choice.text, choice.calls) for choice in self.choices])
+            await self._check.warn([(choice.text, choice.calls) for choice in self.choices])
 
     async def complete(self) -> AnswerUsage:
         """Read it to its end: all of it is in `choices`."""
@@ -439,7 +435,12 @@ class GeneratedAnswer:
 
 
 async def read_answer(
-    context: Context, request: Request, *, ceiling: bool = False, reasoning: bool = True
+    context: Context,
+    record: RequestRecord,
+    request: Request,
+    *,
+    ceiling: bool = False,
+    reasoning: bool = True,
 ) -> GeneratedAnswer:
     """Start a request, for an answer that is still to be read.
 
@@ -457,13 +458,12 @@ async def read_answer(
         AnswerChoice(context.call_parser(request.tools), reasoning=reasoning)
         for _ in range(request.sampling.n)
     ]
-    known, form, unenforced = context.service.capabilities, request.grammar, current().unenforced
-    generation = await generate(context, request, ceiling=ceiling)
+    known, form, unenforced = context.service.capabilities, request.grammar, record.notes.unenforced
+    generation = await generate(context, record, request, ceiling=ceiling)
     if known is not None and not known.exact_forms and form is not None and form.kind == "json_schema":
         unenforced.setdefault(None, json.loads(form.source))
-    return GeneratedAnswer(
-        generation, choices, AnswerCheck(context.validation, unenforced) if unenforced else None
-    )
+    check = AnswerCheck(context.validation, record) if unenforced else None
+    return GeneratedAnswer(generation, choices, check)
 
 
 def arguments_of(text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snugvl.errors import SnugvlError
 from snugvl.server.context import Context
 from snugvl.server.errors import code_of, error_response, family_of, status_of
-from snugvl.server.record import REQUEST_RECORD, RequestRecord
+from snugvl.server.record import RequestRecord, begin_record
 from snugvl.server.streaming import SlowClient
 
 CLIENT_LEFT = 499
@@ -46,13 +46,12 @@ class Logs:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(f"req_{uuid.uuid4().hex}")
-        token = REQUEST_RECORD.set(record)
+        begin_record(scope, record)
         self._context.metrics.in_flight.inc()
         try:
             await self._run(scope, receive, _AnswerSender(self._context, record, scope, send))
         finally:
             self._context.metrics.in_flight.dec()
-            REQUEST_RECORD.reset(token)
             self._note(scope, record)
 
     async def _run(self, scope: Scope, receive: Receive, answer: "_AnswerSender") -> None:
@@ -111,8 +110,8 @@ class _AnswerSender:
             self.record.status = message["status"]
             name = "request-id" if family_of(self._scope["path"]) == "anthropic" else "x-request-id"
             extra = [(name.encode(), self.record.id.encode())]
-            if self.record.warnings:
-                extra.append((b"snugvl-warning", "; ".join(self.record.warnings).encode()))
+            if self.record.notes.warnings:
+                extra.append((b"snugvl-warning", "; ".join(self.record.notes.warnings).encode()))
             if self._context.service.health.state == "draining":
                 extra.append((b"connection", b"close"))
             message = {**message, "headers": [*message.get("headers", ()), *extra]}
@@ -120,7 +119,7 @@ class _AnswerSender:
 
     async def refuse(self, error: Exception, receive: Receive) -> None:
         """Answer with an error, perhaps before the body was read: then the connection ends with it."""
-        response = error_response(error, self._scope["path"])
+        response = error_response(error, self._scope)
         close = self._scope["method"] not in ("GET", "HEAD")
         headers = [*response.raw_headers, *([(b"connection", b"close")] if close else [])]
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})

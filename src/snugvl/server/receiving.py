@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snugvl.errors import BodyTooLarge, DeadlineExceeded, QueueFull
 from snugvl.server.body import read_json
 from snugvl.server.errors import family_of
-from snugvl.server.record import current
+from snugvl.server.record import record_of
 from snugvl.server.settings import ServerSettings
 
 BODIES = 2  # bodies of the largest size whose bytes may be there at once
@@ -77,7 +77,7 @@ class Receiving:
                     await body.read_json()
             await _until_client_leaves(self._app, scope, body, send, self._remaining_s(scope))
         except ClientLeft:
-            current().left = True
+            record_of(scope).left = True
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the deadline of {self._settings.deadline_s:g} s passed before there was an answer"
@@ -88,7 +88,7 @@ class Receiving:
     def _remaining_s(self, scope: Scope) -> float | None:
         """Seconds until the deadline of the request that runs here; what only reads (GET) has none."""
         limit_s = self._settings.deadline_s
-        return None if limit_s is None or scope["method"] != "POST" else limit_s - current().seconds
+        return None if limit_s is None or scope["method"] != "POST" else limit_s - record_of(scope).seconds
 
 
 class RequestBody:
@@ -255,12 +255,12 @@ async def _until_client_leaves(
         first = asyncio.FIRST_COMPLETED
         done, _ = await asyncio.wait({handler, watcher}, timeout=left_s, return_when=first)
         if not done and not begun:
-            current().lingering = handler
+            record_of(scope).lingering = handler
             raise TimeoutError
         if not done:  # an answer that has begun ends by the engine's own clock
             await asyncio.wait({handler, watcher}, return_when=first)
         if not handler.done() and not answered:
-            current().left = True
+            record_of(scope).left = True
             handler.cancel()
             await asyncio.wait({handler})
             if not handler.cancelled() and handler.exception() is not None and not answered:

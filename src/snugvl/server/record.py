@@ -1,12 +1,11 @@
-"""The record of one request: filled in while it runs, read by the access log and the metrics."""
+"""What one request leaves behind: its record, in its scope, which the access log and the metrics read."""
 
 import asyncio
 import re
 import time
-from collections.abc import Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from snugvl.core.messages import Usage
 
@@ -16,18 +15,40 @@ _NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is no ASCII, or 
 
 
 @dataclass(slots=True)
+class Notes:
+    """What reading a request found that its answer must say or check.
+
+    Attributes:
+        warnings: what was ignored or done otherwise than asked, for the header of the answer.
+        unenforced: schemas of which a grammar leaves keywords out, by tool; None: of the answer itself.
+    """
+
+    warnings: list[str] = field(default_factory=list)
+    unenforced: dict[str | None, Mapping[str, Any]] = field(default_factory=dict)
+
+    def warn(self, text: str) -> str:
+        """Add a line to the answer's `Snugvl-Warning` header; returns the line as it stands there.
+
+        Names in it may be a stranger's.
+        """
+        line = _NOT_IN_HEADERS.sub("?", text)[:WARNING]
+        if len(self.warnings) < WARNINGS and line not in self.warnings:
+            self.warnings.append(line)
+        return line
+
+
+@dataclass(slots=True)
 class RequestRecord:
     """Record of one request; changes while it runs.
 
     Attributes:
         id: our id of the request, also sent to the client.
         key: fingerprint of the API key, or "-"; never the key.
-        status: HTTP status of the answer; 499 when the client left before it had one.
-        error: error that it ended with, also in the middle of a stream.
-        left: whether the client was gone before the answer was complete.
-        warnings: wishes that were ignored or done otherwise, for the header of the answer.
-        unenforced: schemas with keywords that a grammar leaves out, by tool; None: the answer's own.
-        lingering: work that is still being ended when its answer is out; it keeps its place until then.
+        status: of the answer; 499 when the client left before it had one.
+        error: what it ended with, also in the middle of a stream.
+        left: the client was gone before the answer was complete.
+        lingering: what is still being ended for it when its answer is out; it keeps its place until then.
+        notes: warnings, and schemas that the answer is validated against.
     """
 
     id: str
@@ -37,33 +58,30 @@ class RequestRecord:
     left: bool = False
     lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
-    warnings: list[str] = field(default_factory=list)
-    unenforced: dict[str | None, Mapping[str, Any]] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
     started: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Seconds since the request began."""
+        """Seconds since it began."""
         return time.monotonic() - self.started
-
-    def warn(self, text: str) -> str:
-        """Add a warning to the answer's `Snugvl-Warning` header; returns it as it is sent.
-
-        It may hold names from the request, so characters that a header can't have are replaced.
-        """
-        line = _NOT_IN_HEADERS.sub("?", text)[:WARNING]
-        if len(self.warnings) < WARNINGS and line not in self.warnings:
-            self.warnings.append(line)
-        return line
 
     def add(self, usage: Usage) -> None:
         """Count the tokens of one generation; a request may have several."""
         self.usage = (self.usage or Usage(0, 0)) + usage
 
 
-REQUEST_RECORD: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
+_RECORD: Final = "snugvl.record"  # where it is, in the scope of its request
 
 
-def current() -> RequestRecord:
-    """The record of the request that runs here; outside of requests, one that is dropped."""
-    return REQUEST_RECORD.get() or RequestRecord("-")
+def begin_record(scope: MutableMapping[str, Any], record: RequestRecord) -> None:
+    """Give a connection's request its record, before any layer or route runs."""
+    scope[_RECORD] = record
+
+
+def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """The record of the request with this scope; a new one where no layer has given it any."""
+    if _RECORD not in scope:
+        begin_record(scope, RequestRecord("-"))
+    record: RequestRecord = scope[_RECORD]
+    return record

@@ -22,7 +22,7 @@ from snugvl.core.heap import keep_freed_memory
 from snugvl.core.service import EngineService, Health
 from snugvl.errors import EngineError
 from snugvl.server.connection import uvicorn_config
-from snugvl.server.intake.confine import hide
+from snugvl.server.media.confine import hide
 from snugvl.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ def _config(service: EngineService, settings: ServerSettings) -> "tuple[uvicorn.
     """The app, imported here and now: it takes most of a second."""
     from snugvl.server.app import create_app
     from snugvl.server.context import Context
-    from snugvl.server.intake.intake import Intake
+    from snugvl.server.media.loading import MediaLoader
 
-    context = Context(service, settings, Intake.from_settings(settings))
+    context = Context(service, settings, MediaLoader.from_settings(settings))
     config = uvicorn_config(create_app(context, started=True), settings)
     config.load()
     return config, context
@@ -134,7 +134,7 @@ async def _warm(context: "Context") -> None:
     than it should."""
     while not ((health := context.service.health).ready or health.progress):
         await asyncio.sleep(POLL_S)
-    if left := await context.intake.warm():
+    if left := await context.media.warm():
         log.warning(
             "no seccomp filter confines decoders here: one that a picture has taken over could %s",
             ", ".join(left),

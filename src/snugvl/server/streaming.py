@@ -6,7 +6,7 @@
                 yield Event(chunk_json(delta))
         yield Event("[DONE]")
 
-    return event_stream(request, context, events())
+    return event_stream(context, events())
 
 What the stream itself cares for: a comment every few seconds while nothing comes, so that proxies keep the
 connection; warnings that come when the header is out, as comments before the next event; an error of `events`
@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic_core import to_json
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.server.context import Context
 from snugvl.server.errors import error_body, family_of
-from snugvl.server.record import current
+from snugvl.server.record import record_of
 
 KEEP_ALIVE_S = 10.0
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -69,27 +68,23 @@ ErrorEvent = Callable[[Exception], Event]
 
 
 def event_stream(
-    request: Request,
     context: Context,
     events: AsyncGenerator[Event] | AsyncIterator[Event],
     *,
     on_error: ErrorEvent | None = None,
 ) -> Response:
     """SSE. `on_error`: the last event of a stream that failed, where a protocol has its own (Responses)."""
-    return _Streamed(request, context, events, on_error, "sse")
+    return _Streamed(context, events, on_error, "sse")
 
 
-def line_stream(
-    request: Request, context: Context, events: AsyncGenerator[Event] | AsyncIterator[Event]
-) -> Response:
+def line_stream(context: Context, events: AsyncGenerator[Event] | AsyncIterator[Event]) -> Response:
     """One JSON document a line (`application/x-ndjson`), as Ollama streams; it has no keep-alive."""
-    return _Streamed(request, context, events, None, "lines")
+    return _Streamed(context, events, None, "lines")
 
 
 class _Streamed(Response):
     def __init__(
         self,
-        request: Request,
         context: Context,
         events: AsyncIterator[Event],
         on_error: ErrorEvent | None,
@@ -99,7 +94,6 @@ class _Streamed(Response):
         self.background = None
         self.media_type = "text/event-stream" if form == "sse" else "application/x-ndjson"
         self.init_headers(HEADERS)
-        self._request = request
         self._write_timeout_s = context.settings.write_timeout_s
         self._events = events
         self._on_error = on_error
@@ -113,25 +107,26 @@ class _Streamed(Response):
             await timeout.send(
                 send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
-            await self._pump(send, timeout)
+            await self._pump(scope, send, timeout)
             await timeout.send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             timeout.end()
 
-    async def _pump(self, send: Send, timeout: "WriteTimeout") -> None:
+    async def _pump(self, scope: Scope, send: Send, timeout: "WriteTimeout") -> None:
         alive = asyncio.ensure_future(self._keep_alive(send)) if self._form == "sse" else None
         try:
-            warnings, told = current().warnings, len(current().warnings)
+            warnings = record_of(scope).notes.warnings
+            sent = len(warnings)  # with the header
             async for event in self._events:
-                if len(warnings) > told and self._form == "sse":  # lines have no comments
-                    late = "".join(f": snugvl-warning: {line}\n\n" for line in warnings[told:])
-                    told = len(warnings)
+                if len(warnings) > sent and self._form == "sse":  # lines have no comments
+                    late = "".join(f": snugvl-warning: {line}\n\n" for line in warnings[sent:])
+                    sent = len(warnings)
                     await self._put(send, timeout, late.encode())
                 await self._put(send, timeout, self._encode(event))
         except SlowClient:
             raise
         except Exception as error:
-            await self._put(send, timeout, self._encode(self._error(error)))
+            await self._put(send, timeout, self._encode(self._error(error, scope)))
         finally:
             if alive is not None:
                 alive.cancel()
@@ -148,14 +143,16 @@ class _Streamed(Response):
                 idle_s = 0.0
             await asyncio.sleep(KEEP_ALIVE_S - idle_s)
 
-    def _error(self, error: Exception) -> Event:
-        current().error = error
+    def _error(self, error: Exception, scope: Scope) -> Event:
+        record, family = record_of(scope), family_of(scope["path"])
+        record.error = error
         if not isinstance(error, SnugvlError):
             log.error("a stream failed", exc_info=error)
         if self._on_error is not None:
             return self._on_error(error)
-        family = family_of(self._request.url.path)
-        return Event(compact(error_body(error, family)), "error" if family == "anthropic" else None)
+        return Event(
+            compact(error_body(error, family, record.id)), "error" if family == "anthropic" else None
+        )
 
     def _encode(self, event: Event) -> bytes:
         if self._form == "lines":

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from snugvl.core.ledger import LedgerRow, RunningPlan
-from snugvl.core.service import Health, Load, Snapshot, State
+from snugvl.core.service import EngineService, Health, Load, Snapshot, State
 from snugvl.core.training import Training
 from snugvl.server.context import Context, context_of
 from snugvl.tasks.conventions import Grounding, grounding_of, tasks_of
@@ -27,6 +27,16 @@ class HealthReport(BaseModel):
     progress: float | None = Field(description="Of loading, from 0 to 1.")
     restarts: int
     retry_after_s: float | None
+    replaced: tuple[str, ...] = Field(
+        (), description="Kernels that aren't used on this GPU, as a check found them wrong: a sentence each."
+    )
+
+    @classmethod
+    def of(cls, service: EngineService) -> "HealthReport":
+        """The report of a service now."""
+        found = service.capabilities
+        report = cls.model_validate(service.health)
+        return report if found is None else report.model_copy(update={"replaced": found.replaced})
 
 
 class LedgerReport(BaseModel):
@@ -164,7 +174,7 @@ async def ready(request: Request) -> JSONResponse:
     if not health.ready:
         headers["Retry-After"] = str(max(1, math.ceil(health.retry_after_s or 1)))
     return JSONResponse(
-        HealthReport.model_validate(health).model_dump(), 200 if health.ready else 503, headers
+        HealthReport.of(context_of(request).service).model_dump(), 200 if health.ready else 503, headers
     )
 
 
@@ -172,7 +182,7 @@ async def ready(request: Request) -> JSONResponse:
 async def live(request: Request, response: Response) -> HealthReport:
     """Whether the server is there at all, whatever its engine does."""
     response.headers["Cache-Control"] = "no-store"
-    return HealthReport.model_validate(context_of(request).service.health)
+    return HealthReport.of(context_of(request).service)
 
 
 @server_routes.get(
@@ -191,7 +201,9 @@ async def memory(request: Request, response: Response) -> MemoryReport:
     response.headers["Cache-Control"] = "no-store"
     service = context_of(request).service
     found = service.capabilities
-    return MemoryReport.of(service.snapshot, service.health, found.plan if found is not None else None)
+    report = MemoryReport.of(service.snapshot, service.health, found.plan if found is not None else None)
+    report.health = HealthReport.of(service)
+    return report
 
 
 @server_routes.get("/version")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from snugvl.core.messages import ToolCall
 from snugvl.inputs.trials import PROCESSES, Trials
-from snugvl.server.record import current
+from snugvl.server.record import RequestRecord
 
 LIMIT_S: Final = 10.0  # for one answer, waiting included
 ANSWER: Final = "the answer"
@@ -56,19 +56,19 @@ class Validation:
 
 
 class AnswerCheck:
-    """Validates the choices of one answer against `schemas`: by tool; under None that of the answer
-    itself."""
+    """The choices of one answer, validated against the schemas that its request's notes call unenforced."""
 
-    def __init__(self, validation: Validation, schemas: Mapping[str | None, Mapping[str, Any]]) -> None:
+    def __init__(self, validation: Validation, record: RequestRecord) -> None:
         self._validation = validation
+        self._record = record
+        schemas = record.notes.unenforced
         self._schemas = {ANSWER if name is None else f"{name}()": schema for name, schema in schemas.items()}
 
-    async def tell(self, choices: Sequence[tuple[str, Sequence[ToolCall]]]) -> None:
-        """Add a warning to the request for each violation. `choices`: (text, calls) of each complete
-        choice."""
+    async def warn(self, choices: Sequence[tuple[str, Sequence[ToolCall]]]) -> None:
+        """Warn of what doesn't hold. `choices`: the text and the calls of each, complete."""
         values: list[tuple[str, str]] = []
         for text, calls in choices:
             found = [(f"{call.name}()", call.arguments) for call in calls] or [(ANSWER, text)]
             values += [(name, value) for name, value in found if name in self._schemas]
         for line in await self._validation.broken(self._schemas, values) if values else ():
-            log.info("%s %s", current().id, current().warn(line))
+            log.info("%s %s", self._record.id, self._record.notes.warn(line))

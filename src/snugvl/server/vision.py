@@ -9,16 +9,15 @@ the picture's URL for a JSON body:
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
-from fastapi.exceptions import RequestValidationError
 from PIL.Image import Image
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -27,12 +26,13 @@ from snugvl.core.messages import Capabilities, Picture, Request, Usage, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
 from snugvl.inputs.tools.parser import TextPiece
-from snugvl.server.body import JsonRoute, bytes_of, form_of
+from snugvl.server.body import JsonRoute, bytes_of, form_of, validated
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
 from snugvl.server.generation import GeneratedAnswer, read_answer
+from snugvl.server.media.loading import Kind, MediaRef, RequestMedia
+from snugvl.server.record import Notes, RequestRecord, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
-from snugvl.server.together import together
 from snugvl.tasks import ask, caption, detect, draw, export, results, scene
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Caption, Detections, Reply, Scene
@@ -171,6 +171,7 @@ class Received(Generic[OptionsT]):
     """A task's request, whichever way it came."""
 
     context: Context
+    record: RequestRecord
     options: OptionsT
     sources: tuple[PictureSource, ...]
 
@@ -185,12 +186,15 @@ class Received(Generic[OptionsT]):
         return self.context.capabilities
 
     async def several(self) -> list[Picture | Video]:
-        """The pictures and videos, fetched and decoded side by side.
+        """The pictures and videos, loaded together.
 
         Raises:
             RequestError, ImageError: one of them can't be had.
         """
-        return await together(self._decode(source) for source in self.sources)
+        frames = getattr(self.options, "video", False)
+        return await self._load(
+            self.sources, "animation" if frames else "either" if self.capabilities.video else "picture"
+        )
 
     async def one(self) -> Picture | Video:
         """The picture or video of a task that looks at one.
@@ -198,7 +202,8 @@ class Received(Generic[OptionsT]):
         Raises:
             RequestError, ImageError: there are several, or it can't be had.
         """
-        return await self._decode(self._only())
+        self._only()
+        return (await self.several())[0]
 
     async def picture(self) -> Picture:
         """The picture of a task that looks at one, and at no video.
@@ -206,18 +211,14 @@ class Received(Generic[OptionsT]):
         Raises:
             RequestError, ImageError: there are several, or it can't be had.
         """
-        source, intake = self._only(), self.context.intake
-        if isinstance(source.value, bytes):
-            return await intake.picture_bytes(source.value, field=source.field)
-        return await intake.picture(source.value, field=source.field)
+        found = (await self._load([self._only()], "picture"))[0]
+        assert isinstance(found, Picture)
+        return found
 
-    async def _decode(self, source: PictureSource) -> Picture | Video:
-        return await self.context.intake.picture_or_video(
-            source.value,
-            videos=self.capabilities.video,
-            field=source.field,
-            frames=getattr(self.options, "video", False),
-        )
+    async def _load(self, sources: Sequence[PictureSource], kind: Kind) -> list[Picture | Video]:
+        media = RequestMedia(self.context.media, self.record)
+        refs = {source.field: MediaRef(source.value, source.field, kind) for source in sources}
+        return list((await media.load(refs)).values())
 
     def _only(self) -> PictureSource:
         if len(self.sources) > 1:
@@ -241,11 +242,12 @@ class Bodies(Generic[OptionsT]):
         Raises:
             RequestError, RequestValidationError: it is neither of the two, or a field of it is wrong.
         """
+        record = record_of(http.scope)
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM:
-            options, sources = await self._read_form(http)
+            options, sources = await self._read_form(http, record.notes)
         else:
-            options, sources = self._read_json(await http.json())
-        return Received(context_of(http), options, tuple(sources))
+            options, sources = self._read_json(await http.json(), record.notes)
+        return Received(context_of(http), record, options, tuple(sources))
 
     def openapi(self) -> dict[str, Any]:
         """The `requestBody` of the OpenAPI document."""
@@ -256,8 +258,8 @@ class Bodies(Generic[OptionsT]):
         content = {"application/json": {"schema": self.request.model_json_schema()}, FORM: {"schema": form}}
         return {"requestBody": {"required": True, "content": content}}
 
-    def _read_json(self, body: object) -> tuple[OptionsT, list[PictureSource]]:
-        options = _validate(self.request, body, strict=True)
+    def _read_json(self, body: object, notes: Notes) -> tuple[OptionsT, list[PictureSource]]:
+        options = validated(self.request, body, notes, strict=True)
         urls = options.model_dump(include={"image", "images"})
         one, several = urls.get("image"), urls.get("images", [])
         if one is not None and several:
@@ -268,10 +270,10 @@ class Bodies(Generic[OptionsT]):
             raise RequestError("image is missing", field="image")
         return options, [PictureSource(url, f"images[{index}]") for index, url in enumerate(several)]
 
-    async def _read_form(self, http: HttpRequest) -> tuple[OptionsT, list[PictureSource]]:
+    async def _read_form(self, http: HttpRequest, notes: Notes) -> tuple[OptionsT, list[PictureSource]]:
         async with form_of(http, max_files=MAX_IMAGES, max_fields=MAX_FIELDS) as form:
             sources = [source async for source in _sources(form)]
-            options = _validate(self.options, _fields(form), strict=False)
+            options = validated(self.options, _fields(form), notes, strict=False)
         if not sources:
             raise RequestError("image is missing: send it as a file, -F image=@FILE with curl", field="image")
         return options, sources
@@ -313,14 +315,6 @@ def _fields(form: FormData) -> dict[str, object]:
     return fields
 
 
-def _validate(kind: type[OptionsT], body: object, *, strict: bool) -> OptionsT:
-    try:
-        return kind.model_validate(body, strict=strict)
-    except ValidationError as error:
-        errors = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors(include_url=False)]
-        raise RequestValidationError(errors, body=body) from None
-
-
 SHOWN: Final = 2000  # characters of the model's text in an error
 
 ResultT = TypeVar("ResultT", bound=BaseModel)
@@ -358,7 +352,7 @@ async def post_caption(http: HttpRequest) -> Any:
     def finish(reply: Reply) -> CaptionResponse:
         return CaptionResponse(model=name, **dict(caption.result(reply)))
 
-    answer = _stream(http, request, options, finish) if options.stream else _answer(task, request, finish)
+    answer = _stream(task, request, finish) if options.stream else _answer(task, request, finish)
     del request
     return await answer
 
@@ -381,7 +375,7 @@ async def post_ask(http: HttpRequest) -> Any:
     def finish(reply: Reply) -> AnswerResponse:
         return AnswerResponse(model=name, **dict(ask.result(reply)))
 
-    answer = _stream(http, request, options, finish) if options.stream else _answer(task, request, finish)
+    answer = _stream(task, request, finish) if options.stream else _answer(task, request, finish)
     del request
     return await answer
 
@@ -441,19 +435,17 @@ async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply
         OutputError: the model's answer isn't what the task asked for; the message shows it.
         RequestError: it isn't because `max_tokens` cut it.
     """
-    reading = read_answer(task.context, request)
+    reading = read_answer(task.context, task.record, request)
     del request
     answer = await reading
     await answer.complete()
     return _result(answer, task.options, finish)
 
 
-async def _stream(
-    http: HttpRequest, request: Request, options: TaskOptions, finish: Callable[[Reply], BaseModel]
-) -> Response:
+async def _stream(task: Received[Any], request: Request, finish: Callable[[Reply], BaseModel]) -> Response:
     """The response to a task as events."""
-    context = context_of(http)
-    return event_stream(http, context, _events(await read_answer(context, request), options, finish))
+    answer = await read_answer(task.context, task.record, request)
+    return event_stream(task.context, _events(answer, task.options, finish))
 
 
 async def _events(

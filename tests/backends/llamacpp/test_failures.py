@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from training.gguf_export import export
 
-from snugvl.backends.lives import Supervision
 from snugvl.backends.llamacpp import command
 from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.llamacpp.settings import LlamacppChoice
+from snugvl.backends.supervisor import Supervision
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams

@@ -111,7 +111,7 @@ def test_a_first_start_waits_for_what_a_first_question_needs(
 
 def test_another_model_or_gpu_is_compiled_anew(wanted: CompileJob) -> None:
     other = CompileJob(wanted.outline, wanted.engine, Hardware((8, 9), 76))
-    names = {ahead._name_of(each, "3.6.0") for each in (wanted, wanted, other)}
+    names = {ahead.name_of(each, "3.6.0") for each in (wanted, wanted, other)}
     assert len(names) == 2
     larger = job_of(engine(num_blocks=99))
     assert larger == wanted, "how much memory is free today makes no difference"
@@ -196,7 +196,7 @@ def test_shares_are_all_kernels_and_none_twice(wanted: CompileJob, monkeypatch: 
             tell[-1](kernel)
 
     class Compiler:
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             self.mine: list[str] = []
 
         def add(self, kernel: str) -> Future[None]:

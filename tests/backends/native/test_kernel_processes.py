@@ -28,17 +28,21 @@ def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(
     monkeypatch.setattr(sys, "argv", ["", str(os.getppid())])
     monkeypatch.setattr(os, "nice", told.append, raising=False)
 
-    def compiled(job: str, number: int, count: int, first: Callable[[], None]) -> CompileReport:
+    def compiled(
+        job: str, number: int, count: int, first: Callable[[], None], said: Callable[[str, str], None]
+    ) -> CompileReport:
         told.append((job, number, count))
         first()
+        said("begins", "0a1b")
         return CompileReport(3, ("gemm: no",))
 
     monkeypatch.setattr(precompile, "read_compiler", lambda: told.append("read"))
     monkeypatch.setattr(precompile, "compile_kernels", compiled)
     kernel_processes.main()
     assert told == [19, "read", ("the order", 1, 3)]
-    first, last = capsys.readouterr().out.splitlines()
+    first, begun, last = capsys.readouterr().out.splitlines()
     assert first == kernel_processes.FIRST
+    assert begun == kernel_processes.VARIANT + "begins 0a1b"
     assert json.loads(last) == {"kernels": 3, "failed": ["gemm: no"]}
 
 

@@ -22,8 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.process.child import attach, run
-from snugvl.backends.process.hosted import HostedModel
+from snugvl.backends.process.child import HostedModel, attach, run
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.ledger import Ledger
 from snugvl.core.messages import Capabilities, Delta, GoOn, Picture, Request, Text, Usage, going_on

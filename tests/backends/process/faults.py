@@ -264,7 +264,7 @@ class Round:
         """Wait until it serves, and nothing is left of what ran."""
 
         def idle() -> bool:
-            process, seen = self._service._process, self._service.snapshot
+            process, seen = self._service._life, self._service.snapshot
             return (
                 process is not None
                 and seen is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.backends.process import child, engine_process, wire
-from snugvl.backends.process.hosted import HostedModel
+from snugvl.backends.process.child import HostedModel
 from snugvl.core.options import Progress
 from snugvl.errors import DoesNotFit, EngineError
 

@@ -128,8 +128,8 @@ def test_a_reader_that_leaves_ends_its_request(leave: str) -> None:
                 del reader
             del stream
             await until(service, lambda: service.snapshot and service.snapshot.load.running == 0)
-            assert service._process is not None
-            assert service._process.running == 0
+            assert service._life is not None
+            assert service._life.running == 0
 
     run(test())
 
@@ -143,13 +143,13 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
             submitting.cancel()
             for _ in range(2):  # the second question follows the cancellation through the same socket
                 await service.tokenize("a")
-            assert service._process is not None
+            assert service._life is not None
             assert not submitting.done(), "its work goes on, and counts"
-            assert service._process.running == 1
+            assert service._life.running == 1
             await read(await service.submit(say("release")))  # it would run now
             await asyncio.wait([submitting])
             assert submitting.cancelled()
-            assert service._process.running == 0
+            assert service._life.running == 0
             assert service.snapshot is not None
             seen = service.snapshot.at
             await until(service, lambda: service.snapshot and service.snapshot.at > seen)
@@ -167,7 +167,7 @@ def test_a_request_cancelled_before_it_is_prepared_is_not_prepared_at_all() -> N
             others = [asyncio.create_task(service.submit(say("wait"))) for _ in range(LIGHT)]
             await until(service, lambda: service.snapshot and service.snapshot.load.waiting == LIGHT)
             submitting = asyncio.create_task(service.submit(say("tire")))  # which no engine survives
-            await until(service, lambda: service._process and service._process.running == LIGHT + 1)
+            await until(service, lambda: service._life and service._life.running == LIGHT + 1)
             submitting.cancel()
             heavy = Request((user(Text("release")), user(Text(" " * 2 * LONG_TEXT))))  # doesn't wait for them
             await read(await service.submit(heavy))
@@ -240,9 +240,9 @@ def test_pictures_of_requests_that_are_given_up_leave_nothing_behind() -> None:
 
 
 def arena_of(service: SupervisedEngine) -> Arena:
-    assert service._process is not None
-    assert service._process._arena is not None
-    return service._process._arena
+    assert service._life is not None
+    assert service._life._arena is not None
+    return service._life._arena
 
 
 def test_an_unread_stream_is_merged_and_loses_nothing() -> None:
@@ -250,8 +250,8 @@ def test_an_unread_stream_is_merged_and_loses_nothing() -> None:
         async with engine() as service:
             await ready(service)
             stream = await service.submit(say("hello", 300))
-            assert service._process is not None
-            await until(service, lambda: service._process and service._process.running == 0)
+            assert service._life is not None
+            await until(service, lambda: service._life and service._life.running == 0)
             deltas = await read(stream)
             assert "".join(delta.text for delta in deltas) == "".join(f"{i} " for i in range(300))
             assert len(deltas) == 1

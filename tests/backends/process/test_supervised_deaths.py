@@ -29,7 +29,7 @@ def test_a_death_ends_streams_with_an_error_and_the_engine_comes_back(how: signa
             streams = [await service.submit(say("hello", FOREVER)) for _ in range(3)]
             readers = [asyncio.create_task(read(stream)) for stream in streams]
             preparing = asyncio.create_task(service.submit(say("wait")))
-            await until(service, lambda: service._process and service._process.running == 4)
+            await until(service, lambda: service._life and service._life.running == 4)
             pid = service.pid
             assert pid is not None
             os.kill(pid, how)

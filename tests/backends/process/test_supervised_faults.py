@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.backends.lives import Lives
 from snugvl.backends.process import life, wire
 from snugvl.backends.process.launch import Launched
-from snugvl.backends.process.postmortem import LastWords
 from snugvl.backends.process.supervised import SupervisedEngine
+from snugvl.backends.spawned import Log
+from snugvl.backends.supervisor import Lives
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.scratch import OWNER
@@ -81,9 +81,9 @@ def test_words_that_can_not_be_read_end_the_process_and_not_the_service() -> Non
 
 @pytest.mark.parametrize(
     ("owner", "what"),
-    [(LastWords, "feed"), (life.EngineProcess, "ping"), (life.EngineProcess, "_deliver")],
+    [(Log, "feed"), (life.EngineProcess, "ping"), (life.EngineProcess, "_deliver")],
 )
-@pytest.mark.sample("LastWords-feed")
+@pytest.mark.sample("Log-feed")
 def test_a_bug_of_the_servers_side_ends_the_process_and_not_the_service(
     monkeypatch: pytest.MonkeyPatch, owner: type, what: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_bug_of_a_whole_life_is_a_death_once_there_was_a_good_one(monkeypatch:
     async def test() -> None:
         async with engine() as service:
             await ready(service)
-            right, process = SupervisedEngine._end_requests, service._process
+            right, process = SupervisedEngine._end_requests, service._life
             assert process is not None
 
             def wrong(self: SupervisedEngine, *arguments: Any) -> None:
@@ -176,8 +176,8 @@ def test_a_picture_that_can_not_be_sent_leaves_no_others_behind() -> None:
                 with pytest.raises(OSError, match="truncated"):
                     await service.submit(request)
             assert not arena_of(service)._used
-            assert service._process is not None
-            assert not service._process.running
+            assert service._life is not None
+            assert not service._life.running
             assert await read(await service.submit(say("hello")))
 
     run(test())
@@ -193,8 +193,8 @@ def test_what_a_process_had_on_disk_goes_with_it(monkeypatch: pytest.MonkeyPatch
             await read(await service.submit(say("keep")))
             (folder,) = tmp_path.iterdir()
             assert (folder / OWNER).exists()
-            assert service._process is not None
-            service._process.kill("enough")
+            assert service._life is not None
+            service._life.kill("enough")
             await serves_again(service)
             assert not folder.exists()
             await read(await service.submit(say("keep")))
@@ -221,7 +221,7 @@ def test_a_second_close_does_not_keep_the_first_from_ending_the_process(
         monkeypatch.setattr(life.EngineProcess, "stop", slow)
         async with engine() as service:
             await ready(service)
-            process = service._process
+            process = service._life
             assert process is not None
             first = asyncio.create_task(service.close())
             await stopping.wait()
@@ -239,7 +239,7 @@ def test_a_message_that_can_not_be_sent_to_a_new_process_ends_it(monkeypatch: py
         launched = Launched(("/bin/cat",))
         monkeypatch.setattr(wire, "encode", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            await life.EngineProcess.meet(launched, wire.Start(wire.EngineChoice(), 1.0))
+            await life.EngineProcess.meet(launched, wire.Start(wire.EngineChoice(), 1.0), lambda _: None)
         assert launched._popen.returncode is not None
 
     run(test())
@@ -254,8 +254,8 @@ def test_what_asks_in_a_wrong_way_gets_the_error_and_ends_nobody_else() -> None:
             await ready(service)
             with pytest.raises(EngineError, match="AttributeError"):
                 await service.submit(wrong)
-            assert service._process is not None
-            assert not service._process.running
+            assert service._life is not None
+            assert not service._life.running
             assert await read(await service.submit(say("hello")))
             assert service.health.restarts == 0
 

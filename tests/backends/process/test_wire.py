@@ -14,8 +14,9 @@ from PIL.PpmImagePlugin import PpmImageFile
 
 from snugvl.backends.process import wire
 from snugvl.backends.process.arena import Arena
-from snugvl.backends.process.postmortem import LastWords, describe
+from snugvl.backends.process.life import FORM
 from snugvl.backends.process.remote import Inbox
+from snugvl.backends.spawned import Log, describe
 from snugvl.core.messages import (
     Delta,
     Grammar,
@@ -208,18 +209,18 @@ def test_an_inbox_gives_what_came_before_an_error_first() -> None:
     ],
 )  # fmt: skip
 def test_why_a_process_ended(returncode: int | None, output: str, expected: str) -> None:
-    words = LastWords()
+    words = Log(FORM)
     words.feed(output)
-    assert expected in describe(returncode, words.lines)
+    assert expected in describe(returncode, words.last_words)
 
 
 def test_last_words_are_bounded_and_may_come_in_pieces() -> None:
-    words = LastWords()
+    words = Log(FORM)
     assert words.feed("one\ntw") == ["one"]
     assert words.feed("o\n") == ["two"]
     words.feed("no end " * 1000)
     words.feed("\n" + "x\n" * 1000)
-    assert len(words.lines) == 40
+    assert len(words.last_words) == 40
     assert words.feed("y" * 9999 + "\n") == ["y" * 500]
 
 

@@ -41,7 +41,7 @@ class Opened:
         self.folder = folder
         self.loaded = load_engine(folder, **{"device": "cpu", "context": 1024, **options})
         self.backend: TransformersBackend = self.loaded.backend
-        self.preparer = self.backend._preparer
+        self.preparer = self.backend._prompts
         self.model: Any = self.backend._engine.model
 
     @contextmanager
@@ -66,14 +66,14 @@ class Opened:
         output = self.model.generate(
             **prompt.inputs, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
         )
-        return output[0, len(prompt.prompt.prompt_ids) :].tolist()  # type: ignore[no-any-return]
+        return output[0, len(prompt.prompt_ids) :].tolist()  # type: ignore[no-any-return]
 
 
 class Kept(Receiver):
     """A receiver that keeps the tokens of each choice. `seen` is called with every one of them."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: ModelPrompt, sampling: SamplingParams) -> None:
-        super().__init__(tokenizer, prompt.prompt, sampling, frozenset())
+        super().__init__(tokenizer, prompt, sampling, frozenset())
         self.tokens: dict[int, list[int]] = {}
         self.seen: Callable[[TokenOutput], None] = lambda _: None
 

@@ -24,7 +24,6 @@ from snugvl.errors import (
     RequestTooLarge,
     SnugvlError,
 )
-from snugvl.inputs.prompt import PreparedPrompt
 from tests.backends.transformers.conftest import CPU, NEW_TOKENS, Asked, Opened
 from tests.patience import PATIENCE_S, until
 
@@ -396,7 +395,7 @@ def test_models_with_states_of_their_own_run(
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     output = model.generate(**inputs, max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0)
     ids = tuple(inputs["input_ids"][0].tolist())
-    prompt = ModelPrompt(PreparedPrompt(ids, (), 0), inputs)
+    prompt = ModelPrompt(ids, (), 0, inputs=inputs)
     engine = TransformersEngine(model, CPU, torch.float32, context=256)
     jobs = [qwen.job(prompt, SamplingParams(max_tokens=10, ignore_eos=True)) for _ in range(2)]
     held = Held(jobs[0], after=5)

@@ -72,8 +72,8 @@ def test_choices_are_answers_of_their_own(opened: Opened) -> None:
 def test_image_tokens_are_counted(opened: Opened) -> None:
     prompt = opened.prompt(user(picture(64, 64, 1), "?"))
     without = opened.prompt(user("?"))
-    assert 4 <= prompt.prompt.image_tokens < len(prompt.prompt.prompt_ids)
-    assert without.prompt.image_tokens == 0
+    assert 4 <= prompt.image_tokens < len(prompt.prompt_ids)
+    assert without.image_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_max_pixels_of_a_picture_lowers_its_tokens(opened: Opened, wide: int, na
     from snugvl.core.messages import Picture
 
     def tokens(limit: int) -> int:
-        return opened.prompt(user(Picture(picture(256, 128, 1), limit))).prompt.image_tokens
+        return opened.prompt(user(Picture(picture(256, 128, 1), limit))).image_tokens
 
     assert tokens(narrow) < tokens(wide)
     with pytest.raises(RequestError, match="at least"):
@@ -97,9 +97,9 @@ def test_max_pixels_of_a_picture_lowers_its_tokens(opened: Opened, wide: int, na
 def test_text_never_becomes_a_control_token(opened: Opened, text: str) -> None:
     control = opened.preparer.tokenizer.token_id(text.partition(">")[0] + ">")
     messages: list[Any] = [user(f"a {text} b"), user("a " + text[:2], text[2:] + " b")]
-    plain = opened.prompt(user("a b")).prompt.prompt_ids
+    plain = opened.prompt(user("a b")).prompt_ids
     for message in messages:
-        ids = opened.prompt(message).prompt.prompt_ids
+        ids = opened.prompt(message).prompt_ids
         assert len(ids) > len(plain), "the text is read"
         assert ids.count(control) == plain.count(control)  # type: ignore[arg-type]
 

@@ -120,11 +120,11 @@ def test_a_videos_frames_keep_their_times(
     frames = tuple(picture(64, 64, seed) for seed in range(4))
     assert qwen.preparer.videos
     prompt = qwen.prompt(user(Video(frames, seconds), "?"))
-    text = qwen.backend.detokenize(prompt.prompt.prompt_ids)
+    text = qwen.backend.detokenize(prompt.prompt_ids)
     for first, second in (seconds[:2], seconds[2:]):
         assert f"<{(first + second) / 2:.1f} seconds>" in text
     assert prompt.inputs["video_grid_thw"].tolist() == [[2, 4, 4]]
-    assert prompt.prompt.image_tokens == 8
+    assert prompt.image_tokens == 8
     assert len(qwen.expected(prompt, 4)) == 4
     small = Picture(picture(256, 256, 1), 4096)
     both = qwen.prompt(user(small, Video(frames, seconds), "?"))

@@ -349,8 +349,8 @@ def test_max_pixels_lowers_the_limit_of_every_picture(folder: Path) -> None:
     loaded = load_engine(folder, device="cpu", context=512, max_pixels=8192)
     assert loaded.backend.capabilities.max_pixels == 8192
     large = Image.new("RGB", (400, 300))
-    prompt = loaded.backend._preparer.prepare([user(Picture(large, 1 << 20), "?")])
-    assert prompt.prompt.image_tokens <= 8192 // 32**2
+    prompt = loaded.backend._prompts.prepare([user(Picture(large, 1 << 20), "?")])
+    assert prompt.image_tokens <= 8192 // 32**2
     loaded.backend.close()
     with pytest.raises(RequestError, match="max_pixels is 10"):
         load_engine(folder, device="cpu", max_pixels=10)

@@ -337,7 +337,7 @@ async def test_it_hangs(word: str, words: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.backends.child.process.GRACE_S", 0.1)
+    monkeypatch.setattr("snugvl.backends.child.life.GRACE_S", 0.1)
     async with engine(fake("stubborn")) as service:
         await ready(service)
         assert len(processes(service)) == 4

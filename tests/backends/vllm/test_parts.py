@@ -14,11 +14,11 @@ from PIL import Image
 
 from snugvl.backends.child import flags
 from snugvl.backends.child.answer import reasoning_of
-from snugvl.backends.child.log import Log
-from snugvl.backends.child.process import environment
+from snugvl.backends.child.life import environment
 from snugvl.backends.child.requests import ServedModel, target_size
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.child.watch import GPU_BYTES, Activity, Stalled
+from snugvl.backends.spawned import Log
 from snugvl.backends.vllm import flags as vllm_flags
 from snugvl.backends.vllm.answer import VllmChunks
 from snugvl.backends.vllm.api import VllmApi

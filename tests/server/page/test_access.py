@@ -13,7 +13,7 @@ from snugvl.core.service import EngineService
 from snugvl.server.app import create_app
 from snugvl.server.connection import address_of, listen, uvicorn_config
 from snugvl.server.context import Context
-from snugvl.server.intake.intake import Intake
+from snugvl.server.media.loading import MediaLoader
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService, Script
@@ -28,7 +28,7 @@ def at_port(service: EngineService, port: int) -> Iterator[int]:
     settings = ServerSettings(port=port)
     listener = listen(settings)
     server = uvicorn.Server(
-        uvicorn_config(create_app(Context(service, settings, Intake())), settings),
+        uvicorn_config(create_app(Context(service, settings, MediaLoader())), settings),
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -16,7 +16,7 @@ from playwright.sync_api import JSHandle, Page, Route, expect
 from snugvl.core.messages import Capabilities, Picture, Request, Text, Video
 from snugvl.core.training import Training
 from snugvl.inputs.image import FORMATS
-from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.media.settings import MediaSettings
 from snugvl.server.page import routes
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S, until
@@ -212,7 +212,7 @@ def test_what_can_not_be_used_is_refused_in_plain_words_and_never_sent(
     Image.new("1", (20_000, 12_000)).save(tmp_path / "map.png")
     with (tmp_path / "huge.png").open("wb") as file:
         file.write(png("red"))
-        file.truncate(IntakeSettings().image.max_bytes + 1)
+        file.truncate(MediaSettings().image.max_bytes + 1)
     (tmp_path / "good.png").write_bytes(png("blue"))
     page.set_input_files("#file", [tmp_path / name for name in (*REFUSED, "map.png", "huge.png", "good.png")])
     expect(page.locator("#picture-facts")).to_contain_text("good.png")  # the last, and the only one taken
@@ -264,7 +264,7 @@ def test_a_question_waits_for_its_pictures(serve: Serve, open_page: OpenPage, tm
 def test_limits_are_those_of_the_server() -> None:
     with live(FakeService(), ServerSettings(max_body_bytes=12_345, api_keys=("right",))) as base:
         known = httpx.get(f"{base}/page/limits.json").json()
-    intake = IntakeSettings()
+    intake = MediaSettings()
     assert known["body_bytes"] == 12_345
     assert known["picture_bytes"] == intake.image.max_bytes
     assert known["picture_pixels"] == intake.image.max_pixels

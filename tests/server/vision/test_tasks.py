@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.patience import PATIENCE_S
-from tests.server.intake.films import film
+from tests.server.media.films import film
 
 
 def post(url: str, task: str, body: dict[str, Any]) -> httpx.Response:

@@ -7,6 +7,7 @@ from typing import Final
 
 from snugvl.backends.child import flags
 from snugvl.backends.child.settings import ChildChoice
+from snugvl.backends.supervisor import Ending
 from snugvl.diagnose.explain import explain
 from snugvl.diagnose.result import Cause, Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, SnugvlError
@@ -23,23 +24,6 @@ _LESS: Final = (
     "A shorter --context, smaller pictures (--max-pixels) or a smaller model needs less: "
     "`snugvl plan` says what fits."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How one life of an engine ended.
-
-    Attributes:
-        reason: half a sentence.
-        lines: of its log.
-        was_ready: whether it served before.
-        error: what to say where the reason is known and waiting won't help; None: the log may know.
-    """
-
-    reason: str
-    lines: tuple[str, ...] = ()
-    was_ready: bool = False
-    error: SnugvlError | None = None
 
 
 @dataclass(frozen=True, slots=True)

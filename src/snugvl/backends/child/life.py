@@ -1,25 +1,31 @@
 """One life of a child server: launched here and ended with its processes, or found running and left running.
 
 begin ──► ready ──► end       a `Life` tells of the first two (`Listener`) and returns the `Ending`
+
+A server that is launched stands behind a reaper (`reaper.py`), so that all that it starts ends with it.
 """
 
 import asyncio
+import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 import psutil
 
 from snugvl.backends.child import watch
-from snugvl.backends.child.failure import Ending
 from snugvl.backends.child.http import UNIX, ChildApi, Foreign, NobodyThere, Served, Unreachable
-from snugvl.backends.child.log import Log, LogForm, Stage
-from snugvl.backends.child.process import ChildProcess
 from snugvl.backends.child.settings import ChildChoice
 from snugvl.backends.child.watch import Activity, Stalled
-from snugvl.backends.lives import Supervision
+from snugvl.backends.process.launch import without_secrets
+from snugvl.backends.spawned import Log, LogForm, SpawnedProcess, Stage
+from snugvl.backends.supervisor import Ending, Supervision
 from snugvl.core.scratch import Scratch
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.hardware import nvml
@@ -27,6 +33,83 @@ from snugvl.hardware import nvml
 SOCKET_NAME: Final = "engine.sock"
 MAX_PATH_BYTES: Final = 107  # of an address of a Unix socket
 DEATH_S: Final = 5.0  # until a server whose engine died has ended by itself
+GRACE_S: Final = 5.0  # from SIGTERM to SIGKILL
+REAP_S: Final = 12.0  # more than the reaper takes to give up
+REAPER: Final = Path(__file__).with_name("reaper.py")
+
+_HUB: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # an engine downloads what isn't there
+# Lines reach us as they are written; nobody is told that it was started.
+_OURS: Final = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+def environment(environ: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """What an engine sees: our variables without secrets of ours, and `own`."""
+    return without_secrets(environ, but=_HUB) | _OURS | dict(own)
+
+
+class ChildProcess(SpawnedProcess):
+    """A running server and everything it started."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        own: Mapping[str, str],
+        name: str,
+        form: LogForm,
+        seen: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start it. `name`: of the engine, as people know it; `seen` is called whenever its log has grown.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        popen = subprocess.Popen(  # noqa: S603 (what the user asked for)
+            [sys.executable, "-I", "-S", str(REAPER), str(GRACE_S), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(os.environ, own),
+            process_group=0,  # Ctrl+C in a terminal is the server's business
+        )
+        super().__init__(popen, name, form)
+        self._form, self._seen = form, seen
+        self._logger = logging.getLogger(f"snugvl.{name.lower().replace('.', '')}")
+
+    def family(self) -> list[psutil.Process]:
+        """Every process of the engine: all descend from the reaper, whose id is `pid`."""
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.Error:
+            return []
+
+    def _take(self, text: str) -> None:
+        super()._take(text)
+        self._seen()
+
+    def _heard(self, line: str) -> None:
+        """Errors always; what is usual only until it serves."""
+        if self._form.is_error(line):
+            level = logging.WARNING
+        else:
+            level = logging.DEBUG if self.log.was_well or self._form.chatty else logging.INFO
+        self._logger.log(level, "%s", line)
+
+    def _end(self) -> None:
+        assert self._popen.stdin is not None
+        with suppress(OSError):
+            self._popen.stdin.close()
+        if self._popen.poll() is None:  # a process that was forked meanwhile may hold the pipe, too
+            self._popen.terminate()
+
+    def _ways_to_end(self) -> Sequence[tuple[Callable[[], object], float | None]]:
+        return (self._end, GRACE_S + REAP_S), (self._kill_all, None)
+
+    def _kill_all(self) -> None:
+        """Where the reaper itself hangs."""
+        for process in self.family():
+            with suppress(psutil.Error):
+                process.kill()
+        self._popen.kill()
 
 
 class Listener(Protocol):
@@ -102,13 +185,17 @@ class Life:
         """Its processes, where they are ours."""
         return []
 
-    async def live(self) -> Ending:
+    async def run(self) -> Ending:
         """From start to end."""
         raise NotImplementedError
 
+    async def stop(self) -> None:
+        """End what was started for it; nothing is left of that."""
+        await self.api.close()
+
 
 class LaunchedServer(Life):
-    """A server that is launched, and gone with all its processes when `live` returns or is cancelled."""
+    """A server that is launched, and gone with all its processes after `stop`."""
 
     def __init__(self, launch: Launch, supervision: Supervision, listener: Listener) -> None:
         self._room = Scratch("engine")
@@ -135,44 +222,42 @@ class LaunchedServer(Life):
         """Its processes."""
         return [] if self._process is None else self._process.family()
 
-    async def live(self) -> Ending:
+    async def run(self) -> Ending:
         """From start to end."""
         try:
-            process = self._process = ChildProcess.spawn(
-                self._words, self._environment, self.api.name, self._launch.form
+            process = self._process = ChildProcess(
+                self._words, self._environment, self.api.name, self._launch.form, self._heard
             )
         except OSError as error:
-            await self._leave()
             return Ending(f"it can't be started: {error}")
-        gone = asyncio.create_task(process.run(self._heard))
+        gone = asyncio.create_task(process.why_gone())
         serving = asyncio.create_task(self._serve(process))
         try:
             await asyncio.wait({gone, serving}, return_when=asyncio.FIRST_COMPLETED)
             final = serving.result() if serving.done() else None
-            reason = await gone
-            return Ending(reason, process.log.lines, self._ready, final)
+            return Ending(await gone, process.log.lines, self._ready, final)
         finally:
             serving.cancel()
             gone.cancel()
-            await process.stop()
             await asyncio.wait([serving, gone])
-            await self._leave()
+
+    async def stop(self) -> None:
+        """End the server with all its processes."""
+        if self._process is not None:
+            await self._process.stop()
+        await super().stop()
+        self._room.remove()
 
     @property
     def _hung(self) -> str:
         return watch.HUNG.format(name=self.api.name)
-
-    async def _leave(self) -> None:
-        await self.api.close()
-        self._room.remove()
 
     def _mark_healthy(self) -> None:
         if self._process is not None:
             self._process.log.all_is_well()
 
     def _heard(self) -> None:
-        assert self._process is not None
-        stage = self._process.log.stage
+        stage = None if self._process is None else self._process.log.stage
         if stage is not None and not self._ready:
             self._listener.on_loading(stage)
 
@@ -248,14 +333,8 @@ class AttachedServer(Life):
         super().__init__(api, launch, supervision, listener)
         self._again = again
 
-    async def live(self) -> Ending:
+    async def run(self) -> Ending:
         """From when it is found until it no longer answers."""
-        try:
-            return await self._live()
-        finally:
-            await self.api.close()
-
-    async def _live(self) -> Ending:
         where = self.api.where
         try:
             if not self._again:

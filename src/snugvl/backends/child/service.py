@@ -1,6 +1,6 @@
 """A child server behind the service protocol: launched as a supervised child, or found running.
 
-Its lives are counted as those of our own engine are (see `lives.py`). Where its start fails and the log says
+Its lives are those of our own engine (see `supervisor.py`). Where its start fails and the log says
 that changed flags could help, it is started once more with those. What an engine speaks is its subclass's.
 
 The server's process talks HTTP with it and imports neither torch nor transformers.
@@ -9,22 +9,22 @@ The server's process talks HTTP with it and imports neither torch nor transforme
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from snugvl.backends.child.answer import ChildStream, Chunks
-from snugvl.backends.child.failure import Ending, understand
+from snugvl.backends.child.failure import understand
 from snugvl.backends.child.http import ChildApi, Served
 from snugvl.backends.child.life import AttachedServer, Launch, LaunchedServer, Life
-from snugvl.backends.child.log import Stage
 from snugvl.backends.child.requests import NO_RUNS, ServedModel, capabilities_of
 from snugvl.backends.child.settings import ChildChoice, Facts
-from snugvl.backends.lives import Lives, LivingEngine, Supervision
 from snugvl.backends.preparers import Preparation, Preparers
+from snugvl.backends.spawned import Stage
+from snugvl.backends.supervisor import Ending, Lives, Supervised, Supervision
 from snugvl.core.messages import Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Snapshot, Tokens
-from snugvl.errors import EngineError, RequestError, SnugvlError
+from snugvl.errors import RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
 
 
@@ -52,7 +52,7 @@ class Prepared:
     chunks: Chunks
 
 
-class ChildEngine(LivingEngine):
+class ChildEngine(Supervised[Life]):
     """An `EngineService` whose engine is a server of another program.
 
     Attributes:
@@ -68,11 +68,9 @@ class ChildEngine(LivingEngine):
         supervision = supervision or Supervision()
         waiting = {"again": "waiting for it", "after_pause": "waiting for it"} if choice.attach else {}
         lives = Lives(supervision, f"{self.name} has not been started", **waiting)
-        super().__init__(supervision, lives)
+        super().__init__(supervision, lives, self.name, logging.getLogger(f"snugvl.{self.backend}"))
         self._choice: Any = choice
-        self._logger = logging.getLogger(f"snugvl.{self.backend}")
         self._session: Session | None = None
-        self._life: Life | None = None
         self._preparers, self._trials = Preparers(), Trials()
         self._waking = 0  # requests that are made ready
         # With changed flags; with another port, since it was ready last.
@@ -153,9 +151,9 @@ class ChildEngine(LivingEngine):
 
     async def start(self) -> None:
         """Begin to launch or to look, and return."""
-        looking = f"looking for {self.name} at {self._choice.attach}"
-        what = looking if self._choice.attach else f"{self.name} is starting"
-        self._lives.start(what, self._next_life)
+        await super().start()
+        if self._choice.attach:
+            self._lives.detail = f"looking for {self.name} at {self._choice.attach}"
 
     async def submit(self, request: Request) -> Stream:
         """Start a request; returns with the first piece of its answer.
@@ -193,10 +191,6 @@ class ChildEngine(LivingEngine):
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""
         raise NotImplementedError
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse what is new, wait for what runs. Whether everything finished in time."""
-        return await self._lives.drain(timeout_s, lambda: self.busy)
 
     async def close(self) -> None:
         """End everything: a server that was launched with all its processes. Safe to call twice."""
@@ -237,34 +231,16 @@ class ChildEngine(LivingEngine):
             raise self._lives.unavailable()
         return self._session
 
-    async def _next_life(self) -> float | None:
-        """One life; the seconds until the next one, or None where there is none."""
-        ending = await self._live(await self.launch())
-        return None if self._lives.over else self._pause_s(ending)
-
-    async def _live(self, launch: Launch) -> Ending:
-        """One life from start to end."""
-        self._lives.begin()
+    async def _begin(self) -> Life:
+        launch = await self.launch()
         if launch.choice.attach is not None:
-            self._life = AttachedServer(launch, self._supervision, self, again=self._lives.count > 0)
-        else:
-            self._life = LaunchedServer(launch, self._supervision, self)
-        helpers = asyncio.create_task(self._while_ready())
-        reason = "the server has shut down"
-        try:
-            ending = await self._life.live()
-            reason = ending.reason
-        finally:
-            helpers.cancel()
-            self._end_requests(reason)
-            self._session = self._snapshot = self._life = None
-        return ending
+            return AttachedServer(launch, self._supervision, self, again=self._lives.count > 0)
+        return LaunchedServer(launch, self._supervision, self)
 
     def _pause_s(self, ending: Ending) -> float | None:
         """Seconds until the next life, or None where there will be none."""
         if ending.was_ready:
-            self._logger.error("%s", ending.reason)
-            return self._lives.count_death(ending.reason)
+            return super()._pause_s(ending)
         failure = understand(ending, self._choice, self.name, self.start_words())
         if failure.port_taken and not self._moved:
             self._moved = True
@@ -286,15 +262,14 @@ class ChildEngine(LivingEngine):
         self._logger.error("%s", failure.error)
         return self._lives.count_death(failure.cause)
 
-    def _end_requests(self, reason: str) -> None:
-        if self._session is None:
-            return
-        self._lives.lose(reason)
-        text = self._lives.death_of_request(reason)
-        for answer in tuple(self._session.answers):
-            answer.end(EngineError(text) if answer.began else self._lives.unavailable())
+    def _end_requests(
+        self, of_streams: Callable[[], SnugvlError], of_others: Callable[[], SnugvlError]
+    ) -> None:
+        session, self._session = self._session, None
+        for answer in () if session is None else tuple(session.answers):
+            answer.end(of_streams() if answer.began else of_others())
 
-    async def _while_ready(self) -> None:
+    async def _look_after(self, life: Life) -> None:
         """What goes on beside the requests: a snapshot now and then, and what the engine has."""
         beside: asyncio.Task[None] | None = None
         try:

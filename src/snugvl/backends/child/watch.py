@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 
 from snugvl.backends.child.http import ChildApi, Foreign, NobodyThere, Served, Unreachable
-from snugvl.backends.lives import Supervision
+from snugvl.backends.supervisor import Supervision
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.inputs.tools.forms import MARKERS
 

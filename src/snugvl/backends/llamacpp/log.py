@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from snugvl.backends.child.log import LogForm
+from snugvl.backends.spawned import LogForm
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import MIB
 

@@ -11,11 +11,9 @@ from snugvl.backends.child.answer import reasoning_of
 from snugvl.backends.child.flags import check, value
 from snugvl.backends.child.http import Served
 from snugvl.backends.child.life import Launch, Life
-from snugvl.backends.child.log import Log
 from snugvl.backends.child.requests import NO_RUNS, ServedModel
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
 from snugvl.backends.child.settings import Facts
-from snugvl.backends.lives import Supervision
 from snugvl.backends.llamacpp import command, log
 from snugvl.backends.llamacpp.answer import LlamacppChunks
 from snugvl.backends.llamacpp.api import LlamacppApi, ServedGguf
@@ -33,6 +31,8 @@ from snugvl.backends.llamacpp.requests import (
 )
 from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.backends.preparers import Preparation
+from snugvl.backends.spawned import Log
+from snugvl.backends.supervisor import Supervision
 from snugvl.core.messages import Message, Request, ToolUse
 from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import EngineError

@@ -23,6 +23,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.core.folders import sources_digest
 from snugvl.core.options import Progress
 from snugvl.engine.precompile import CompileJob, compile_job_of
+from snugvl.layers.compilations import elsewhere
 from snugvl.models.networks import LoadableNetwork
 
 logger = logging.getLogger(__name__)
@@ -88,11 +89,11 @@ class KernelsAhead:
 
     def compile(self, wanted: CompileJob, folder: Path, version: str) -> None:
         """Compile into Triton's `folder`, unless that was done before by this `version` of it."""
-        done = folder / f"snugvl-{_name_of(wanted, version)}.done"
+        done = folder / f"snugvl-{name_of(wanted, version)}.done"
         if done.exists() or not self._processes.start():
             return
         begun, kernels = time.monotonic(), 0
-        for code, lines in self._processes.ask(wanted, self.first.set):
+        for code, lines in self._processes.ask(wanted, self.first.set, _heard):
             if self._processes.stopped:
                 return
             if code != 0 or not lines:
@@ -108,7 +109,15 @@ class KernelsAhead:
         logger.info("%d kernels are compiled, in %.0f s", kernels, time.monotonic() - begun)
 
 
-def _name_of(wanted: CompileJob, version: str) -> str:
+def _heard(what: str, digest: str, who: object) -> None:
+    """Let launches here wait for what a process compiles now: it would be compiled twice at once."""
+    if what == "begins":
+        elsewhere.begins(digest, who)
+    else:
+        elsewhere.ends(digest or None, who)
+
+
+def name_of(wanted: CompileJob, version: str) -> str:
     """What is compiled: the same for the same model, GPU, sources and versions."""
     named = f"{version} {torch.__version__} {wanted} {sources_digest(*_SOURCES)}"
     return hashlib.sha256(named.encode()).hexdigest()[:16]

@@ -1,38 +1,29 @@
-"""Our engine in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
+"""Our engine in this process, which one thread drives."""
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
-from time import monotonic
 
+from snugvl.backends.hosted import Hosted, Ready
 from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.kernel_processes import Ahead
 from snugvl.backends.native.worker import EngineWorker
 from snugvl.backends.receiver import Receiver
-from snugvl.backends.streams import (
-    ReceiverStream,
-    deliver,
-    fail_all,
-)
-from snugvl.core.checks import check_combination, check_pictures
-from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
-from snugvl.core.sampling import check_scores
-from snugvl.core.service import Load, Tokens
+from snugvl.core.messages import Capabilities
+from snugvl.core.service import Load
 from snugvl.engine.engine import Engine
-from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.errors import EngineError
-from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.errors import ENDINGS, EngineError, engine_failed
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.inputs.reasoning import PLAIN, ThinkingDefault
 
 logger = logging.getLogger(__name__)
 
 
-class NativeBackend:
-    """A loaded model on our engine. Safe to use from several threads and event loops."""
+class NativeBackend(Hosted[PreparedPrompt]):
+    """A loaded model on our engine: see `Hosted`."""
 
     def __init__(
         self,
@@ -42,14 +33,10 @@ class NativeBackend:
         thinking: ThinkingDefault = PLAIN,
         kernels: KernelsAhead | None = None,
     ) -> None:
-        """`kernels`: the compiler of kernels ahead of their use, or None."""
+        """`kernels`: who compiles them ahead, if somebody does."""
+        form, vocab_size = processor.template.tool_form, processor.config.text.vocab_size
+        super().__init__(processor, vocab_size, form, capabilities, thinking)
         self._engine = engine
-        self._thinking = thinking
-        self._processor = processor
-        self._capabilities = capabilities
-        self._grammars = GrammarCompiler(
-            processor.tokenizer, processor.config.text.vocab_size, processor.template.tool_form
-        )
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
         self._kernels = kernels or KernelsAhead()
@@ -63,53 +50,6 @@ class NativeBackend:
         )
         weakref.finalize(self, self._worker.close)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this model can do."""
-        return self._capabilities
-
-    def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
-        """Prepare and start a request; it runs whether or not the stream is read.
-
-        Args:
-            go_on: called while it is prepared; nothing is started where it raises.
-
-        Raises:
-            RequestError, ImageError: it is wrong, or too large; nothing was started.
-            EngineError: the backend is closed, or its queue is full.
-        """
-        check_combination(request)
-        check_pictures(request, self._capabilities)
-        grammar = self._grammar(request, go_on)  # before the pictures, which cost more
-        prompt = self._prompt(request, go_on)
-        go_on()
-        check_scores(request.sampling, None if request.prompt is None else len(prompt.prompt_ids))
-        tokenizer = self._processor.tokenizer
-        stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
-        engine_request = EngineRequest(
-            request_id=str(next(self._ids)),
-            prompt_ids=prompt.prompt_ids,
-            sampling=request.sampling,
-            vision=prompt.vision,
-            stop_ids=stop_ids,
-            deadline=None if request.deadline_s is None else monotonic() + request.deadline_s,
-            grammar=grammar,
-        )
-        receiver = Receiver(
-            tokenizer,
-            prompt,
-            request.sampling,
-            stop_ids,
-            calls=None if request.tools is None else self._processor.template.tool_form,
-            grammar=request.formed,
-        )
-        try:
-            self._worker.call(lambda: self._add(engine_request, receiver))
-        except BaseException:  # Ctrl+C while this thread waited: it may have been accepted all the same
-            self.abort(engine_request.request_id)
-            raise
-        return ReceiverStream(partial(self.abort, engine_request.request_id), receiver)
-
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
         return self._worker.call(self._engine.memory)
@@ -117,27 +57,6 @@ class NativeBackend:
     def stats(self) -> Load:
         """What the engine is doing."""
         return self._worker.call(self._stats)
-
-    def tokenize(
-        self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
-    ) -> Tokens:
-        """Token ids of a bare prompt, or of a conversation through the chat template.
-
-        Raises:
-            RequestError: text that can't be tokenised, or a conversation the template refuses.
-            RequestTooLarge: so much text that it can't fit into the context.
-        """
-        most = self._capabilities.context_tokens
-        if isinstance(prompt, str):
-            return Tokens(self._processor.count_prompt(prompt, most=most))
-        tools_of = () if tools is None else tools.tools
-        template = self._thinking.template(Request(prompt, tools=tools))
-        counted = self._processor.count(prompt, tools=tools_of, template=template, most=most, go_on=go_on)
-        return Tokens(counted.prompt_ids, counted.image_tokens)
-
-    def detokenize(self, ids: tuple[int, ...]) -> str:
-        """The text of token ids, control tokens included."""
-        return self._processor.tokenizer.decode(list(ids), skip_special=False)
 
     def settle(self, ahead: Ahead) -> None:
         """Requests are taken: let what later ones would wait for be done beside them."""
@@ -148,7 +67,7 @@ class NativeBackend:
 
         One graph a call, and only when kernels are compiled: a request that comes meanwhile waits for it.
         """
-        self._grammars.warm_up()
+        super().warm_up()
         if self._graphs_ahead and self._kernels.finished.is_set():
             try:
                 self._graphs_ahead = self._worker.call(lambda: self._engine.capture_next())
@@ -169,26 +88,23 @@ class NativeBackend:
         """End a request and free what it holds; unknown ids are ignored."""
         self._worker.post(lambda: self._abort(request_id))
 
-    def _prompt(self, request: Request, go_on: GoOn) -> PreparedPrompt:
-        # One token less than the context: an answer needs at least one.
-        room = self._capabilities.context_tokens - 1
-        if request.prompt is not None:
-            return self._processor.prepare_prompt(request.prompt, max_tokens=room)
-        tools = () if request.tools is None else request.tools.tools
-        return self._processor.prepare(
-            request.messages,
-            tools=tools,
-            template=self._thinking.template(request),
-            max_tokens=room,
-            go_on=go_on,
+    def _begin(self, ready: Ready[PreparedPrompt]) -> Callable[[], object]:
+        request = EngineRequest(
+            request_id=str(next(self._ids)),
+            prompt_ids=ready.prompt.prompt_ids,
+            sampling=ready.request.sampling,
+            vision=ready.prompt.vision,
+            stop_ids=ready.stop_ids,
+            deadline=ready.deadline,
+            grammar=ready.grammar,
         )
-
-    def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:
-        if request.tools is not None:
-            return self._grammars.compile_tools(request.tools, choices=request.sampling.n, go_on=go_on)
-        if request.grammar is None:
-            return None
-        return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)
+        abort = partial(self.abort, request.request_id)
+        try:
+            self._worker.call(lambda: self._add(request, ready.receiver))
+        except BaseException:  # Ctrl+C while this thread waited: it may have been accepted all the same
+            abort()
+            raise
+        return abort
 
     def _stats(self) -> Load:
         self._engine.poll_memory()  # an engine that idles makes no steps, in which it would
@@ -203,3 +119,33 @@ class NativeBackend:
         receiver = self._receivers.pop(request_id, None)
         if receiver is not None:
             receiver.mailbox.close()
+
+
+def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
+    """End every request with an error."""
+    for receiver in receivers.values():
+        receiver.fail(error)
+    receivers.clear()
+
+
+def deliver(
+    abort: Callable[[str, int | None], object], receivers: dict[str, Receiver], output: TokenOutput
+) -> None:
+    """Hand a token to its request, in the engine's thread. What fails there ends that request alone.
+
+    `abort` is told id and choice at a stop string; the id and None where all choices are to end.
+    """
+    receiver = receivers.get(output.request_id)
+    if receiver is None:
+        return
+    try:
+        if receiver.receive(output):
+            abort(output.request_id, output.choice)
+    except ENDINGS:
+        raise
+    except BaseException as error:  # what Rust panics at is no Exception
+        logger.exception("an answer's text can't be made")
+        receiver.fail(engine_failed(error))
+        abort(output.request_id, None)
+    if receiver.done:
+        del receivers[output.request_id]

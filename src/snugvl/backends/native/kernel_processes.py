@@ -32,6 +32,8 @@ MORE_MEMORY_BYTES = 1 << 30  # and for each of the others
 COMMAND = (sys.executable, "-m", "snugvl.backends.native.kernel_processes")
 LOOK_S = 0.5  # between two looks at the parent
 FIRST = "what a first question needs is compiled"  # a line that a process says
+VARIANT = "variant: "  # before what it says of one that it compiles, and its digest
+Heard = Callable[[str, str, object], None]
 
 
 def ahead_of(value: str | None) -> Ahead:
@@ -83,10 +85,13 @@ class KernelProcesses:
             for process in self._started:
                 process.kill()
 
-    def ask(self, wanted: object, first: Callable[[], object] = lambda: None) -> list[tuple[int, list[str]]]:
+    def ask(
+        self, wanted: object, first: Callable[[], object] = lambda: None, heard: Heard = lambda *_: None
+    ) -> list[tuple[int, list[str]]]:
         """Let each do its share of what is wanted; their exit codes, and what they said.
 
-        `first` is called when all have compiled what a first question needs.
+        `first` is called when all have compiled what a first question needs; `heard` with whatever one says
+        of a variant that it compiles, and that one; at its end with "" and "".
         """
         count = len(self._started)
         left = iter(range(count - 1, -1, -1))
@@ -97,7 +102,7 @@ class KernelProcesses:
 
         orders = (pickle.dumps((wanted, number, count)) for number in range(count))
         with ThreadPoolExecutor(count, "snugvl-kernels") as pool:
-            return list(pool.map(_told, self._started, orders, [said_first] * count))
+            return list(pool.map(_told, self._started, orders, [said_first] * count, [heard] * count))
 
     def _one(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(  # noqa: S603 (ourselves)
@@ -116,7 +121,7 @@ def room() -> int:
 
 
 def _told(
-    process: "subprocess.Popen[bytes]", order: bytes, first: Callable[[], object]
+    process: "subprocess.Popen[bytes]", order: bytes, first: Callable[[], object], heard: Heard
 ) -> tuple[int, list[str]]:
     assert process.stdin is not None
     assert process.stdout is not None
@@ -128,8 +133,12 @@ def _told(
             text = line.decode("utf-8", "replace").strip()
             if text == FIRST:
                 first()
+            elif text.startswith(VARIANT):
+                what, _, digest = text.removeprefix(VARIANT).partition(" ")
+                heard(what, digest, process)
             elif text:
                 said.append(text)
+    heard("", "", process)
     return process.wait(), said
 
 
@@ -153,11 +162,15 @@ def main() -> None:
     read_compiler()  # what is to be compiled may not be known yet
     job, number, count = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
 
-    def first() -> None:
-        sys.stdout.write(FIRST + "\n")
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    sys.stdout.write(json.dumps(asdict(compile_kernels(job, number, count, first))) + "\n")
+    def said(what: str, digest: str) -> None:
+        say(f"{VARIANT}{what} {digest}")
+
+    report = compile_kernels(job, number, count, lambda: say(FIRST), said)
+    say(json.dumps(asdict(report)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.allocation import allocate, as_planned, engine_config
 from snugvl.backends.native.backend import NativeBackend
+from snugvl.backends.native.checking import settle
 from snugvl.backends.native.planned import planned_rows, watch_on
 from snugvl.backends.place import TargetDevice, cap, device_of, dtype_of, place_on, with_driver
 from snugvl.checkpoint.architecture import ModelConfig
@@ -27,6 +28,7 @@ from snugvl.checkpoint.gguf_network import ours
 from snugvl.checkpoint.locate import locate, training_of
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.folders import cache_folder
+from snugvl.core.kernel_checks import KernelVerdict, told
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
@@ -147,9 +149,11 @@ def _loaded(
     kind = dtype_of(options.dtype, place, wide=settings.itemsize == 4)
     sizes = engine_config(allocation, options)
 
+    replaced: list[KernelVerdict] = []
+
     def outlined(network: LoadableNetwork) -> None:
-        if kernels is not None:
-            kernels.begin(network, sizes, target)
+        room = place.usable_bytes - 2 * place.context_bytes  # this process's, and that of who checks
+        replaced.extend(settle(network, sizes, place, kernels, room, report))
 
     network = _network(folder, kind, place, allocation, counted, report, outlined)
     mark("weights are loaded")
@@ -170,6 +174,7 @@ def _loaded(
         most_images=options.images,
         training=training_of(options.model),
         plan=allocation.running,
+        replaced=told(replaced),
     )
     if facts.gguf is not None and counted.has("blocks", "decoder"):
         capabilities = replace(capabilities, weights=facts.gguf.file_type)

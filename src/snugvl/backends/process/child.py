@@ -20,17 +20,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from snugvl.backends.preparers import GivenUp, Preparation, Preparers
 from snugvl.backends.process import wire
-from snugvl.backends.process.hosted import HostedBackend, HostedModel, HostedStream
 from snugvl.backends.process.wire import Channel, EngineChoice, Event
 from snugvl.core.heap import keep_freed_memory
+from snugvl.core.ledger import Ledger
 from snugvl.core.messages import GoOn, Request, Text, user
 from snugvl.core.options import Progress
 from snugvl.core.region import Region
@@ -38,6 +38,9 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Load, Snapshot, Tokens
 from snugvl.core.timeline import Recorder, mark
 from snugvl.errors import ENDINGS, RequestTooLarge, SnugvlError
+
+if TYPE_CHECKING:  # it imports torch
+    from snugvl.backends.hosted import Hosted, ReceiverStream
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +55,28 @@ SWITCH_S = 0.0005
 WARM_TOKENS = 256
 TOGETHER_S = 0.0003  # that events wait for others: the tokens of a step are told in less
 _SET_PARENT_DEATH_SIGNAL = 1
+
+
+class ProcessMeter(Protocol):
+    """Measures the process of one backend."""
+
+    def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
+        """The ledger now, from what the backend says it holds (`Backend.memory`) and does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostedModel:
+    """A loaded model and what measures it.
+
+    Attributes:
+        settled: called once, when requests are taken; returns at once.
+    """
+
+    backend: "Hosted[Any]"
+    meter: ProcessMeter
+    settled: Callable[[], None] = lambda: None
+
 
 Loader = Callable[[EngineChoice, Progress], HostedModel]
 
@@ -161,7 +186,7 @@ class Child:
         self._lock = threading.Lock()
         self._stage = ""  # of loading
         # Requests the server waits for; None while the prompt is prepared.
-        self._streams: dict[int, HostedStream | None] = {}
+        self._streams: dict[int, ReceiverStream | None] = {}
         threading.Thread(target=self._live, args=(load, start), name="snugvl-loader", daemon=True).start()
 
     def handle(self, message: wire.ToEngine) -> None:
@@ -199,7 +224,7 @@ class Child:
                 self._answer(message, lambda _: backend.detokenize(message.ids))
 
     @property
-    def _backend(self) -> HostedBackend:
+    def _backend(self) -> "Hosted[Any]":
         assert self._model is not None, "the server asks for nothing before it is told that we are ready"
         return self._model.backend
 
@@ -257,7 +282,7 @@ class Child:
         else:
             stream.close()
 
-    def _forward(self, request_id: int, stream: HostedStream) -> None:
+    def _forward(self, request_id: int, stream: "ReceiverStream") -> None:
         def end(error: Exception | None) -> None:
             if self._streams.pop(request_id, None) is not None:
                 self._outbox.put(wire.End(request_id, None if error is None else wire.portable(error)))
@@ -289,8 +314,8 @@ class Child:
                 _die()
             self._outbox.put(wire.Failed(wire.portable(error)))
 
-    def _warm_more(self, backend: HostedBackend) -> bool:
-        """`HostedBackend.warm_up`, without which requests wait where they need it, and nothing ends."""
+    def _warm_more(self, backend: "Hosted[Any]") -> bool:
+        """`Hosted.warm_up`, without which requests wait where they need it, and nothing ends."""
         self._asked_at = time.monotonic()  # the engine's thread does a part of it
         try:
             return backend.warm_up()
@@ -328,7 +353,7 @@ def _die(error: BaseException | None = None) -> NoReturn:
     os._exit(1)
 
 
-def _warm_up(backend: HostedBackend) -> Load:
+def _warm_up(backend: "Hosted[Any]") -> Load:
     """Do what every request would wait for: kernels. The counters it leaves."""
     texts = ["hello"]
     if backend.capabilities.device != "CPU":  # which has no kernels to compile, and reads slowly

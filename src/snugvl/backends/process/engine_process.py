@@ -14,8 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from snugvl.backends.native.kernel_processes import VARIABLE, KernelProcesses, ahead_of, nothing_compiled
-from snugvl.backends.process.child import Loader, attach, run
-from snugvl.backends.process.hosted import HostedModel
+from snugvl.backends.process.child import HostedModel, Loader, attach, run
 from snugvl.backends.process.wire import EngineChoice, HostedEngine
 from snugvl.core.options import Progress
 from snugvl.core.timeline import mark

@@ -1,18 +1,19 @@
-"""One life of the engine's process, seen from the server's event loop: started, talked to, ended."""
+"""One life of the engine's process, seen from the server's event loop: the adapter of the wire."""
 
 import asyncio
 import logging
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
-from snugvl.backends.lives import read_output, wait_for_exit, watched
-from snugvl.backends.process import postmortem, wire
+from snugvl.backends.process import wire
 from snugvl.backends.process.arena import Arena
 from snugvl.backends.process.launch import Launched
 from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.backends.spawned import LAST_LINES, LogForm, SpawnedProcess
+from snugvl.backends.supervisor import Ending
 from snugvl.core.messages import Delta, Message, Request, ToolUse
 from snugvl.core.scratch import sweep
 from snugvl.core.service import Snapshot, Tokens
@@ -23,36 +24,46 @@ logger = logging.getLogger("snugvl.engine")
 STOP_S = 2.0  # for each of goodbye, SIGTERM and SIGKILL
 _BIT_BYTES = 1 << 20  # of pixels that are given to the socket at once
 BURY_S = 0.5  # until the system says how a process ended whose connection is gone
+# All that it prints is trouble (see `child.Notes`), and none of it is a progress bar's.
+FORM: Final = LogForm("", r"(?!)", (), kept=(0, LAST_LINES), max_line=500, ends="\n")
 
 Notice = wire.Loading | wire.Ready | wire.Failed | wire.Pong | Snapshot
 
 
-class EngineProcess:
+class EngineProcess(SpawnedProcess):
     """A child process with an engine. Everything here runs in one event loop."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", arena: Arena | None, *, pixels: bool) -> None:
-        """`pixels`: whether it looks at them to count a picture's tokens."""
-        self._popen = popen
+    def __init__(
+        self,
+        popen: "subprocess.Popen[bytes]",
+        arena: Arena | None,
+        notice: Callable[[Notice], None],
+        *,
+        pixels: bool,
+    ) -> None:
+        """`notice` is told what it says of itself; `pixels`: it looks at them to count a picture's tokens."""
+        super().__init__(popen, "the engine process", FORM)
         self._counts_pixels = pixels
         self._arena = arena
+        self._notice = notice
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
-        self._words = postmortem.LastWords()
         self._ids = count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._one_with_pixels = asyncio.Lock()
         self._behind: list[bytes] | None = None  # messages that wait until the pixels of one are sent
-        self._killed_because: str | None = None
 
     @classmethod
-    async def meet(cls, launched: Launched, start: wire.Start) -> "EngineProcess":
+    async def meet(
+        cls, launched: Launched, start: wire.Start, notice: Callable[[Notice], None]
+    ) -> "EngineProcess":
         """Take over a process that was launched and tell it what to load."""
         popen, ours = launched.take()
         with ExitStack() as undo:
             undo.callback(ours.close)
             arena = None if launched.region is None else Arena(launched.region)
-            process = cls(popen, arena, pixels=start.choice.engine != "native")
+            process = cls(popen, arena, notice, pixels=start.choice.engine != "native")
             undo.callback(process._abandon)
             ours.setblocking(False)
             process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
@@ -62,39 +73,25 @@ class EngineProcess:
         return process
 
     @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._popen.pid
-
-    @property
     def running(self) -> int:
         """Requests under way, those among them that are given up while they are prepared."""
         return len(self._inboxes.keys() | self._calls.keys())
 
-    async def run(self, notice: Callable[[Notice], None]) -> str:
-        """Deliver what the process says until it is gone; then why it went, as half a sentence."""
-        assert self._popen.stdout is not None
-        listener = asyncio.create_task(read_output(self._popen.stdout, self._log))
-        watched(listener, lambda why: self.kill(f"what the engine process prints can't be read: {why}"))
-        try:
-            await self._receive(notice)
-            with suppress(TimeoutError):
-                await self._wait_for_exit(BURY_S)
-            await asyncio.wait([listener], timeout=BURY_S)  # its last words; a grandchild may hold the pipe
-            return self._killed_because or postmortem.describe(self._popen.poll(), self._words.lines)
-        finally:
-            listener.cancel()
-            await asyncio.wait([listener])
+    async def run(self) -> Ending:
+        """Deliver what the process says until it is gone."""
+        return Ending(await self.why_gone())
 
-    async def _receive(self, notice: Callable[[Notice], None]) -> None:
+    async def _gone(self) -> None:
         """Deliver until the process is gone; one whose words can't be taken is ended."""
         try:
             while (events := await wire.receive(self._reader)) is not None:
                 for event in events:
-                    self._deliver(event, notice)
+                    self._deliver(event)
         except Exception as error:
             logger.exception("what the engine process says can't be taken")
             self.kill(f"what the engine process says can't be taken ({type(error).__name__}: {error})")
+        with suppress(TimeoutError):
+            await self._wait_for_exit(BURY_S)
 
     def fail(self, stream_error: Callable[[], SnugvlError], call_error: Callable[[], SnugvlError]) -> None:
         """End running streams with `stream_error`, and calls without a reply yet with `call_error`."""
@@ -106,25 +103,12 @@ class EngineProcess:
         for inbox in inboxes.values():
             inbox.end(stream_error())
 
-    def kill(self, because: str) -> None:
-        """End the process at once. `because`: what `run` will say, as half a sentence."""
-        self._killed_because = self._killed_because or because
-        self._popen.kill()
-
     async def stop(self) -> None:
         """End the process, politely first; nothing is left of it."""
-        for end in (self._say_goodbye, self._popen.terminate, self._popen.kill):
-            end()
-            try:
-                await self._wait_for_exit(STOP_S)
-                break
-            except TimeoutError:
-                continue
+        await super().stop()
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
-        if self._popen.stdout is not None:
-            self._popen.stdout.close()
         await asyncio.to_thread(sweep)  # what it had on disk
 
     async def submit(self, request: Request) -> RemoteStream:
@@ -230,6 +214,12 @@ class EngineProcess:
         self._popen.kill()
         self._popen.communicate()
 
+    def _end(self) -> None:
+        self._popen.kill()
+
+    def _ways_to_end(self) -> Sequence[tuple[Callable[[], object], float | None]]:
+        return [(end, STOP_S) for end in (self._say_goodbye, self._popen.terminate, self._popen.kill)]
+
     def _say_goodbye(self) -> None:
         self._send(wire.encode(wire.Bye()))
 
@@ -247,7 +237,7 @@ class EngineProcess:
         if not self._writer.is_closing():
             self._writer.write(data)
 
-    def _deliver(self, event: wire.Event, notice: Callable[[Notice], None]) -> None:
+    def _deliver(self, event: wire.Event) -> None:
         match event:
             case (int(request_id), Delta() as delta):
                 inbox = self._inboxes.get(request_id)
@@ -269,21 +259,10 @@ class EngineProcess:
             case wire.Note():
                 logger.info("%s", event.text)
             case wire.Loading() | wire.Ready() | wire.Failed() | wire.Pong() | Snapshot():
-                notice(event)
+                self._notice(event)
 
-    async def _wait_for_exit(self, timeout_s: float) -> None:
-        """Wait until the process has ended.
-
-        Raises:
-            TimeoutError: it has not.
-        """
-        async with asyncio.timeout(timeout_s):
-            await wait_for_exit(self._popen)
-
-    def _log(self, text: str) -> None:
-        """What the process prints goes to the server's log; the last lines are kept."""
-        for line in self._words.feed(text):
-            logger.warning("%s", line)
+    def _heard(self, line: str) -> None:
+        logger.warning("%s", line)
 
 
 async def _wait_quietly(work: "asyncio.Future[Any]") -> None:

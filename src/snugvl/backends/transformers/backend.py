@@ -1,20 +1,15 @@
-"""A loaded model of transformers as a backend: put together, asked, measured.
-
-Prompts are prepared in the caller's thread, tokens made in the engine's (`engine.py`).
-"""
+"""A loaded model of transformers as a backend: put together, asked (`engine.py`), measured."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any
 
 import torch
 
+from snugvl.backends.hosted import Hosted, Ready
 from snugvl.backends.measure import Meter
 from snugvl.backends.place import TargetDevice
-from snugvl.backends.receiver import Receiver
-from snugvl.backends.streams import ReceiverStream
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.network import HOST_WEIGHTS, split_bytes
 from snugvl.backends.transformers.opening import Checkpoint, Inputs, tokenizer_of
@@ -23,23 +18,18 @@ from snugvl.backends.transformers.resolution import Resolution, resolution_of
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
 from snugvl.checkpoint.locate import training_of
-from snugvl.core.checks import check_combination, check_pictures
 from snugvl.core.formats import BITSANDBYTES
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
-from snugvl.core.sampling import check_scores
-from snugvl.core.service import Load, Tokens
+from snugvl.core.messages import Capabilities
+from snugvl.core.service import Load
 from snugvl.engine.claims import DeviceClaim
-from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.errors import RequestError
 from snugvl.hardware import host
-from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.reasoning import PLAIN, ThinkingDefault
 
 
-class TransformersBackend:
-    """A loaded model on transformers. Safe to use from several threads and event loops."""
+class TransformersBackend(Hosted[ModelPrompt]):
+    """A loaded model on transformers: see `Hosted`."""
 
     def __init__(
         self,
@@ -50,51 +40,11 @@ class TransformersBackend:
         thinking: ThinkingDefault = PLAIN,
     ) -> None:
         """`weights`: bytes of the weights, by row of the ledger."""
+        super().__init__(preparer, preparer.vocab_size, preparer.tool_form, capabilities, thinking)
         self._engine = engine
-        self._thinking = thinking
-        self._preparer = preparer
-        self._capabilities = capabilities
         self._weights = dict(weights)
-        self._grammars = GrammarCompiler(preparer.tokenizer, preparer.vocab_size, preparer.tool_form)
         # The engine's thread doesn't hold this backend: dropped without `close`, it ends that, also at exit.
         weakref.finalize(self, engine.close)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this model can do."""
-        return self._capabilities
-
-    def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
-        """Prepare and queue a request; it runs whether or not the stream is read.
-
-        Args:
-            go_on: called while it is prepared; nothing is started where it raises.
-
-        Raises:
-            RequestError, ImageError: it is wrong, or too large; nothing was started.
-            EngineError: the backend is closed, or its queue is full.
-        """
-        check_combination(request)
-        check_pictures(request, self._capabilities)
-        self._check_bias(request)
-        grammar = self._grammar(request, go_on)  # before the pictures, which cost more
-        prompt = self._prompt(request, go_on)
-        go_on()
-        check_scores(request.sampling, None if request.prompt is None else prompt.tokens)
-        tokenizer = self._preparer.tokenizer
-        stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
-        receiver = Receiver(
-            tokenizer,
-            prompt.prompt,
-            request.sampling,
-            stop_ids,
-            calls=None if request.tools is None else self._preparer.tool_form,
-            grammar=request.formed,
-        )
-        deadline = None if request.deadline_s is None else monotonic() + request.deadline_s
-        generation = GenerationRequest(prompt, request.sampling, stop_ids, receiver, deadline, grammar)
-        self._engine.submit(generation)
-        return ReceiverStream(generation.drop, receiver)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
@@ -104,70 +54,22 @@ class TransformersBackend:
         """What the engine is doing."""
         return self._engine.stats()
 
-    def tokenize(
-        self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
-    ) -> Tokens:
-        """Token ids of a bare prompt, or of a conversation through the chat template.
-
-        Raises:
-            RequestError: text that can't be tokenised, or a conversation the template refuses.
-            RequestTooLarge: so much text that it can't fit into the context.
-        """
-        most = self._capabilities.context_tokens
-        if isinstance(prompt, str):
-            self._preparer.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
-            return Tokens(self._preparer.ids_of(prompt, special=True))
-        tools_of = () if tools is None else tools.tools
-        template = self._thinking.template(Request(prompt, tools=tools))
-        made = self._preparer.prepare(
-            prompt, tools=tools_of, template=template, most=most, go_on=go_on
-        ).prompt
-        return Tokens(made.prompt_ids, made.image_tokens)
-
-    def detokenize(self, ids: tuple[int, ...]) -> str:
-        """The text of token ids, control tokens included."""
-        return self._preparer.tokenizer.decode(list(ids), skip_special=False)
-
-    def warm_up(self) -> bool:
-        """Do now what the first request with a grammar would wait for: see `GrammarCompiler`."""
-        self._grammars.warm_up()
-        return False
-
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
         self._engine.close()
         self._grammars.close()
 
-    def _check_bias(self, request: Request) -> None:
-        vocab = self._preparer.vocab_size
-        for token in request.sampling.logit_bias:
-            if not 0 <= token < vocab:
-                raise RequestError(
-                    f"logit_bias has token id {token}; this model's vocabulary is 0 to {vocab - 1}",
-                    field="logit_bias",
-                )
-
-    def _prompt(self, request: Request, go_on: GoOn) -> ModelPrompt:
-        # One token less than the context: an answer needs at least one.
-        room = self._capabilities.context_tokens - 1
-        if request.prompt is not None:
-            return self._preparer.prepare_prompt(request.prompt, max_tokens=room)
-        tools = () if request.tools is None else request.tools.tools
-        return self._preparer.prepare(
-            request.messages,
-            tools=tools,
-            template=self._thinking.template(request),
-            max_tokens=room,
-            most=room,
-            go_on=go_on,
+    def _begin(self, ready: Ready[ModelPrompt]) -> Callable[[], object]:
+        request = GenerationRequest(
+            ready.prompt,
+            ready.request.sampling,
+            ready.stop_ids,
+            ready.receiver,
+            ready.deadline,
+            ready.grammar,
         )
-
-    def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:
-        if request.tools is not None:
-            return self._grammars.compile_tools(request.tools, go_on=go_on)
-        if request.grammar is None:
-            return None
-        return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)
+        self._engine.submit(request)
+        return request.drop
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,6 +39,7 @@ from snugvl.errors import (
     DoesNotFit,
     EngineError,
     QueueFull,
+    RequestError,
     RequestTooLarge,
     SnugvlError,
     engine_failed,
@@ -107,10 +108,12 @@ class TransformersEngine:
         """Queue a request. It has not been touched when this raises.
 
         Raises:
+            RequestError: a bias for a token that the model doesn't have.
             RequestTooLarge: prompt and answer are more than the context.
             QueueFull: `max_waiting` requests are waiting already.
             EngineError: the engine is closed.
         """
+        self._check_bias(request)
         self._check_length(request)
         with self._changed:
             self._check_open()
@@ -223,7 +226,7 @@ class TransformersEngine:
     @torch.inference_mode()
     def _score(self, request: GenerationRequest) -> None:
         """Find the log-probabilities of a bare prompt's tokens, a few at a time."""
-        ids, alternatives = request.prompt.prompt.prompt_ids, request.sampling.logprobs or 0
+        ids, alternatives = request.prompt.prompt_ids, request.sampling.logprobs or 0
         found: list[Sampled] = []
         cache = None
         try:
@@ -324,6 +327,14 @@ class TransformersEngine:
         if self._closed:
             raise EngineError("the model is closed" if self._ending is None else str(self._ending))
 
+    def _check_bias(self, request: GenerationRequest) -> None:
+        for token in request.sampling.logit_bias:
+            if not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"logit_bias has token id {token}; this model's vocabulary is 0 to {self.vocab_size - 1}",
+                    field="logit_bias",
+                )
+
     def _check_length(self, request: GenerationRequest) -> None:
         prompt, asked = request.prompt.tokens, request.sampling.max_tokens or 1
         most = self.context - prompt
@@ -332,7 +343,7 @@ class TransformersEngine:
         fits = f"max_tokens up to {most}" if most > 0 else f"a prompt of up to {self.context - 1}"
         raise RequestTooLarge(
             f"the request needs {prompt + asked:,} tokens: {prompt:,} of the prompt "
-            f"({request.prompt.prompt.image_tokens:,} of them for pictures) and {asked:,} new; the context "
+            f"({request.prompt.image_tokens:,} of them for pictures) and {asked:,} new; the context "
             f"holds {self.context:,}. What fits: {fits}",
             field="max_tokens" if most > 0 else "messages",
         )
@@ -344,7 +355,7 @@ class TransformersEngine:
         else:
             memory = host.memory()
             free, total = memory.free_bytes, memory.total_bytes
-        pictures = sampler.request.prompt.prompt.image_tokens
+        pictures = sampler.request.prompt.image_tokens
         return DoesNotFit(
             f"memory ran out {sampler.where} ({pictures:,} of them for pictures), "
             f"though it ran alone; {format_size(free)} of {format_size(total)} are free beside the model. "

@@ -12,7 +12,7 @@ import torch
 from snugvl.backends.measure import CONTEXT, Meter
 from snugvl.backends.native.allocation import choose
 from snugvl.backends.place import TargetDevice, cap, device_of, dtype_of, place_on, with_driver
-from snugvl.backends.process.hosted import HostedModel
+from snugvl.backends.process.child import HostedModel
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers.requirements import check_installed, check_weights
 from snugvl.checkpoint.catalogue import thinks_about_pictures

@@ -31,7 +31,7 @@ from snugvl.core.messages import (
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
 from snugvl.inputs.defusing import defused
-from snugvl.inputs.prompt import COUNTED_CONTEXTS, PreparedPrompt, check_ids, check_length
+from snugvl.inputs.prompt import COUNTED_CONTEXTS, check_ids, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.in_text import tool_json
@@ -98,15 +98,13 @@ class Preparer:
         tools: Sequence[Tool] = (),
         template: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
-        most: int | None = None,
         go_on: GoOn = going_on,
     ) -> ModelPrompt:
         """Render, tokenise and preprocess a conversation.
 
         Args:
             template: variables of the chat template.
-            most: refuse text of more characters than so many tokens can stand for, before it is looked at, or
-                of more tokens than `COUNTED_CONTEXTS` times as many.
+            max_tokens: refuse a longer prompt; text that can't be as short, before it is looked at.
             go_on: called between two parts of the work, which it may end by raising.
 
         Raises:
@@ -114,6 +112,51 @@ class Preparer:
             RequestTooLarge: more than `max_tokens`; says how many and how many are pictures'.
             CheckpointError: the chat template fails.
         """
+        prompt = self._read(messages, tools, template, max_tokens, max_tokens, go_on)
+        check_length(prompt.tokens, prompt.image_tokens, max_tokens, "messages")
+        return prompt
+
+    def count(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        template: Mapping[str, Any] | None = None,
+        most: int | None = None,
+        go_on: GoOn = going_on,
+    ) -> ModelPrompt:
+        """The prompt of a conversation to be counted; it may be longer than the context.
+
+        Args:
+            most: refuse text of more characters than so many tokens can stand for, or of more tokens than
+                `COUNTED_CONTEXTS` times as many.
+
+        Raises:
+            RequestError, RequestTooLarge, CheckpointError: as `prepare`.
+        """
+        counted = None if most is None else COUNTED_CONTEXTS * most
+        return self._read(messages, tools, template, most, counted, go_on)
+
+    def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
+        """Token ids of a bare text; it may be longer than the context. `most`: as in `count`.
+
+        Raises:
+            RequestError, RequestTooLarge: text that can't be tokenised, or far too much of it.
+        """
+        self.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
+        return self.ids_of(prompt, special=True)
+
+    def _read(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        template: Mapping[str, Any] | None,
+        most: int | None,
+        counted: int | None,
+        go_on: GoOn,
+    ) -> ModelPrompt:
+        """The prompt of a conversation. Refused unread where its characters can't be `most` tokens, and its
+        text where it is more than `counted`."""
         self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
         marks = self._style.template.answer_marks
         also = (*marks, *self._texts)
@@ -126,12 +169,9 @@ class Preparer:
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None
         text = self._style.template.render(self._written(messages), tools=shown, extra=template)
-        counted = None if most is None else COUNTED_CONTEXTS * most
-        self.tokenizer.refuse_long(text, max_tokens or counted, field="messages")
+        self.tokenizer.refuse_long(text, counted, field="messages")
         go_on()
-        prompt = self._processed(text, parts)
-        check_length(prompt.tokens, prompt.prompt.image_tokens, max_tokens, "messages")
-        return prompt
+        return self._processed(text, parts)
 
     def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> ModelPrompt:
         """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.
@@ -151,7 +191,7 @@ class Preparer:
         if not ids:
             raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
         check_length(len(ids), 0, max_tokens, "prompt")
-        return ModelPrompt(PreparedPrompt(ids, (), 0, bare=True), _tensors(ids))
+        return ModelPrompt(ids, (), 0, bare=True, inputs=_tensors(ids))
 
     def ids_of(self, text: str, *, special: bool = False) -> tuple[int, ...]:
         """Token ids of a text. `special`: with what the tokenizer puts around a text, such as a first token.
@@ -170,7 +210,7 @@ class Preparer:
         reasoning = opened(text) if self._style.template.thinks else None
         if self._inputs.processor is None:
             ids = self.ids_of(text)
-            return ModelPrompt(PreparedPrompt(ids, (), 0, reasoning=reasoning), _tensors(ids))
+            return ModelPrompt(ids, (), 0, reasoning=reasoning, inputs=_tensors(ids))
         options = {**self._pictures(parts), **self._videos(parts)}
         bos = getattr(self._inputs.tokenizer, "bos_token", None)
         special = not (bos and text.startswith(bos))  # many templates write it themselves
@@ -192,7 +232,7 @@ class Preparer:
         inputs = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
         ids = tuple(inputs["input_ids"][0].tolist())
         image_tokens = sum(token in self._image_ids for token in ids)
-        return ModelPrompt(PreparedPrompt(ids, (), image_tokens, reasoning=reasoning), inputs, len(parts))
+        return ModelPrompt(ids, (), image_tokens, reasoning=reasoning, inputs=inputs, pictures=len(parts))
 
     def _refused_picture(self, parts: Sequence[Picture | Video]) -> Picture | None:
         """The first picture that the processor refuses alone: its error about several names none."""

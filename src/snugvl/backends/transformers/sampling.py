@@ -9,7 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,24 +27,21 @@ from snugvl.inputs.prompt import PreparedPrompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelPrompt:
+class ModelPrompt(PreparedPrompt):
     """A prompt as transformers takes it.
 
     Attributes:
-        prompt: token ids, with the number of images' among them.
-        inputs: inputs of `generate`, batch of one: `input_ids`, `attention_mask`, `pixel_values`, … on the
-            host.
-        pictures: number of images and videos among them.
+        inputs: of `generate`, batch of one: `input_ids`, `attention_mask`, `pixel_values`, … on the host.
+        pictures: images and videos among them.
     """
 
-    prompt: PreparedPrompt
-    inputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor] = field(kw_only=True)
     pictures: int = 0
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the prompt, image tokens included."""
-        return len(self.prompt.prompt_ids)
+        """Image tokens included."""
+        return len(self.prompt_ids)
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +123,7 @@ class SamplingProcessor(LogitsProcessor):
         self._between = between
         self._mask = None if request.grammar is None else Mask(request.grammar.start(), masks, pace)
         self._random: random.Random = random_stream(request.sampling.seed, choice)
-        self._vocabulary = frozenset(request.prompt.prompt.prompt_ids)
+        self._vocabulary = frozenset(request.prompt.prompt_ids)
         self._counts: Counter[int] = Counter()
 
     @property
@@ -141,7 +138,7 @@ class SamplingProcessor(LogitsProcessor):
         sampling = self.request.sampling
         uniform = 0.0 if sampling.greedy else self._random.random()
         self._masks.begin()
-        ids = self.request.prompt.prompt.prompt_ids
+        ids = self.request.prompt.prompt_ids
         said = (*ids, *self.tokens) if sampling.no_repeat_ngram_size else ()
         asked = SamplerInput(
             0, sampling, self._vocabulary, self._counts, uniform, self._mask, said, plain=plain(sampling)

@@ -10,7 +10,7 @@ from io import BytesIO
 from textwrap import shorten
 from typing import Final
 
-from snugvl.backends.child.log import LogForm
+from snugvl.backends.spawned import LogForm
 from snugvl.diagnose.facts import Value, gather
 from snugvl.diagnose.scan import blocks, scan
 

@@ -15,12 +15,12 @@ from snugvl.backends.child.answer import reasoning_of
 from snugvl.backends.child.flags import check, value
 from snugvl.backends.child.http import Served
 from snugvl.backends.child.life import Launch, Life
-from snugvl.backends.child.log import Log
 from snugvl.backends.child.requests import ServedModel, refuse_control_tokens
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
 from snugvl.backends.child.settings import Facts
-from snugvl.backends.lives import Supervision
 from snugvl.backends.preparers import Preparation
+from snugvl.backends.spawned import Log
+from snugvl.backends.supervisor import Supervision
 from snugvl.backends.vllm import command, flags, log
 from snugvl.backends.vllm.answer import VllmChunks
 from snugvl.backends.vllm.api import VllmApi

@@ -1,7 +1,7 @@
 """The decoder that nearly all families share: attention with grouped keys, a gated MLP, RMS norms."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snugvl.checkpoint.architecture import LayerKind, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
@@ -18,13 +18,14 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of `count` gated MLPs of `intermediate` columns, `used` of them for a token, in the layers of
-    `sparse`."""
+    """A mixture: `count` gated MLPs of `intermediate`, `used` of them for a token, in layers that `sparse`
+    says; `shared`: width of the one beside them that every token passes, with a gate of its own, or 0."""
 
     count: int
     used: int
     intermediate: int
     sparse: tuple[bool, ...]
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,8 @@ class Decoder:
                 yield from self.delta.tensors(f"{layer}.linear_attn", self.hidden)
             else:
                 yield from self.attention(f"{layer}.self_attn")
-            if self.experts and self.experts.sparse[index]:
-                yield from _mixture(f"{layer}.mlp", self.hidden, self.experts)
-            else:
-                yield from self.mlp(f"{layer}.mlp")
+            sparse = self.experts is not None and self.experts.sparse[index]
+            yield from self.mixture(f"{layer}.mlp") if sparse else self.mlp(f"{layer}.mlp")
             for place in norms:
                 yield from norm(f"{layer}.{place}_layernorm", self.hidden)
         yield from norm(f"{prefix}.norm", self.hidden)
@@ -141,14 +140,18 @@ class Decoder:
             yield from linear(f"{name}.{part}_proj", rows, self.hidden, "linear", bias=bias)
         yield from linear(f"{name}.down_proj", self.hidden, width, "linear", bias=bias)
 
-
-def _mixture(name: str, hidden: int, experts: Experts) -> Iterator[Expected]:
-    """The tensors of a mixture: one for all experts each way, as in Qwen3-VL's files, and a 16-bit router."""
-    yield Expected(
-        f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.intermediate, hidden), "expert"
-    )
-    yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, experts.intermediate), "expert")
-    yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
+    def mixture(self, name: str) -> Iterator[Expected]:
+        """Experts as one tensor each way, as Qwen's files have them, the router, which stays 16-bit, and the
+        shared expert with its gate."""
+        experts, hidden = self.experts, self.hidden
+        assert experts is not None, "a mixture has experts"
+        width = experts.intermediate
+        yield Expected(f"{name}.experts.gate_up_proj", (experts.count, 2 * width, hidden), "expert")
+        yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, width), "expert")
+        yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
+        if experts.shared:
+            yield from replace(self, intermediate=experts.shared).mlp(f"{name}.shared_expert")
+            yield from linear(f"{name}.shared_expert_gate", 1, hidden, "other")
 
 
 def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:

@@ -1,14 +1,15 @@
-"""Qwen3.5, dense: three layers of gated delta-rule attention to one with keys and values (`gated_delta.py`).
+"""Qwen3.5 and 3.6, dense and, for the plan, as mixtures of experts (35B-A3B, 122B-A10B): three layers of
+gated delta-rule attention to one with keys and values (`gated_delta.py`).
 
 Norms are stored as their distance from 1, a quarter of each head is rotated, and the tower is Qwen3-VL's,
-without deepstack levels. Source: transformers' models/qwen3_5 (configuration, modelling).
+without deepstack levels. Source: transformers' models/qwen3_5 and qwen3_5_moe (configuration, modelling).
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from snugvl.checkpoint.architecture import ModelConfig, TextConfig
-from snugvl.checkpoint.families.decoder import SIZES, Decoder, need_silu, read_decoder
+from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
 from snugvl.checkpoint.families.gated_delta import check_delta, read_delta
 from snugvl.checkpoint.families.qwen_tower import (
     check_tower,
@@ -37,6 +38,10 @@ _DEFAULTS = {
     "hidden": 4096, "intermediate": 12288, "layers": 32, "heads": 16, "kv_heads": 4, "head_dim": 256,
     "vocab": 248320, "max_positions": 32768,
 }  # fmt: skip
+_MIXTURE_DEFAULTS = {
+    "hidden": 2048, "intermediate": 512, "layers": 40, "heads": 16, "kv_heads": 2, "head_dim": 256,
+    "vocab": 248320, "max_positions": 32768,
+}  # fmt: skip
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
@@ -46,13 +51,13 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         CheckpointError: a field is missing or contradicts another one.
     """
     text, vision = root.section("text_config"), root.section("vision_config")
-    decoder = _decoder(text)
+    decoder = _decoder(text, mixture=architecture == MIXTURE)
     tower = read_tower(vision, [])
     check_width(vision, tower, decoder.hidden)
     tied = ties(root, text)
     predictors = _predictors(text)
     return Network(
-        family="qwen3_5",
+        family="qwen3_5_moe" if architecture == MIXTURE else "qwen3_5",
         architecture=architecture,
         text=decoder.facts(),
         vision=tower_facts(tower, images, root.where),
@@ -100,11 +105,22 @@ def _text(section: Section) -> TextConfig:
     return replace(config, norm_offset=1.0)
 
 
-def _decoder(text: Section) -> Decoder:
+def _decoder(text: Section, *, mixture: bool = False) -> Decoder:
     bias = text.get("attention_bias", bool, False)
-    decoder = read_decoder(text, _DEFAULTS)
+    decoder = read_decoder(text, _MIXTURE_DEFAULTS if mixture else _DEFAULTS)
     delta = read_delta(text, decoder.layers)
-    return replace(decoder, qkv_bias=bias, o_bias=bias, qk_norm=True, delta=delta)
+    experts = _experts(text, decoder.layers) if mixture else None
+    return replace(decoder, qkv_bias=bias, o_bias=bias, qk_norm=True, delta=delta, experts=experts)
+
+
+def _experts(text: Section, layers: int) -> Experts:
+    return Experts(
+        count=text.count("num_experts", 256),
+        used=text.count("num_experts_per_tok", 8),
+        intermediate=text.count("moe_intermediate_size", 512),
+        sparse=(True,) * layers,
+        shared=text.count("shared_expert_intermediate_size", 512),
+    )
 
 
 def _predictors(text: Section) -> int:
@@ -123,7 +139,7 @@ def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
     for index in range(layers):
         layer = f"mtp.layers.{index}"
         yield from decoder.attention(f"{layer}.self_attn")
-        yield from decoder.mlp(f"{layer}.mlp")
+        yield from decoder.mixture(f"{layer}.mlp") if decoder.experts else decoder.mlp(f"{layer}.mlp")
         yield from norm(f"{layer}.input_layernorm", decoder.hidden)
         yield from norm(f"{layer}.post_attention_layernorm", decoder.hidden)
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
@@ -131,15 +147,16 @@ def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
 
 
 FAMILY = Family(
-    architectures=(DENSE,),
+    architectures=(DENSE, MIXTURE),
     describe=describe,
     native=(DENSE,),
     parse=parse,
     network="snugvl.models.networks:Qwen35",
     traits={
-        "qwen3_5": Traits(
-            gguf=("qwen35", "qwen35moe"), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True
-        )
+        "qwen3_5": Traits(gguf=("qwen35",), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True),
+        "qwen3_5_moe": Traits(
+            gguf=("qwen35moe",), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True
+        ),
     },
     prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3.5")),  # it keeps Qwen3-VL's form
 )

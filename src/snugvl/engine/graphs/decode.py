@@ -15,26 +15,20 @@ Where a sequence has a grammar the tokens are chosen once more, from the same lo
 that reads the masks, which are made while the network runs: they replace the next step's ids.
 """
 
-import logging
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from traceback import clear_frames
-from typing import Any
+from functools import cache, partial
 
 import torch
 
 from snugvl.engine.batch import ROW_FIELDS, DecodeRow, pack_rows, single_tokens
-from snugvl.engine.graphs.capture import capture
-from snugvl.engine.oom import out_of_memory, release
+from snugvl.engine.graphs.cache import GraphCache, GraphKey
 from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.sampling.sampler import likeliest as likeliest_of
-from snugvl.layers.driver import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import upload
 from snugvl.models.batch import Network
-
-logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -51,29 +45,27 @@ class Replay:
         """`copied`: the tokens on their way to the host."""
         self.logits, self.tokens = logits, tokens
         self._copied = copied
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._done.record()
+        self._done = None
+        if tokens.is_cuda:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
 
     def results(self) -> list[Sampled]:
         """The token of each row, waiting for them; None where the logits are not finite, or all forbidden."""
-        self._done.synchronize()
+        if self._done is not None:
+            self._done.synchronize()
         return [Sampled(token if token >= 0 else None) for token in self._copied.tolist()]
 
 
 class DecodeGraphs:
-    """CUDA graphs of decode steps, one a batch size, captured on first use in one memory pool.
-
-    Attributes:
-        captures: number of graphs captured, each again after a `clear`.
-        released: whether a capture was short of memory, so that torch gave unused memory back to the driver,
-            the claimed workspace included. The engine claims it again, and resets this.
-    """
+    """Decode steps of each size: their buffers, and their graphs in the engine's `GraphCache`."""
 
     def __init__(
         self,
         model: Network,
         cache: KVCache,
         max_model_len: int,
+        graphs: GraphCache,
         sizes: Rows[int] = SIZES,
         hidden: torch.Tensor | None = None,
     ) -> None:
@@ -83,142 +75,118 @@ class DecodeGraphs:
         self._hidden = hidden
         self._table_width = -(-max_model_len // cache.block_size)
         self._sizes = tuple(sizes)
-        self.captures = 0
-        self.released = False
-        self._graphs: dict[int, _DecodeGraph] = {}
-        self._short: set[int] = set()  # sizes that memory was short of
-        self._unchosen: set[int] = set()  # of those whose graph of choosing memory was short of
-        self._pool: Any = None  # of memory, which torch shares among captures
+        self._graphs = graphs
+        self._batches: dict[int, _DecodeBatch] = {}
         self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
-
-    def note_release(self) -> None:
-        """Note that unused memory was given back to the driver. May be called in any thread."""
-        self.released = True
-
-    def ensure(self, sequences: int) -> bool:
-        """Capture the graph for so many unless there is one; whether there is one now.
-
-        One that memory was short of is tried once more with all that torch keeps for later given back, which
-        it can't do while it captures; then not before `clear`: its steps run without.
-        """
-        size = self._size(sequences)
-        if size not in self._graphs and size not in self._short and not self._fits(sequences):
-            self.released = True
-            release(self._model.device)
-            if not self._fits(sequences):
-                self._short.add(size)
-                logger.warning("no memory for the CUDA graph of %d sequences: its steps run without", size)
-        return size in self._graphs
-
-    def _fits(self, sequences: int) -> bool:
-        """Whether there was memory to capture a graph for so many."""
-        try:
-            self._graph(sequences)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            logger.info("no memory for a CUDA graph: %s", error)
-            clear_frames(error.__traceback__)  # they hold the step's tensors
-            return False
-        return True
-
-    def capture_next(self, sequences: int) -> bool:
-        """Capture the smallest graph that is missing of those for up to so many; whether others are."""
-        missing = [size for size in self._sizes if size < 2 * sequences and self._lacks(size)]
-        if missing:
-            self.ensure(missing[0])
-        return len(missing) > 1
-
-    def _lacks(self, size: int) -> bool:
-        return size not in self._graphs and size not in self._short
-
-    def clear(self) -> None:
-        """Forget all graphs, with their memory; each is captured again when it is needed."""
-        if self._graphs:
-            torch.cuda.synchronize(self._model.device)  # one may be running
-        self._graphs.clear()
-        self._short.clear()
-        self._unchosen.clear()
-        self._pool = self._allowed = None
+        graphs.on_void("lasting", self._forget)
 
     @property
     def largest(self) -> int:
         """Sequences of the largest graph."""
         return max(self._sizes)
 
+    def ensure(self, sequences: int) -> bool:
+        """Capture the graph for so many unless there is one; whether there is one now."""
+        size = self._size(sequences)
+        return self._graphs.ensure(_key(size), partial(self._capture, size))
+
+    def capture_next(self, sequences: int) -> bool:
+        """Capture the smallest graph that is missing of those for up to so many; whether others are."""
+        missing = [size for size in self._sizes if size < 2 * sequences and self._graphs.lacks(_key(size))]
+        if missing:
+            self.ensure(missing[0])
+        return len(missing) > 1
+
     def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
-        """Give a graph its batch, and run it.
+        """Give the graph for so many rows its batch, and run it; after `ensure`.
 
         `tokens`: `[rows]` int64 on the device, in place of those of the rows; below 0 as for `feed`.
         """
-        return self._graph(len(rows)).start(rows, tokens)
+        size = self._size(len(rows))
+        self._batches[size].fill(rows)
+        if tokens is not None:
+            self.feed(tokens)
+        return self._replay(size, len(rows))
 
     def advance(self, rows: int, grown: Mapping[int, tuple[int, Rows[int]]]) -> Replay:
         """Replay the last batch one token further.
 
         `grown`: of tables that have become longer, by row, how many blocks they had, and which are new.
         """
-        return self._graph(rows).advance(rows, grown)
+        size = self._size(rows)
+        if grown:
+            self._batches[size].grow(grown)
+        return self._replay(size, rows)
 
     def choose(self, bits: torch.Tensor) -> Replay | None:
         """Choose once more after a replay, among the tokens that are allowed; the next `advance` reads them.
 
-        None where memory is short of that, which is tried once until `clear`.
+        None where memory is short of that, which is tried once until the graphs are cleared.
 
         Args:
             bits: `[rows, ceil(vocab / 32)]` int32 in page-locked memory, as `GrammarState.fill` makes them.
         """
-        size, graph = self._size(len(bits)), self._graph(len(bits))
-        if size in self._unchosen:
+        size = self._size(len(bits))
+        batch, key = self._batches[size], GraphKey("choose", (size,))
+        new = self._graphs.lacks(key)
+
+        def choose_and_capture() -> None:
+            work = partial(batch.choose, self._allow(bits)[:size])
+            work()
+            self._graphs.capture(key, work)
+
+        if not self._graphs.ensure(key, choose_and_capture):
             return None
-        new = not graph.chooses
-        try:
-            if self._allowed is None:
-                shape = self.largest, bits.shape[1]
-                self._allowed = torch.empty(shape, dtype=torch.int32, device=self._model.device)
-            self._allowed[: len(bits)].copy_(bits, non_blocking=True)
-            chosen = graph.choose(self._allowed, len(bits), self._pool, self.stream())
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            clear_frames(error.__traceback__)
-            self._unchosen.add(size)
-            logger.warning("no memory for the CUDA graph that chooses for %d sequences: %s", size, error)
-            return None
-        if new:
-            self.captures += 1
-            logger.info("captured the CUDA graph that chooses among allowed tokens for %d sequences", size)
-        return chosen
+        if not new:
+            self._allow(bits)
+            self._graphs.replay(key)
+        return batch.chosen(len(bits))
 
     def feed(self, tokens: torch.Tensor) -> None:
         """Let the next `advance` go on from these tokens `[rows]` int64, on the device.
 
         Below 0: for a broken row, whose next token is dropped.
         """
-        self._graph(len(tokens)).feed(tokens)
+        batch = self._batches[self._size(len(tokens))]
+        torch.clamp(tokens, min=0, out=batch.ids[: len(tokens)])
 
-    def stream(self) -> torch.cuda.Stream:
-        """The stream of all captures: the library gets a workspace for each stream."""
-        return stream_on(self._model.device, CAPTURES)
+    def _replay(self, size: int, rows: int) -> Replay:
+        self._graphs.replay(_key(size))
+        return self._batches[size].likeliest(rows)
 
-    def _graph(self, sequences: int) -> "_DecodeGraph":
-        size = self._size(sequences)
-        if size not in self._graphs:
-            begun = time.monotonic()
-            made = _DecodeGraph(self._model, self._cache, size, self._table_width, self._hidden)
-            self._pool = made.capture(self._pool, self.stream())
-            self._graphs[size] = made
-            self.captures += 1
-            spent = time.monotonic() - begun
-            logger.info("captured the CUDA graph of %d sequences in %.2f s", size, spent)
-        return self._graphs[size]
+    def _capture(self, size: int) -> None:
+        batch = _DecodeBatch(self._model, self._cache, size, self._table_width, self._hidden)
+        batch.step()  # on the stream of all other work, whose workspace it may use
+        self._graphs.capture(_key(size), batch.step)
+        self._batches[size] = batch
+
+    def _allow(self, bits: torch.Tensor) -> torch.Tensor:
+        """The masks at their fixed address; those of `bits` are on their way there."""
+        if self._allowed is None:
+            shape = self.largest, bits.shape[1]
+            self._allowed = torch.empty(shape, dtype=torch.int32, device=self._model.device)
+        self._allowed[: len(bits)].copy_(bits, non_blocking=True)
+        return self._allowed
+
+    def _forget(self) -> None:
+        self._batches.clear()
+        self._allowed = None
 
     def _size(self, sequences: int) -> int:
         return next(size for size in self._sizes if size >= sequences)
 
 
-class _DecodeGraph:
-    """One size: what it reads and writes, at fixed addresses, and the CUDA graphs."""
+@cache
+def _key(size: int) -> GraphKey:
+    return GraphKey("decode", (size,))
+
+
+class _DecodeBatch:
+    """What the graphs of one size read and write, at fixed addresses.
+
+    Attributes:
+        ids: `[size]` int64, the tokens whose successors are wanted.
+    """
 
     def __init__(
         self,
@@ -232,7 +200,7 @@ class _DecodeGraph:
         self._cache = cache
         self._hidden = hidden
         device = model.device
-        self._ids = torch.zeros(size, dtype=torch.int64, device=device)
+        self.ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(size, dtype=torch.int32, device=device)
         self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
@@ -240,89 +208,49 @@ class _DecodeGraph:
         self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(size * (ROW_FIELDS + table_width), dtype=torch.int32, device=device)
         # Two of each: one may still be on its way while the other is filled or read.
-        self._staging = [self._pinned(len(self._arrived), torch.int32) for _ in range(2)]
-        self._results = [self._pinned(size, torch.int64) for _ in range(2)]
-        self._chosen = [self._pinned(size, torch.int64) for _ in range(2)]
-        self._graph: Any = None
-        self._chooser: Any = None
+        pinned = device.type == "cuda"
+        self._staging, self._results, self._chosen = (
+            [torch.zeros(count, dtype=dtype, pin_memory=pinned) for _ in range(2)]
+            for count, dtype in (
+                (len(self._arrived), torch.int32),
+                (size, torch.int64),
+                (size, torch.int64),
+            )
+        )
         self._logits = torch.empty(0)
         self._picked = torch.zeros_like(self._tokens)
         self._still = torch.zeros_like(self._lengths)  # in place of lengths that have grown already
 
-    @staticmethod
-    def _pinned(count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(count, dtype=dtype, pin_memory=True)
-
-    def capture(self, pool: Any, stream: torch.cuda.Stream) -> Any:
-        """Capture the step on `stream`; the memory pool it used."""
-        # On the stream of all other work, whose workspace it may use: compiles kernels and makes handles,
-        # which a capture can't.
-        self._step()
-        self._graph, self._logits = capture(self._step, pool, stream)
-        return pool or self._graph.pool()
-
-    def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
-        size, width = len(self._ids), ROW_FIELDS + max(len(row.table) for row in rows)
+    def fill(self, rows: Rows[DecodeRow]) -> None:
+        """Copy rows to where the graph reads them."""
+        size, width = len(self.ids), ROW_FIELDS + max(len(row.table) for row in rows)
         self._staging.reverse()
         staging, arrived = (flat[: size * width] for flat in (self._staging[0], self._arrived))
         lines = staging.view(size, width).numpy()
         pack_rows(lines, rows)
         arrived.copy_(staging, non_blocking=True)
         columns = arrived.view(size, width)
-        self._ids.copy_(columns[:, 0])
+        self.ids.copy_(columns[:, 0])
         self._lengths.copy_(columns[:, 1])
         self._deltas.copy_(columns[:, 2])
         self._state_slots.copy_(columns[:, 3])
         self._tables[:, : width - ROW_FIELDS].copy_(columns[:, ROW_FIELDS:])
-        if tokens is not None:
-            self.feed(tokens)
-        return self._replay(len(rows))
 
-    def advance(self, rows: int, grown: Mapping[int, tuple[int, Rows[int]]]) -> Replay:
-        if grown:
-            width, device = self._tables.shape[1], self._tables.device
-            new = [
-                (row * width + at, b)
-                for row, (first, ids) in grown.items()
-                for at, b in enumerate(ids, first)
-            ]
-            places, blocks = zip(*new, strict=True)
-            where = upload(places, torch.int64, device)
-            self._tables.view(-1).index_copy_(0, where, upload(blocks, torch.int32, device))
-        return self._replay(rows)
+    def grow(self, grown: Mapping[int, tuple[int, Rows[int]]]) -> None:
+        """Append blocks to tables; see `DecodeGraphs.advance`."""
+        width, device = self._tables.shape[1], self._tables.device
+        new = [
+            (row * width + at, b) for row, (first, ids) in grown.items() for at, b in enumerate(ids, first)
+        ]
+        places, blocks = zip(*new, strict=True)
+        where = upload(places, torch.int64, device)
+        self._tables.view(-1).index_copy_(0, where, upload(blocks, torch.int32, device))
 
-    @property
-    def chooses(self) -> bool:
-        """Whether there is the graph that chooses among allowed tokens."""
-        return self._chooser is not None
-
-    def choose(self, allowed: torch.Tensor, rows: int, pool: Any, stream: Any) -> Replay:
-        masks = allowed[: len(self._ids)]
-        if self._chooser is None:
-            self._choose(masks)
-            self._chooser, _ = capture(lambda: self._choose(masks), pool, stream)
-        else:
-            self._chooser.replay()
-        return self._told(self._picked, self._chosen, rows)
-
-    def feed(self, tokens: torch.Tensor) -> None:
-        torch.clamp(tokens, min=0, out=self._ids[: len(tokens)])
-
-    def _replay(self, rows: int) -> Replay:
-        self._graph.replay()
-        return self._told(self._tokens, self._results, rows)
-
-    def _told(self, tokens: torch.Tensor, places: list[torch.Tensor], rows: int) -> Replay:
-        places.reverse()
-        places[0].copy_(tokens, non_blocking=True)
-        return Replay(self._logits[:rows], tokens[:rows], places[0][:rows])
-
-    def _choose(self, allowed: torch.Tensor) -> None:
-        choose(self._logits, self._picked, self._ids, self._still, allowed)
-
-    def _step(self) -> torch.Tensor:
+    def step(self) -> None:
+        """Compute one token of each row: what is captured."""
+        self._logits = torch.empty(0)  # those of the run before it was captured go first
         batch = single_tokens(
-            self._ids,
+            self.ids,
             self._lengths,
             self._deltas,
             self._tables,
@@ -330,9 +258,25 @@ class _DecodeGraph:
             state_slots=self._state_slots,
             hidden=self._hidden,
         )
-        logits = self._model.forward(batch, self._cache)
-        choose(logits, self._tokens, self._ids, self._lengths)
-        return logits
+        self._logits = self._model.forward(batch, self._cache)
+        choose(self._logits, self._tokens, self.ids, self._lengths)
+
+    def choose(self, allowed: torch.Tensor) -> None:
+        """Choose once more, among allowed tokens `[size, ceil(vocab / 32)]` int32: what is captured."""
+        choose(self._logits, self._picked, self.ids, self._still, allowed)
+
+    def likeliest(self, rows: int) -> Replay:
+        """The tokens of `step`, on their way to the host."""
+        return self._leaving(self._tokens, self._results, rows)
+
+    def chosen(self, rows: int) -> Replay:
+        """The tokens of `choose`, on their way to the host."""
+        return self._leaving(self._picked, self._chosen, rows)
+
+    def _leaving(self, tokens: torch.Tensor, places: list[torch.Tensor], rows: int) -> Replay:
+        places.reverse()
+        places[0].copy_(tokens, non_blocking=True)
+        return Replay(self._logits[:rows], tokens[:rows], places[0][:rows])
 
 
 def choose(
@@ -349,7 +293,7 @@ def choose(
     Args:
         allowed: `[sequences, ceil(vocab / 32)]` int32, bits of the tokens to choose from; None: all are.
     """
-    if logits.is_cuda:
+    if by_kernels(logits, "highest_parts", "take_highest"):
         from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
 
         decode_step.choose(logits, tokens, following, lengths, allowed)

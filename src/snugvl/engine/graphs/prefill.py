@@ -1,4 +1,4 @@
-"""CUDA graphs (`capture.py`) of steps with parts of prompts, decodes beside them or not, and of pictures.
+"""CUDA graphs (`cache.py`) of steps with parts of prompts, decodes beside them or not, and of pictures.
 
 A large GPU is done with such a step in half of the time that the host needs to start its hundreds of kernels.
 A graph has a fixed size, so a step is filled up to the next one (`batch.py`):
@@ -37,7 +37,7 @@ from snugvl.engine.batch import (
     shape_of,
     table_width,
 )
-from snugvl.engine.graphs.capture import GraphPool
+from snugvl.engine.graphs.cache import GraphCache, GraphKey
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.layers.kv_cache import KVCache
@@ -77,7 +77,7 @@ class StepGraphs:
         model: Network,
         cache: KVCache,
         config: EngineConfig,
-        graph_pool: GraphPool,
+        graphs: GraphCache,
         hidden: torch.Tensor | None = None,
     ) -> None:
         """`hidden`: hidden states that a draft model has (`DraftBatch`)."""
@@ -85,7 +85,7 @@ class StepGraphs:
         self._cache = cache
         self._hidden = hidden
         self._hidden_rows = 0 if hidden is None else len(hidden)
-        self._graph_pool = graph_pool
+        self._graphs = graphs
         self._most = size_of(config.max_batched_tokens, pictured=True)
         self._max_sequences = config.max_num_seqs
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
@@ -105,10 +105,10 @@ class StepGraphs:
         if exact.tokens > self._most or max(exact.sequences, exact.logits) > self._max_sequences:
             return None
         shape = self._shape(exact)
-        key = ("step", shape.tokens, shape.sequences)
-        if not self._graph_pool.admit(key):
+        key = GraphKey("step", (shape.tokens, shape.sequences))
+        if not self._graphs.admit(key):
             return None
-        buffers = self._graph_pool.buffers("buffers of steps", self._buffers)
+        buffers = self._graphs.buffers("buffers of steps", self._buffers)
         if self._staging is None:
             self._staging = Staging(len(buffers.flat), self._model.device)
         # Placeholders are not part of a graph: as many of them as there are, behind its own numbers.
@@ -121,7 +121,7 @@ class StepGraphs:
         if unread is not None:
             unread.put(numbers)
         self._see(buffers, numbers.pictured[: exact.pictured], embeds)
-        self._graph_pool.run(key, lambda: self._step(buffers, numbers, shape))
+        self._graphs.run(key, lambda: self._step(buffers, numbers, shape))
         return buffers.logits[: exact.logits]
 
     def _shape(self, exact: Shape) -> Shape:
@@ -208,19 +208,19 @@ class _PictureBuffers:
 class PictureGraphs:
     """Not for a tower whose weights are streamed, which waits for its copies."""
 
-    def __init__(self, model: Network, graph_pool: GraphPool) -> None:
+    def __init__(self, model: Network, graphs: GraphCache) -> None:
         self._model = model
-        self._graph_pool = graph_pool
+        self._graphs = graphs
 
     def encode(self, item: VisionItem) -> torch.Tensor | None:
         """Rows of an item, `[tokens, (1 + levels) · hidden]`; None: there is no graph for it."""
-        grid, key = item.grid_thw, ("picture", item.grid_thw)
+        grid, key = item.grid_thw, GraphKey("picture", item.grid_thw)
         count = math.prod(grid)
-        if count > PATCHES or not self._graph_pool.admit(key):
+        if count > PATCHES or not self._graphs.admit(key):
             return None
-        buffers = self._graph_pool.buffers("buffers of pictures", self._buffers)
+        buffers = self._graphs.buffers("buffers of pictures", self._buffers)
         buffers.patches[:count].copy_(item.reader(self._model.device, self._model.dtype)(0, count))
-        self._graph_pool.run(key, lambda: self._encode(buffers, grid))
+        self._graphs.run(key, lambda: self._encode(buffers, grid))
         return buffers.rows[: self._tokens(grid)].clone()
 
     def _tokens(self, grid: GridTHW) -> int:

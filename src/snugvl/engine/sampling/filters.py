@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from snugvl.core.sampling import SamplingParams
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import upload
 
 _FEW = 256  # tokens that decide most filters: beyond top_k of nearly everyone, and top_p of most answers
@@ -75,7 +76,7 @@ def _kept(scores: torch.Tensor, columns: _Columns) -> torch.Tensor:
     if scores.shape[-1] <= _FEW:
         return _support_of_all(scores, columns)
     kept, sure = _support_of_few(scores, columns)
-    if scores.is_cuda:
+    if by_kernels(scores, "search_support"):
         from snugvl.layers.kernels.support import search  # needs triton, which only GPUs bring
 
         search(scores, kept, sure, columns.top_k, columns.top_p.float(), columns.min_p)

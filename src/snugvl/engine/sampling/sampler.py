@@ -24,6 +24,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
 from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits, fill_allowed, unpacked
 from snugvl.engine.sampling.penalties import Penalties, penalizes
+from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import upload
 
 _ROWS = 32  # sampled at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
@@ -277,7 +278,7 @@ def likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
         logits: `[n, vocab]` float32.
         bits: `[n, ceil(vocab / 32)]` int32, the tokens that are allowed; None: all are.
     """
-    if logits.is_cuda:
+    if by_kernels(logits, "highest_parts", "take_highest"):
         from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
 
         return decode_step.choose_allowed(logits, bits)

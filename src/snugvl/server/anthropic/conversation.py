@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from snugvl.core.messages import Grammar, Message, Part, Picture, Request, Text, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Part, Picture, Request, Text, ToolCall, ToolUse, Video
 from snugvl.errors import RequestError
 from snugvl.server.anthropic.schemas import (
     AnyChoice,
@@ -24,10 +24,10 @@ from snugvl.server.anthropic.schemas import (
     Turn,
     UrlSource,
 )
-from snugvl.server.context import Context
 from snugvl.server.forms import Mode, either, offered_tool, sampling_of, schema_grammar, stops_of, tool_use
-from snugvl.server.record import current
-from snugvl.server.together import fetch_all, in_turns
+from snugvl.server.media.loading import MediaRef, RequestMedia
+from snugvl.server.record import Notes
+from snugvl.server.together import in_turns
 
 Block = (
     TextBlock
@@ -39,22 +39,24 @@ Block = (
     | RedactedThinkingBlock
 )
 
+Found = Picture | Video
 
-async def request_of(context: Context, body: MessagesRequest) -> Request:
+
+async def request_of(media: RequestMedia, body: MessagesRequest) -> Request:
     """The request behind /v1/messages, its pictures decoded.
 
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    grammar, tools = either(_grammar(body), tools_of(body), "output_config.format")
+    grammar, tools = either(_grammar(body, media.notes), tools_of(body, media.notes), "output_config.format")
     names = ("max_tokens", "temperature", "top_p", "top_k")
     sampling = sampling_of(body, *names, stop=stops_of(body.stop_sequences))
     template = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
-    messages = await conversation_of(context, body)
+    messages = await conversation_of(media, body)
     return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
 
 
-def tools_of(body: MessagesPrompt) -> ToolUse | None:
+def tools_of(body: MessagesPrompt, notes: Notes) -> ToolUse | None:
     """The tools that the model sees, and how it may use them.
 
     Raises:
@@ -66,14 +68,16 @@ def tools_of(body: MessagesPrompt) -> ToolUse | None:
     ]
     named = choice.name if isinstance(choice, OneToolChoice) else None
     if choice is None or isinstance(choice, NoChoice):
-        return tool_use(tools, None if choice is None else "none", words=False)
+        return tool_use(tools, notes, None if choice is None else "none", words=False)
     if isinstance(choice, AnyChoice) and not tools:
         raise RequestError("tool_choice is any, but the request has no tools", field="tool_choice")
     mode: Mode = "required" if isinstance(choice, AnyChoice) else "auto"
-    return tool_use(tools, mode, named=named, parallel=not choice.disable_parallel_tool_use, words=False)
+    return tool_use(
+        tools, notes, mode, named=named, parallel=not choice.disable_parallel_tool_use, words=False
+    )
 
 
-async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Message, ...]:
+async def conversation_of(media: RequestMedia, body: MessagesPrompt) -> tuple[Message, ...]:
     """The conversation with its system prompt first; neighbours of one role become one turn.
 
     Raises:
@@ -85,17 +89,15 @@ async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Messa
             field="messages",
         )
     wanted = {
-        path: block
+        path: _ref(block, path)
         async for index, each in in_turns(enumerate(body.messages))
         for path, block in _pictures(each.content, f"messages[{index}].content")
     }
-    found = await fetch_all(
-        wanted, lambda block, path: _fetch(context, block, path), context.intake.check_all
-    )
+    found = await media.load(wanted)
     system = _join_texts(body.system)
     turns = [Message("system", (Text(system),))] if system else []
     async for index, each in in_turns(enumerate(body.messages)):
-        turns += _messages(each, f"messages[{index}].content", found)
+        turns += _messages(each, f"messages[{index}].content", found, media.notes)
     await _check_results(turns)
     return tuple(_merged(turns))
 
@@ -115,12 +117,12 @@ def _merged(turns: list[Message]) -> Iterator[Message]:
             )
 
 
-def _grammar(body: MessagesRequest) -> Grammar | None:
+def _grammar(body: MessagesRequest, notes: Notes) -> Grammar | None:
     newer = body.output_config.format if body.output_config else None
     if newer and body.output_format:
         raise RequestError("send output_config.format or output_format, not both", field="output_format")
     selected = newer or body.output_format
-    return None if selected is None else schema_grammar(selected.schema_, field="output_config.format")
+    return None if selected is None else schema_grammar(selected.schema_, "output_config.format", notes)
 
 
 def _join_texts(system: str | list[TextBlock] | None) -> str:
@@ -153,16 +155,15 @@ def _pictures(content: str | Sequence[Block] | None, field: str) -> Iterator[tup
             yield from _pictures(block.source.content, f"{path}.source.content")
 
 
-async def _fetch(context: Context, block: ImageBlock, field: str) -> Picture:
+def _ref(block: ImageBlock, field: str) -> MediaRef:
     match block.source:
         case Base64Source(media_type=kind, data=data):
-            url, name = f"data:{kind};base64,{data}", f"{field}.source.data"
+            return MediaRef(f"data:{kind};base64,{data}", f"{field}.source.data")
         case UrlSource(url=url):
-            name = f"{field}.source.url"
-    return await context.intake.picture(url, field=name)
+            return MediaRef(url, f"{field}.source.url")
 
 
-def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[Message]:
+def _messages(message: Turn, field: str, found: Mapping[str, Found], notes: Notes) -> list[Message]:
     """The turns in one message: results of tools are turns of their own. `found`: pictures by path."""
     if isinstance(message.content, str):
         return [Message(message.role, _text(message.content))]
@@ -171,7 +172,7 @@ def _messages(message: Turn, field: str, found: Mapping[str, Picture]) -> list[M
     calls: list[ToolCall] = []
     thoughts: list[str] = []
     for index, block in enumerate(message.content):
-        content = _content(block, f"{field}[{index}]", found)
+        content = _content(block, f"{field}[{index}]", found, notes)
         if isinstance(block, ToolUseBlock):
             calls.append(ToolCall(block.id, block.name, json.dumps(block.input)))
         elif isinstance(block, ThinkingBlock):
@@ -191,7 +192,7 @@ def _turn(parts: list[Part]) -> list[Message]:
     return [Message("user", tuple(parts))] if parts else []
 
 
-def _content(block: Block, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
+def _content(block: Block, field: str, found: Mapping[str, Found], notes: Notes) -> tuple[Part, ...]:
     """What a block shows to the model; a call shows nothing of this kind."""
     match block:
         case TextBlock(text=text):
@@ -199,17 +200,17 @@ def _content(block: Block, field: str, found: Mapping[str, Picture]) -> tuple[Pa
         case ImageBlock():
             return (found[field],)
         case DocumentBlock():
-            return _document(block, field, found)
+            return _document(block, field, found, notes)
         case ToolResultBlock():
-            return _result(block, f"{field}.content", found)
+            return _result(block, f"{field}.content", found, notes)
         case _:
             return ()
 
 
-def _document(block: DocumentBlock, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
+def _document(block: DocumentBlock, field: str, found: Mapping[str, Found], notes: Notes) -> tuple[Part, ...]:
     """A document between tags, as Anthropic advises to write them, with its title and what is said of it."""
     if block.citations is not None and block.citations.enabled:
-        current().warn(f"ignored {field}.citations: the models served here don't cite")
+        notes.warn(f"ignored {field}.citations: the models served here don't cite")
     source, place = block.source, f"{field}.source.content"
     inside: tuple[Part, ...]
     if isinstance(source, TextSource):
@@ -218,19 +219,19 @@ def _document(block: DocumentBlock, field: str, found: Mapping[str, Picture]) ->
         inside = _text(source.content)
     else:
         pieces = enumerate(source.content)
-        inside = tuple(part for i, each in pieces for part in _content(each, f"{place}[{i}]", found))
+        inside = tuple(part for i, each in pieces for part in _content(each, f"{place}[{i}]", found, notes))
     about = {"title": block.title, "context": block.context}
     head = "".join(f"<{name}>{text}</{name}>\n" for name, text in about.items() if text)
     return (Text(f"<document>\n{head}"), *inside, Text("\n</document>"))
 
 
-def _result(block: ToolResultBlock, field: str, found: Mapping[str, Picture]) -> tuple[Part, ...]:
+def _result(block: ToolResultBlock, field: str, found: Mapping[str, Found], notes: Notes) -> tuple[Part, ...]:
     """A tool's answer. That the tool failed, the model can only see in the text."""
     failed = _text("Error: " if block.is_error else "")
     if isinstance(block.content, str):
         return (*failed, *_text(block.content))
     inner = enumerate(block.content or ())
-    return (*failed, *(part for i, each in inner for part in _content(each, f"{field}[{i}]", found)))
+    return (*failed, *(part for i, each in inner for part in _content(each, f"{field}[{i}]", found, notes)))
 
 
 def _text(text: str) -> tuple[Part, ...]:

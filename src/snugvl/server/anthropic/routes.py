@@ -20,10 +20,11 @@ from snugvl.server.generation import (
     GeneratedAnswer,
     ReasoningPiece,
     arguments_of,
-    counting,
     read_answer,
     tokens_of,
 )
+from snugvl.server.media.loading import RequestMedia
+from snugvl.server.record import record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -199,13 +200,13 @@ EVENTS: Final = events_document(
 @router.post("", response_model=MessageOut, responses={200: {"content": EVENTS}})
 async def post_messages(http: Request, body: MessagesRequest) -> Any:
     """Continue a conversation, with pictures, tools and structured outputs."""
-    context = context_of(http)
+    context, record = context_of(http), record_of(http.scope)
     name = context.check_model(body.model)
     thinking = body.thinking is not None and body.thinking.type != "disabled"
-    request = request_of(context, body)
-    reading = await read_answer(context, await request, ceiling=True, reasoning=thinking)
+    request = request_of(RequestMedia(context.media, record), body)
+    reading = await read_answer(context, record, await request, ceiling=True, reasoning=thinking)
     answer = MessageAnswer(name, reading, body.max_tokens)
-    return event_stream(http, context, answer.events()) if body.stream else await answer.whole()
+    return event_stream(context, answer.events()) if body.stream else await answer.whole()
 
 
 @router.post("/count_tokens", response_model=TokenCount)
@@ -213,7 +214,6 @@ async def post_count_tokens(http: Request, body: CountTokensRequest) -> Any:
     """Count the tokens of a conversation, without continuing it."""
     context = context_of(http)
     context.check_model(body.model)
-    with counting(context):
-        conversation = await conversation_of(context, body)
-    tokens = await tokens_of(context, conversation, tools_of(body))
+    media = context.media_to_count(record_of(http.scope))
+    tokens = await tokens_of(context, await conversation_of(media, body), tools_of(body, media.notes))
     return TokenCount(input_tokens=len(tokens.ids))

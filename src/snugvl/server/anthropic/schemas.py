@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from snugvl.core.sampling import MAX_STOP
 from snugvl.server.fields import WHOLE, Body, Part, StringOrArray
 from snugvl.server.forms import MAX_TOOLS, ToolName
-from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, Wishes
+from snugvl.server.unsupported import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, UnsupportedFields
 
 MAX_BLOCKS = 1024
 
@@ -177,7 +177,7 @@ MAX_MESSAGES = 10_000
 class UserTurn(Part):
     """What the user said, and what tools answered."""
 
-    wishes: ClassVar[Wishes] = PICTURE_BLOCK
+    unsupported: ClassVar[UnsupportedFields] = PICTURE_BLOCK
 
     role: Literal["user"]
     content: UserContent
@@ -203,7 +203,7 @@ Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="rol
 class ClientTool(Part):
     """A tool that the client runs. Arguments always follow `input_schema`, so `strict` changes nothing."""
 
-    wishes: ClassVar[Wishes] = CLIENT_TOOL
+    unsupported: ClassVar[UnsupportedFields] = CLIENT_TOOL
 
     type: Literal["custom"] | None = None
     name: ToolName
@@ -260,7 +260,7 @@ Format = Annotated[JsonFormat, only("a format", "json_schema")]
 class OutputConfig(Part):
     """What form the answer has."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "output_config."
 
     format: Format | None = None
@@ -269,7 +269,7 @@ class OutputConfig(Part):
 class MessagesPrompt(Body):
     """What the model reads, and how it may answer."""
 
-    wishes: ClassVar[Wishes] = MESSAGES_PROMPT
+    unsupported: ClassVar[UnsupportedFields] = MESSAGES_PROMPT
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -299,7 +299,7 @@ class Metadata(Part):
 class MessagesRequest(MessagesPrompt):
     """A conversation to continue."""
 
-    wishes: ClassVar[Wishes] = MESSAGES
+    unsupported: ClassVar[UnsupportedFields] = MESSAGES
 
     max_tokens: Annotated[
         int,

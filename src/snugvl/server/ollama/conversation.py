@@ -15,9 +15,9 @@ from snugvl.core.messages import (
     Text,
     ToolCall,
     ToolUse,
+    Video,
 )
 from snugvl.errors import RequestError
-from snugvl.server.context import Context
 from snugvl.server.forms import (
     call_arguments,
     either,
@@ -25,44 +25,45 @@ from snugvl.server.forms import (
     schema_grammar,
     tool_use,
 )
+from snugvl.server.media.loading import MediaRef, RequestMedia
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.schemas import sampling_of
-from snugvl.server.record import current
-from snugvl.server.together import fetch_all, in_turns
+from snugvl.server.record import Notes
+from snugvl.server.together import in_turns
 
 MARKER: Final = "[img]"  # of Ollama, in a message's text: the next of its pictures stands here
 
 
-async def chat_request(context: Context, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:
+async def chat_request(media: RequestMedia, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:
     """The request behind /api/chat, its pictures decoded.
 
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    grammar, tools = either(_grammar(chat.format), _tools(chat.tools), "format")
+    grammar, tools = either(_grammar(chat.format, media.notes), _tools(chat.tools, media.notes), "format")
     messages = chat.messages or []
     if messages[-1].role == "assistant":
         raise RequestError(
             "the last message is the assistant's: continuing it is not supported; end with the user's",
             field="messages",
         )
-    sampling = sampling_of(chat.options, _logprobs(chat), capabilities)
+    sampling = sampling_of(chat.options, _logprobs(chat), capabilities, media.notes)
     async for index, message in in_turns(enumerate(messages)):
         _check(message, f"messages[{index}]")
-    conversation = await _conversation(context, messages)
+    conversation = await _conversation(media, messages)
     return Request(conversation, sampling, tools=tools, grammar=grammar, template=_template(chat))
 
 
 async def generate_request(
-    context: Context, capabilities: Capabilities, body: schemas.GenerateRequest
+    media: RequestMedia, capabilities: Capabilities, body: schemas.GenerateRequest
 ) -> Request:
     """The request behind /api/generate, its pictures decoded.
 
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    sampling = sampling_of(body.options, _logprobs(body), capabilities)
-    grammar, prompt = _grammar(body.format), body.prompt or ""
+    sampling = sampling_of(body.options, _logprobs(body), capabilities, media.notes)
+    grammar, prompt = _grammar(body.format, media.notes), body.prompt or ""
     if body.raw:
         for field in ("system", "images"):
             if getattr(body, field):
@@ -71,7 +72,7 @@ async def generate_request(
                 )
         return Request(prompt=prompt, sampling=sampling, grammar=grammar)
     system = (Message("system", (Text(body.system),)),) if body.system else ()
-    pictures = await _fetch(context, _paths(body.images, "images"))
+    pictures = await media.load(_refs(body.images, "images"))
     user = Message("user", _placed(body.prompt, list(pictures.values())))
     return Request((*system, user), sampling, grammar=grammar, template=_template(body))
 
@@ -94,40 +95,42 @@ def _template(body: schemas.Generating) -> dict[str, Any]:
     return {} if body.think is None else {"enable_thinking": bool(body.think)}
 
 
-def _grammar(form: str | dict[str, Any] | None) -> Grammar | None:
+def _grammar(form: str | dict[str, Any] | None, notes: Notes) -> Grammar | None:
     if isinstance(form, dict):
-        return schema_grammar(form, field="format")
+        return schema_grammar(form, "format", notes)
     return Grammar("json_schema", '{"type": "object"}') if form == "json" else None
 
 
-def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:
+def _tools(tools: list[schemas.OllamaTool] | None, notes: Notes) -> ToolUse | None:
     functions = [tool.function for tool in tools or ()]
     offered = [offered_tool(each.name, each.description, each.parameters, None) for each in functions]
-    return tool_use(offered, words=False)
+    return tool_use(offered, notes, words=False)
 
 
-async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:
+async def _conversation(media: RequestMedia, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:
     """The messages, each answer of a tool with the id of the call that it answers.
 
     Chat templates show pictures of users and tools alone: those of others begin the next such turn.
     """
-    paths = [_paths(each.images, f"messages[{index}].images") for index, each in enumerate(messages)]
-    found = await _fetch(context, {path: image for each in paths for path, image in each.items()})
+    refs = [_refs(each.images, f"messages[{index}].images") for index, each in enumerate(messages)]
+    found = await media.load({path: ref for each in refs for path, ref in each.items()})
     conversation: list[Message] = []
-    waiting, images = _Waiting(), list[Picture]()
+    waiting, images = _Waiting(), list[Picture | Video]()
     async for index, message in in_turns(enumerate(messages)):
-        own = [found[path] for path in paths[index]]
+        own = [found[path] for path in refs[index]]
         if message.role in ("user", "tool"):
             content, images = (*images, *_placed(message.content, own)), []
         else:
             content, images = _text(message.content), [*images, *own]
             if own:
-                current().warn(f"showed messages[{index}].images with the next turn of the user or of a tool")
+                media.notes.warn(
+                    f"showed messages[{index}].images with the next turn of the user or of a tool"
+                )
         calls = tuple(
             ToolCall(
                 call.id or f"call_{index}_{number}",
                 call.function.name,
-                _arguments(call, f"messages[{index}].tool_calls[{number}].function.arguments"),
+                _arguments(call, f"messages[{index}].tool_calls[{number}].function.arguments", media.notes),
             )
             for number, call in enumerate(message.tool_calls or ())
         )
@@ -139,10 +142,10 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
     return (*conversation, *([Message("user", tuple(images))] if images else ()))
 
 
-def _arguments(call: schemas.PastCall, field: str) -> str:
+def _arguments(call: schemas.PastCall, field: str, notes: Notes) -> str:
     """As JSON text; Ollama has an object there, and some clients OpenAI's text."""
     value = call.function.arguments
-    return call_arguments(value, field) if isinstance(value, str) else json.dumps(value)
+    return call_arguments(value, field, notes) if isinstance(value, str) else json.dumps(value)
 
 
 def _check(message: schemas.ChatMessage, field: str) -> None:
@@ -180,7 +183,7 @@ class _Waiting:
         return message.tool_call_id
 
 
-def _placed(text: str | None, images: list[Picture]) -> tuple[Part, ...]:
+def _placed(text: str | None, images: list[Picture | Video]) -> tuple[Part, ...]:
     """A message's pictures and text: pictures where markers in the text stand for them, the others first."""
     first, *rest = (text or "").split(MARKER, len(images))
     parts: list[Part] = [*images[len(rest) :], *_text(first)]
@@ -193,18 +196,16 @@ def _text(text: str | None) -> tuple[Text, ...]:
     return (Text(text),) if text else ()
 
 
-def _paths(images: list[str] | None, field: str) -> dict[str, str]:
-    """Pictures by their paths in the request."""
-    return {f"{field}[{index}]": image for index, image in enumerate(images or ())}
+def _refs(images: list[str] | None, field: str) -> dict[str, MediaRef]:
+    """Pictures by their paths in the request.
 
-
-async def _fetch(context: Context, images: dict[str, str]) -> dict[str, Picture]:
-    return await fetch_all(
-        images, lambda image, path: _picture(context, image, path), context.intake.check_all
-    )
-
-
-async def _picture(context: Context, image: str, field: str) -> Picture:
-    if ":" in image[:16]:
-        raise RequestError(f"{field} is a URL; send the picture itself, in base64", field=field)
-    return await context.intake.picture(f"data:;base64,{image}", field=field)
+    Raises:
+        RequestError: one is a URL.
+    """
+    found: dict[str, MediaRef] = {}
+    for index, image in enumerate(images or ()):
+        place = f"{field}[{index}]"
+        if ":" in image[:16]:
+            raise RequestError(f"{place} is a URL; send the picture itself, in base64", field=place)
+        found[place] = MediaRef(f"data:;base64,{image}", place)
+    return found

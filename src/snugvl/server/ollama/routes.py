@@ -16,10 +16,11 @@ from snugvl.inputs.tools.parser import CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import AnswerBlock, GeneratedAnswer, ReasoningPiece, arguments_of, read_answer
+from snugvl.server.media.loading import RequestMedia
 from snugvl.server.ollama import models
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
-from snugvl.server.record import current
+from snugvl.server.record import Notes, record_of
 from snugvl.server.streaming import Event, line_stream, lines_document
 
 
@@ -239,13 +240,14 @@ ELSEWHERE: Final = (  # method, path, what to do instead
 )
 async def post_chat(http: Request, body: ChatRequest) -> Any:
     """Continue a conversation, with pictures and tools."""
-    context, started_ns = context_of(http), time.perf_counter_ns()
+    context, record, started_ns = context_of(http), record_of(http.scope), time.perf_counter_ns()
     name, capabilities = models.served_name(context, body.model), context.capabilities
     if not body.messages:
-        return _load_answer(body, name, chat_line)
-    request = chat_request(context, capabilities, body)
-    answer = LineAnswer(name, await read_answer(context, await request, ceiling=True), chat_line, started_ns)
-    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
+        return _load_answer(body, name, chat_line, record.notes)
+    request = chat_request(RequestMedia(context.media, record), capabilities, body)
+    reading = await read_answer(context, record, await request, ceiling=True)
+    answer = LineAnswer(name, reading, chat_line, started_ns)
+    return await answer.whole() if body.stream is False else line_stream(context, answer.lines())
 
 
 @router.post(
@@ -256,15 +258,14 @@ async def post_chat(http: Request, body: ChatRequest) -> Any:
 )
 async def post_generate(http: Request, body: GenerateRequest) -> Any:
     """Answer a prompt, with pictures."""
-    context, started_ns = context_of(http), time.perf_counter_ns()
+    context, record, started_ns = context_of(http), record_of(http.scope), time.perf_counter_ns()
     name, capabilities = models.served_name(context, body.model), context.capabilities
     if not body.prompt and not body.images:
-        return _load_answer(body, name, generate_line)
-    request = generate_request(context, capabilities, body)
-    answer = LineAnswer(
-        name, await read_answer(context, await request, ceiling=True), generate_line, started_ns
-    )
-    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
+        return _load_answer(body, name, generate_line, record.notes)
+    request = generate_request(RequestMedia(context.media, record), capabilities, body)
+    reading = await read_answer(context, record, await request, ceiling=True)
+    answer = LineAnswer(name, reading, generate_line, started_ns)
+    return await answer.whole() if body.stream is False else line_stream(context, answer.lines())
 
 
 @router.get("/tags", response_model=models.Tags)
@@ -321,10 +322,10 @@ for _method, _path, _instead in ELSEWHERE:
     router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
-def _load_answer(body: Generating, name: str, shape: Shape) -> AnswerLine:
+def _load_answer(body: Generating, name: str, shape: Shape, notes: Notes) -> AnswerLine:
     """The answer to a request that only wants the model loaded, which it is, or unloaded, which it isn't."""
     gone = body.keep_alive in (0, "0", "0s", "0m") and body.keep_alive is not False
     if gone:
-        current().warn("ignored keep_alive: the model stays as long as the server runs")
+        notes.warn("ignored keep_alive: the model stays as long as the server runs")
     reason = "unload" if gone else "load"  # clients wait for this word
     return shape(AnswerPiece(), model=name, created_at=now(), done=True, done_reason=reason)

@@ -10,8 +10,8 @@ from snugvl.errors import RequestError
 from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part
 from snugvl.server.forms import MAX_TOOLS, Stop, ToolName, stops_of
-from snugvl.server.record import current
-from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, Wishes
+from snugvl.server.record import Notes
+from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
@@ -19,7 +19,7 @@ UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is fu
 class OllamaOptions(Body):
     """What Ollama's options mean here. Those that tune llama.cpp are ignored."""
 
-    wishes: ClassVar[Wishes] = OLLAMA_OPTIONS
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA_OPTIONS
     place: ClassVar[str] = "options."
 
     temperature: Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")] | None = None
@@ -42,7 +42,7 @@ class OllamaOptions(Body):
 
 
 def sampling_of(
-    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities
+    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities, notes: Notes
 ) -> SamplingParams:
     """The sampling parameters behind `options`; `logprobs` as in `SamplingParams`.
 
@@ -51,9 +51,7 @@ def sampling_of(
     """
     options = options or OllamaOptions()
     if options.num_ctx is not None and options.num_ctx > capabilities.context_tokens:
-        current().warn(
-            f"lowered options.num_ctx to {capabilities.context_tokens}, the context that is served"
-        )
+        notes.warn(f"lowered options.num_ctx to {capabilities.context_tokens}, the context that is served")
     if options.num_predict == 0:
         raise RequestError(
             "options.num_predict is 0, which leaves no answer; -1 is what fits", field="options.num_predict"
@@ -101,7 +99,7 @@ class PastCall(Part):
 class ChatMessage(Part):
     """One turn. `images`: shown before the text; `tool_name`, `tool_call_id`: which call a tool answers."""
 
-    wishes: ClassVar[Wishes] = OLLAMA_PICTURES
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA_PICTURES
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -130,7 +128,7 @@ class OllamaTool(Part):
 class Generating(Body):
     """What chat and generate have in common."""
 
-    wishes: ClassVar[Wishes] = OLLAMA
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA
 
     model: Name
     stream: bool | None = Field(default=None, description="a line of JSON for each piece; true without")

@@ -16,6 +16,7 @@ from snugvl.server.context import context_of
 from snugvl.server.fields import WHOLE, Part
 from snugvl.server.forms import MAX_TOOLS, either
 from snugvl.server.generation import AnswerChoice, GeneratedAnswer, ReasoningPiece, Step, read_answer
+from snugvl.server.media.loading import RequestMedia
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     ChunkWriter,
@@ -43,16 +44,15 @@ from snugvl.server.openai.constraints import (
     form_of,
 )
 from snugvl.server.openai.document import ChatCompletion
-from snugvl.server.openai.media import (
-    MediaSource,
-    Pixels,
+from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, Pixels, conversation_of
+from snugvl.server.openai.upload import (
     UploadRoute,
     attachments_of,
     multipart_document,
 )
-from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
+from snugvl.server.record import record_of
 from snugvl.server.streaming import Event, compact, event_stream
-from snugvl.server.wishes import CHAT, Wishes
+from snugvl.server.unsupported import CHAT, UnsupportedFields
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
@@ -68,9 +68,9 @@ NAMES = {
 
 
 class ProcessorOptions(Part):
-    """How pictures are read, as vLLM has it. What isn't there is ignored, and told."""
+    """How pictures are read, as vLLM has it. Other names are ignored, with a warning."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "mm_processor_kwargs."
 
     max_pixels: Pixels | None = Field(None, description="a larger picture is scaled down to it")
@@ -79,7 +79,7 @@ class ProcessorOptions(Part):
 class ChatCompletionRequest(SamplingFields):
     """A chat completion to make."""
 
-    wishes: ClassVar[Wishes] = CHAT
+    unsupported: ClassVar[UnsupportedFields] = CHAT
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
@@ -125,24 +125,24 @@ class ChatCompletionRequest(SamplingFields):
 )
 async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest) -> Response:
     """Answer a conversation with text, pictures and videos; whole, or as a stream of chunks."""
-    context = context_of(http)
+    context, record = context_of(http), record_of(http.scope)
     model = context.check_model(body.model)
     options = stream_options_of(body.stream, body.stream_options)
     most = None if body.mm_processor_kwargs is None else body.mm_processor_kwargs.max_pixels
-    media = MediaSource(context.intake, attachments_of(http), most)
+    media = RequestMedia(context.media, record, attachments=attachments_of(http), max_pixels=most)
     with rename_fields(
         NAMES
         | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
         | ({"max_pixels": "messages"} if most is None else {})
     ):
-        answer = await read_answer(context, await _request(body, media))
+        answer = await read_answer(context, record, await _request(body, media))
         written = ChatWriter(model, answer, bool(body.logprobs))
         if body.stream:
-            return event_stream(http, context, written.events(options))
+            return event_stream(context, written.events(options))
         return json_answer(await written.whole())
 
 
-async def _request(body: ChatCompletionRequest, media: MediaSource) -> Request:
+async def _request(body: ChatCompletionRequest, media: RequestMedia) -> Request:
     """What the engine is asked.
 
     Raises:
@@ -150,8 +150,8 @@ async def _request(body: ChatCompletionRequest, media: MediaSource) -> Request:
     """
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", field="top_logprobs")
-    tools = chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    form, field = form_of(body.response_format, body.structured_outputs, body.guided())
+    tools = chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, media.notes)
+    form, field = form_of(body.response_format, body.structured_outputs, body.guided(), media.notes)
     grammar, tools = either(form, tools, field)
     sampling = sampling_of(
         body, max_tokens=_max_tokens(body), logprobs=(body.top_logprobs or 0) if body.logprobs else None

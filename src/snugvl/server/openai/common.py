@@ -63,7 +63,7 @@ LogitBias = Annotated[
 class StreamOptions(Part):
     """What a stream tells besides its text."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
 
     include_usage: bool = Field(
@@ -84,7 +84,7 @@ NgramSize = Annotated[
 class ProcessorArguments(Part):
     """Arguments of vLLM's logits processors: those of document models' windows of repetition."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "vllm_xargs."
 
     no_repeat_ngram_size: NgramSize | None = None

@@ -34,9 +34,10 @@ from snugvl.server.openai.common import (
     usage_of,
 )
 from snugvl.server.openai.document import Completion
+from snugvl.server.record import RequestRecord, record_of
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
-from snugvl.server.wishes import COMPLETIONS, Wishes
+from snugvl.server.unsupported import COMPLETIONS, UnsupportedFields
 
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
@@ -90,7 +91,7 @@ EchoedTokens = Annotated[
 class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts."""
 
-    wishes: ClassVar[Wishes] = COMPLETIONS
+    unsupported: ClassVar[UnsupportedFields] = COMPLETIONS
 
     prompt: Prompt
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
@@ -108,7 +109,7 @@ class CompletionRequest(SamplingFields):
 @router.post("/v1/completions", response_model=Completion, responses={200: EVENTS_DOCUMENT})
 async def create_completion(body: CompletionRequest, http: HttpRequest) -> Response:
     """Continue prompts; choice `prompt · n + k` is the k-th of that prompt."""
-    context = context_of(http)
+    context, record = context_of(http), record_of(http.scope)
     model = context.check_model(body.model)
     options = stream_options_of(body.stream, body.stream_options)
     prompts = _prompts(body)
@@ -118,13 +119,13 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
         scored = requests[0].sampling.prompt_logprobs
         about = Prompts(model, body.n or 1, echoed, scored=scored, generates=body.max_tokens != 0)
         if body.stream:
-            generations = await _start_all(context, requests)
-            return event_stream(http, context, stream(generations, about, options))
+            generations = await _start_all(context, record, requests)
+            return event_stream(context, stream(generations, about, options))
         turns = asyncio.Semaphore(AT_ONCE)  # so many prompts are no more than one client's share
 
         async def complete_in_turn(request: Request) -> GeneratedAnswer:
             async with turns:
-                answer = await read_answer(context, request)
+                answer = await read_answer(context, record, request)
                 await answer.complete()
                 return answer
 
@@ -191,10 +192,12 @@ async def _echo_texts(
     return tuple(texts)
 
 
-async def _start_all(context: Context, requests: list[Request]) -> list[Generation]:
+async def _start_all(context: Context, record: RequestRecord, requests: list[Request]) -> list[Generation]:
     """All of them, or none."""
     async with AsyncExitStack() as stack:
-        started = [await stack.enter_async_context(await generate(context, request)) for request in requests]
+        started = [
+            await stack.enter_async_context(await generate(context, record, request)) for request in requests
+        ]
         stack.pop_all()  # from here on the stream ends them
         return started
 

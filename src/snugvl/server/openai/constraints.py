@@ -9,6 +9,7 @@ from snugvl.core.messages import Grammar, ToolUse
 from snugvl.errors import RequestError
 from snugvl.server.fields import STRING_OR_OBJECT, Part
 from snugvl.server.forms import MAX_TOOLS, JsonSchema, Mode, ToolName, offered_tool, schema_grammar, tool_use
+from snugvl.server.record import Notes
 
 
 class Function(Part):
@@ -65,7 +66,7 @@ ChatToolChoice = Annotated[
 
 
 def chat_tool_use(
-    tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None
+    tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None, notes: Notes
 ) -> ToolUse | None:
     """What the tools of a chat completion ask of the engine."""
     functions = [tool.function for tool in tools or ()]
@@ -74,18 +75,18 @@ def chat_tool_use(
     )
     match choice:
         case ChatToolName(function=FunctionName(name=name)):
-            return tool_use(offered, named=name, parallel=parallel)
+            return tool_use(offered, notes, named=name, parallel=parallel)
         case ChatAllowedTools(allowed_tools=allowed):
             names = [tool.function.name for tool in allowed.tools]
-            return tool_use(offered, allowed.mode, allowed=names, parallel=parallel)
+            return tool_use(offered, notes, allowed.mode, allowed=names, parallel=parallel)
         case _:
-            return tool_use(offered, choice, parallel=parallel)
+            return tool_use(offered, notes, choice, parallel=parallel)
 
 
 class Format(Part):
-    """A form of the answer. Unknown fields of it are ignored, with a warning."""
+    """A form of the answer. Names in it that nobody here knows are ignored, with a warning."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "response_format."
 
 
@@ -125,13 +126,13 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 
 
-def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
+def grammar_of(wanted: ResponseFormat | None, notes: Notes) -> Grammar | None:
     """The grammar of a format; None for plain text."""
     match wanted:
         case JsonObjectFormat(schema_=schema):
-            return schema_grammar(schema, field="response_format") if schema else ANY_OBJECT
+            return schema_grammar(schema, "response_format", notes) if schema else ANY_OBJECT
         case JsonSchemaFormat(json_schema=named):
-            return schema_grammar(named.schema_, named.strict, "response_format")
+            return schema_grammar(named.schema_, "response_format", notes, strict=named.strict)
         case _:
             return None
 
@@ -148,7 +149,7 @@ class StructuredOutputs(Part):
     grammar: str | None = Field(None, description="Lark, in llguidance's dialect")
     json_object: bool | None = None
 
-    def grammars(self) -> list[Grammar]:
+    def grammars(self, notes: Notes) -> list[Grammar]:
         """What is asked for, one grammar each.
 
         Raises:
@@ -156,7 +157,7 @@ class StructuredOutputs(Part):
         """
         found = [ANY_OBJECT] if self.json_object else []
         if self.json_ is not None:
-            found.append(schema_grammar(_schema_of(self.json_), field="structured_outputs"))
+            found.append(schema_grammar(_schema_of(self.json_), "structured_outputs", notes))
         if self.choice is not None:
             found.append(Grammar("lark", "start: " + " | ".join(map(json.dumps, self.choice))))
         if self.regex is not None:
@@ -180,19 +181,23 @@ def _schema_of(value: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def form_of(
-    response_format: ResponseFormat | None, structured: StructuredOutputs | None, guided: StructuredOutputs
+    response_format: ResponseFormat | None,
+    structured: StructuredOutputs | None,
+    guided: StructuredOutputs,
+    notes: Notes,
 ) -> tuple[Grammar | None, str]:
     """The one form that an answer must have, and the field that says so.
 
     Raises:
         RequestError: several of them.
     """
-    openai = grammar_of(response_format)
+    openai = grammar_of(response_format, notes)
     found = [(openai, "response_format")] if openai is not None else []
-    found += [(grammar, "structured_outputs") for grammar in (structured.grammars() if structured else ())]
+    forms = structured.grammars(notes) if structured else ()
+    found += [(grammar, "structured_outputs") for grammar in forms]
     given = {"json": guided.json_, "choice": guided.choice, "regex": guided.regex, "grammar": guided.grammar}
     names = [f"guided_{name}" for name, value in given.items() if value is not None]
-    found += zip(guided.grammars(), names, strict=True)
+    found += zip(guided.grammars(notes), names, strict=True)
     if len(found) > 1:
         asked = " and ".join(dict.fromkeys(name for _, name in found))
         raise RequestError(f"an answer has one form, but {asked} ask for several", field=found[1][1])

@@ -7,15 +7,16 @@ from pydantic import Field
 
 from snugvl.core.messages import Message, Part, Picture, Text, ToolCall, Video
 from snugvl.errors import RequestError
+from snugvl.server.fields import WHOLE, StringOrArray, StringOrObject
 from snugvl.server.fields import Part as RequestPart
-from snugvl.server.fields import StringOrArray, StringOrObject
 from snugvl.server.forms import call_arguments
-from snugvl.server.openai.media import Detail, MediaSource, Pixels
-from snugvl.server.record import current
-from snugvl.server.together import fetch_all, in_turns
-from snugvl.server.wishes import PICTURE_PART, WRITTEN, Wishes
+from snugvl.server.media.loading import Detail, MediaRef, RequestMedia
+from snugvl.server.record import Notes
+from snugvl.server.together import in_turns
+from snugvl.server.unsupported import PICTURE_PART, WRITTEN, UnsupportedFields
 
 MAX_PARTS = 1024
+Pixels = Annotated[int, Field(ge=1, le=2**53), WHOLE]
 
 
 class TextPart(RequestPart):
@@ -95,21 +96,21 @@ def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
     return {f"{field}[{index}]": part for index, part in enumerate(content) if not isinstance(part, TextPart)}
 
 
-async def fetch(part: MediaPart, field: str, media: MediaSource) -> Found:
-    """The picture or video behind a part; `field` is the part's path."""
+def _ref(part: MediaPart, field: str, notes: Notes) -> MediaRef:
+    """What a part refers to; `field` is the part's path."""
     if isinstance(part, ImagePart) and (part.min_pixels or getattr(part.image_url, "min_pixels", None)):
-        current().warn(f"ignored {field}.min_pixels")
+        notes.warn(f"ignored {field}.min_pixels")
     match part:
         case ImagePart(image_url=str() as url, max_pixels=most):
-            return await media.picture(url, "auto", f"{field}.image_url", most)
+            return MediaRef(url, f"{field}.image_url", max_pixels=most)
         case ImagePart(image_url=ImageUrl(url=url, detail=detail, max_pixels=own), max_pixels=most):
-            return await media.picture(url, detail, f"{field}.image_url.url", most or own)
+            return MediaRef(url, f"{field}.image_url.url", detail=detail, max_pixels=most or own)
         case VideoUrlPart(video_url=str() as url):
-            return await media.video(url, None, f"{field}.video_url")
+            return MediaRef(url, f"{field}.video_url", "video")
         case VideoUrlPart(video_url=VideoUrl(url=url, fps=fps)):
-            return await media.video(url, fps, f"{field}.video_url.url")
+            return MediaRef(url, f"{field}.video_url.url", "video", fps=fps)
         case VideoFramesPart(video=frames, fps=fps):
-            return await media.video(frames, fps, f"{field}.video")
+            return MediaRef(list(frames), f"{field}.video", "video", fps=fps)
     raise AssertionError("no other part passes the schema")
 
 
@@ -132,7 +133,7 @@ class SystemMessage(RequestPart):
 class UserMessage(RequestPart):
     """What the user said, with pictures and videos."""
 
-    wishes: ClassVar[Wishes] = PICTURE_PART
+    unsupported: ClassVar[UnsupportedFields] = PICTURE_PART
 
     role: Literal["user"]
     content: UserContent
@@ -157,7 +158,7 @@ class AssistantCall(RequestPart):
 class AssistantMessage(RequestPart):
     """What the model answered before."""
 
-    wishes: ClassVar[Wishes] = WRITTEN
+    unsupported: ClassVar[UnsupportedFields] = WRITTEN
 
     role: Literal["assistant"]
     content: TextContent | None = None
@@ -186,7 +187,7 @@ ChatMessage = Annotated[
 ]
 
 
-async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tuple[Message, ...]:
+async def conversation_of(messages: list[ChatMessage], media: RequestMedia) -> tuple[Message, ...]:
     """The conversation, its pictures fetched at once.
 
     Raises:
@@ -196,34 +197,30 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
     async for index, message in in_turns(enumerate(messages)):
         if isinstance(message, UserMessage | ToolMessage):
             wanted |= media_of(message.content, f"messages[{index}].content")
-    frames = sum(len(part.video) for part in wanted.values() if isinstance(part, VideoFramesPart))
-    if frames > MAX_PARTS:
-        raise RequestError(
-            f"the videos of the request have {frames:,} frames; at most {MAX_PARTS:,} are taken at once",
-            field="messages",
-        )
-    found = await fetch_all(wanted, lambda part, path: fetch(part, path, media), media.check_all)
-    turns = in_turns(enumerate(messages))
-    return tuple([_message(message, found, f"messages[{index}]") async for index, message in turns])
+    found = await media.load({path: _ref(part, path, media.notes) for path, part in wanted.items()})
+    read: list[Message] = []
+    async for index, message in in_turns(enumerate(messages)):
+        read.append(_message(message, found, f"messages[{index}]", media.notes))
+    return tuple(read)
 
 
-def _message(message: ChatMessage, found: Mapping[str, Found], field: str) -> Message:
+def _message(message: ChatMessage, found: Mapping[str, Found], field: str, notes: Notes) -> Message:
     match message:
         case SystemMessage(content=content):
             return Message("system", texts_of(content))
         case UserMessage(content=content):
             return Message("user", parts_of(content, found, f"{field}.content"))
         case AssistantMessage():
-            return _assistant(message, field)
+            return _assistant(message, field, notes)
         case ToolMessage(content=content, tool_call_id=call):
             parts = parts_of(content, found, f"{field}.content") if content else ()
             return Message("tool", parts, tool_call_id=call)
     raise AssertionError("no other message passes the schema")
 
 
-def _assistant(message: AssistantMessage, field: str) -> Message:
+def _assistant(message: AssistantMessage, field: str, notes: Notes) -> Message:
     calls = tuple(
-        ToolCall(call.id, call.function.name, call_arguments(call.function.arguments, place))
+        ToolCall(call.id, call.function.name, call_arguments(call.function.arguments, place, notes))
         for index, call in enumerate(message.tool_calls or ())
         for place in [f"{field}.tool_calls[{index}].function.arguments"]
     )

@@ -14,6 +14,7 @@ from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.forms import either, sampling_of
 from snugvl.server.generation import AnswerBlock, AnswerEvent, GeneratedAnswer, ReasoningPiece, read_answer
+from snugvl.server.media.loading import RequestMedia
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     effort_of,
@@ -24,9 +25,10 @@ from snugvl.server.openai.common import (
     token_logprobs,
 )
 from snugvl.server.openai.document import ResponseAnswer
-from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
 from snugvl.server.openai.responses_tools import VENDOR, Called, called_names
+from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
+from snugvl.server.record import record_of
 from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -47,18 +49,19 @@ NAMES = {
 )
 async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     """Answer input items with output items; whole, or as a stream of events."""
-    context = context_of(http)
+    context, record = context_of(http), record_of(http.scope)
     model = context.check_model(body.model)
-    media = MediaSource(context.intake, attachments_of(http))
+    media = RequestMedia(context.media, record, attachments=attachments_of(http))
     with rename_fields(NAMES):
-        answer = await read_answer(context, await _request(body, media))
-        written = WrittenResponse(new_response(body, model), answer, called_names(body.tools or ()))
+        answer = await read_answer(context, record, await _request(body, media))
+        names = called_names(body.tools or ())
+        written = WrittenResponse(new_response(body, model), answer, names, record.id)
         if body.stream:
-            return event_stream(http, context, written.events(), on_error=written.failure_event)
+            return event_stream(context, written.events(), on_error=written.failure_event)
         return json_answer(await written.whole())
 
 
-async def _request(body: ResponseRequest, media: MediaSource) -> Request:
+async def _request(body: ResponseRequest, media: RequestMedia) -> Request:
     """What the engine is asked.
 
     Raises:
@@ -66,7 +69,7 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
     """
     if body.top_logprobs is not None and not body.wants_logprobs:
         raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs")
-    grammar, tools = either(body.grammar(), body.tool_use(), "text.format")
+    grammar, tools = either(body.grammar(media.notes), body.tool_use(media.notes), "text.format")
     logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
     names = ("temperature", "top_p", "ignore_eos")
     sampling = sampling_of(body, *names, max_tokens=body.max_output_tokens, logprobs=logprobs)
@@ -156,10 +159,14 @@ class WrittenResponse:
     """
 
     def __init__(
-        self, response: dict[str, Any], answer: GeneratedAnswer, names: Mapping[str, Called]
+        self,
+        response: dict[str, Any],
+        answer: GeneratedAnswer,
+        names: Mapping[str, Called],
+        request_id: str,
     ) -> None:
-        """`response`: the JSON of a response in progress; `names`: the client's tools, by our name of
-        each."""
+        """`response`: one that has only begun; `names`: how the client knows its tools."""
+        self._request_id = request_id
         self._response = response
         self._answer = answer
         self._choice = answer.choices[0]
@@ -208,7 +215,7 @@ class WrittenResponse:
     def failure_event(self, error: Exception) -> Event:
         """The last event of a response that failed."""
         code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
-        message = error_body(error, "openai")["error"]["message"]
+        message = error_body(error, "openai", self._request_id)["error"]["message"]
         response = {**self._response, "status": "failed", "error": {"code": code, "message": message}}
         return self._event("response.failed", response={**response, "output": self._output})
 

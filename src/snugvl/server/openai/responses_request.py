@@ -11,10 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from snugvl.core.messages import Grammar, Message, Picture, Text, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Text, ToolCall, ToolUse
 from snugvl.server.fields import WHOLE, Body, StringOrArray
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import MAX_TOOLS, call_arguments, schema_grammar
+from snugvl.server.media.loading import Detail, MediaRef, RequestMedia
 from snugvl.server.openai.common import Effort, MaxTokens, Metadata, Temperature, TopP
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
@@ -22,8 +23,7 @@ from snugvl.server.openai.constraints import (
     NamedSchema,
     TextFormat,
 )
-from snugvl.server.openai.media import Detail, MediaSource
-from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, parts_of
+from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, Found, parts_of
 from snugvl.server.openai.responses_tools import (
     INPUT,
     VENDOR,
@@ -32,15 +32,15 @@ from snugvl.server.openai.responses_tools import (
     full_name,
     response_tool_use,
 )
-from snugvl.server.record import current
-from snugvl.server.together import fetch_all, in_turns
-from snugvl.server.wishes import (
+from snugvl.server.record import Notes
+from snugvl.server.together import in_turns
+from snugvl.server.unsupported import (
     INPUT_IMAGE,
     INPUT_PICTURE,
     ITEM,
     RESPONSES,
     TEXT_FORM,
-    Wishes,
+    UnsupportedFields,
 )
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -56,7 +56,7 @@ class InputText(RequestPart):
 class InputImage(RequestPart):
     """A picture: a data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
 
-    wishes: ClassVar[Wishes] = INPUT_IMAGE
+    unsupported: ClassVar[UnsupportedFields] = INPUT_IMAGE
 
     type: Literal["input_image"]
     image_url: str
@@ -77,7 +77,7 @@ WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 class InputMessage(RequestPart):
     """What a user or an instruction says."""
 
-    wishes: ClassVar[Wishes] = INPUT_PICTURE
+    unsupported: ClassVar[UnsupportedFields] = INPUT_PICTURE
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer"]
@@ -191,7 +191,7 @@ Input = StringOrArray[Annotated[list[Item], Field(min_length=1, max_length=MAX_M
 
 
 async def conversation_of(
-    input_items: str | list[Item], instructions: str | None, media: MediaSource
+    input_items: str | list[Item], instructions: str | None, media: RequestMedia
 ) -> tuple[Message, ...]:
     """The conversation, its pictures fetched at once.
 
@@ -201,19 +201,17 @@ async def conversation_of(
     messages = [Message("system", (Text(instructions),))] if instructions else []
     if isinstance(input_items, str):
         return (*messages, Message("user", (Text(input_items),)))
-    found = await fetch_all(
-        await _pictures(input_items), lambda part, path: _fetch(part, path, media), media.check_all
-    )
+    found = await media.load(await _pictures(input_items))
     calls: list[ToolCall] = []  # of the last message, which several items may make
     thought = ""  # before the assistant's next item
     async for index, item in in_turns(enumerate(input_items)):
         if isinstance(item, VendorItem):
-            current().warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
+            media.notes.warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
         if isinstance(item, ReasoningItem):
             thought = "\n".join(filter(None, (thought, item.text)))
         if isinstance(item, ReasoningItem | VendorItem):
             continue
-        message = _message(item, found, f"input[{index}]")
+        message = _message(item, found, f"input[{index}]", media.notes)
         if message.role == "assistant":
             message, thought = replace(message, reasoning=thought), ""
         if message.tool_calls and not message.reasoning and messages and messages[-1].role == "assistant":
@@ -228,9 +226,9 @@ async def conversation_of(
     return tuple(messages)
 
 
-async def _pictures(items: list[Item]) -> dict[str, InputImage]:
+async def _pictures(items: list[Item]) -> dict[str, MediaRef]:
     """All pictures by path."""
-    found: dict[str, InputImage] = {}
+    found: dict[str, MediaRef] = {}
     async for index, item in in_turns(enumerate(items)):
         if isinstance(item, InputMessage):
             found |= _pictures_in(item.content, f"input[{index}].content")
@@ -239,17 +237,15 @@ async def _pictures(items: list[Item]) -> dict[str, InputImage]:
     return found
 
 
-def _pictures_in(content: str | list[InputPart], field: str) -> dict[str, InputImage]:
-    if isinstance(content, str):
-        return {}
-    return {f"{field}[{k}]": part for k, part in enumerate(content) if isinstance(part, InputImage)}
+def _pictures_in(content: str | list[InputPart], field: str) -> dict[str, MediaRef]:
+    return {
+        f"{field}[{index}]": MediaRef(part.image_url, f"{field}[{index}].image_url", detail=part.detail)
+        for index, part in enumerate(() if isinstance(content, str) else content)
+        if isinstance(part, InputImage)
+    }
 
 
-async def _fetch(part: InputImage, field: str, media: MediaSource) -> Picture:
-    return await media.picture(part.image_url, part.detail, f"{field}.image_url")
-
-
-def _message(item: Item, found: Mapping[str, Picture], field: str) -> Message:
+def _message(item: Item, found: Mapping[str, Found], field: str, notes: Notes) -> Message:
     match item:
         case InputMessage(role=role, content=content):
             parts = parts_of(content, found, f"{field}.content")
@@ -257,7 +253,7 @@ def _message(item: Item, found: Mapping[str, Picture], field: str) -> Message:
         case WrittenMessage(content=content):
             return Message("assistant", parts_of(content, {}, ""))
         case FunctionCallItem(call_id=call_id, name=name, namespace=namespace, arguments=arguments):
-            text = call_arguments(arguments, f"{field}.arguments")
+            text = call_arguments(arguments, f"{field}.arguments", notes)
             return Message("assistant", (), (ToolCall(call_id, full_name(name, namespace), text),))
         case CustomCallItem(call_id=call_id, name=name, namespace=namespace, input=given):
             text = json.dumps({INPUT: given}, ensure_ascii=False)
@@ -293,8 +289,8 @@ class SchemaFormat(NamedSchema):
 class TextForm(RequestPart):
     """The form of the answer."""
 
-    wishes: ClassVar[Wishes] = TEXT_FORM
-    tells: ClassVar[bool] = True
+    unsupported: ClassVar[UnsupportedFields] = TEXT_FORM
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "text."
 
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
@@ -303,23 +299,23 @@ class TextForm(RequestPart):
 class ReasoningOptions(RequestPart):
     """How much the model may think before it answers."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "reasoning."
 
     effort: Effort | None = None
 
 
 class ResponseStreamOptions(RequestPart):
-    """What a stream tells besides its events."""
+    """What a stream has besides its events."""
 
-    tells: ClassVar[bool] = True
+    warns: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
 
 
 class ResponseRequest(Body):
     """A response to make. Nothing is stored: `store` is false here by default."""
 
-    wishes: ClassVar[Wishes] = RESPONSES
+    unsupported: ClassVar[UnsupportedFields] = RESPONSES
 
     input: Input
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
@@ -357,22 +353,22 @@ class ResponseRequest(Body):
         """Whether the answer's tokens come with their log-probabilities."""
         return LOGPROBS in (self.include or ())
 
-    def tool_use(self) -> ToolUse | None:
+    def tool_use(self, notes: Notes) -> ToolUse | None:
         """What the tools ask of the engine.
 
         Raises:
             RequestError: tools and choice don't fit.
         """
-        return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls, notes)
 
-    def grammar(self) -> Grammar | None:
+    def grammar(self, notes: Notes) -> Grammar | None:
         """The grammar of the answer; None for plain text."""
         match self.text.format if self.text else None:
             case ObjectFormat(schema_=schema) if schema:
-                return schema_grammar(schema, field="text.format")
+                return schema_grammar(schema, "text.format", notes)
             case ObjectFormat():
                 return ANY_OBJECT
             case SchemaFormat(schema_=schema, strict=strict):
-                return schema_grammar(schema, strict, "text.format")
+                return schema_grammar(schema, "text.format", notes, strict=strict)
             case _:
                 return None

@@ -3,7 +3,7 @@
 A model calls functions alone. So a free-form tool is a function with one text, `input`, and a tool of a
 namespace is a function whose name begins with the namespace's. Calls go back in the form that the client
 offered the tool in (`Called`); those of a client's history are read the same way. What only a vendor's own
-servers run, such as a web search, is left out, and told.
+servers run, such as a web search, is left out, with a warning.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from snugvl.server.fields import STRING_OR_OBJECT
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import MAX_TOOLS, JsonSchema, Mode, ToolName, offered_tool, tool_use
 from snugvl.server.generation import arguments_of
-from snugvl.server.record import current
-from snugvl.server.wishes import RESPONSE_TOOL, Wishes
+from snugvl.server.record import Notes
+from snugvl.server.unsupported import RESPONSE_TOOL, UnsupportedFields
 
 VENDOR: Final = re.compile(
     r"(web_search|file_search|computer|code_interpreter|image_generation|local_shell|shell|mcp|apply_patch"
@@ -38,7 +38,7 @@ Namespace = Annotated[str, Field(min_length=1, max_length=128)]
 class FunctionTool(RequestPart):
     """A function. `strict`: a keyword of `parameters` that can't be enforced is refused, not left out."""
 
-    wishes: ClassVar[Wishes] = RESPONSE_TOOL
+    unsupported: ClassVar[UnsupportedFields] = RESPONSE_TOOL
 
     type: Literal["function"]
     name: ToolName
@@ -58,7 +58,7 @@ class InputFormat(RequestPart):
 class CustomTool(RequestPart):
     """A free-form tool, which takes a text."""
 
-    wishes: ClassVar[Wishes] = RESPONSE_TOOL
+    unsupported: ClassVar[UnsupportedFields] = RESPONSE_TOOL
 
     type: Literal["custom"]
     name: ToolName
@@ -78,7 +78,7 @@ class NamespaceTool(RequestPart):
 
 
 class VendorTool(RequestPart):
-    """A tool that only its vendor's servers run: left out, and told."""
+    """A tool that only its vendor's servers run: left out, with a warning."""
 
     type: str
 
@@ -200,6 +200,7 @@ def response_tool_use(
     tools: Sequence[FunctionTool | CustomTool | NamespaceTool | VendorTool],
     choice: ToolChoice | None,
     parallel: bool | None,
+    notes: Notes,
 ) -> ToolUse | None:
     """What the tools of a response ask of the engine.
 
@@ -208,25 +209,25 @@ def response_tool_use(
     """
     for index, tool in enumerate(tools):
         if isinstance(tool, VendorTool):
-            current().warn(f"left out tools[{index}]: no server but its vendor's runs {tool.type}")
+            notes.warn(f"left out tools[{index}]: no server but its vendor's runs {tool.type}")
     flat = list(_each(tools))
     if len(flat) > MAX_TOOLS:
         raise RequestError(
             f"{len(flat):,} tools in all namespaces; at most {MAX_TOOLS} are taken; offer fewer",
             field="tools",
         )
-    offered = tuple(_offered(name, tool, about) for name, _, tool, about in flat)
+    offered = tuple(_offered(name, tool, about, notes) for name, _, tool, about in flat)
     match choice:
         case NamedChoice(name=name, namespace=namespace):
-            return tool_use(offered, named=full_name(name, namespace), parallel=parallel)
+            return tool_use(offered, notes, named=full_name(name, namespace), parallel=parallel)
         case AllowedFunctions(mode=mode, tools=allowed):
             names = [full_name(tool.name, tool.namespace) for tool in allowed]
-            return tool_use(offered, mode, allowed=names, parallel=parallel)
+            return tool_use(offered, notes, mode, allowed=names, parallel=parallel)
         case mode:
-            return tool_use(offered, mode, parallel=parallel)
+            return tool_use(offered, notes, mode, parallel=parallel)
 
 
-def _offered(name: str, tool: FunctionTool | CustomTool, about: str) -> Tool:
+def _offered(name: str, tool: FunctionTool | CustomTool, about: str, notes: Notes) -> Tool:
     text = "\n\n".join(filter(None, (about, tool.description)))
     if isinstance(tool, FunctionTool):
         return offered_tool(name, text, tool.parameters, tool.strict)
@@ -236,7 +237,7 @@ def _offered(name: str, tool: FunctionTool | CustomTool, about: str) -> Tool:
         if wanted.syntax == "regex":
             value["pattern"] = f"^(?:{wanted.definition})$"
         else:
-            current().warn(f"didn't enforce format of the tool {tool.name}, only shown to the model")
+            notes.warn(f"didn't enforce format of the tool {tool.name}, only shown to the model")
         text = "\n\n".join(filter(None, (text, f"The input follows this grammar:\n{wanted.definition}")))
     schema = {"type": "object", "properties": {INPUT: value}, "required": [INPUT]}
     return offered_tool(name, text, schema, strict=False)

@@ -11,11 +11,11 @@ from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.fields import Body
 from snugvl.server.forms import MAX_TOOLS
-from snugvl.server.generation import counting, tokens_of
+from snugvl.server.generation import tokens_of
 from snugvl.server.openai.constraints import ChatTool, chat_tool_use
-from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.wishes import TOKENIZE, Wishes
+from snugvl.server.record import record_of
+from snugvl.server.unsupported import TOKENIZE, UnsupportedFields
 
 MAX_IDS = 262_144  # the longest context there is
 
@@ -25,7 +25,7 @@ router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 class TokenizeRequest(Body):
     """A text, or a conversation with its tools."""
 
-    wishes: ClassVar[Wishes] = TOKENIZE
+    unsupported: ClassVar[UnsupportedFields] = TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
@@ -70,9 +70,9 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
             raise RequestError("tools belong to messages, not to a prompt", field="tools")
         found = await tokens_of(context, body.prompt)
     else:
-        with counting(context):
-            conversation = await conversation_of(body.messages or [], MediaSource(context.intake, {}))
-        found = await tokens_of(context, conversation, chat_tool_use(body.tools, None, None))
+        media = context.media_to_count(record_of(request.scope), attachments={})
+        conversation = await conversation_of(body.messages or [], media)
+        found = await tokens_of(context, conversation, chat_tool_use(body.tools, None, None, media.notes))
     return TokenizeReport(
         count=len(found.ids),
         max_model_len=context.capabilities.context_tokens,

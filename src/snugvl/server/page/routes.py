@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from snugvl.inputs.image import FORMATS
 from snugvl.server.body import MAX_FORM_FILES
 from snugvl.server.context import context_of
-from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.media.settings import MediaSettings
 
 FOLDER: Final = Path(__file__).parent / "static"
 VENDOR: Final = FOLDER / "vendor"  # others' code, as they published it, with its licence
@@ -111,14 +111,14 @@ async def limits(request: Request) -> dict[str, int | bool | list[str]]:
     `body_bytes` and `files` are of one request; `formats` are those of pictures, as Pillow names them;
     `video_files` says whether the package that reads video files is installed.
     """
-    intake = IntakeSettings()
+    media = MediaSettings()
     return {
         "body_bytes": context_of(request).settings.max_body_bytes,
         "files": MAX_FORM_FILES - 1,  # the request itself is one of the form's files
-        "picture_bytes": intake.image.max_bytes,
-        "picture_pixels": intake.image.max_pixels,
+        "picture_bytes": media.image.max_bytes,
+        "picture_pixels": media.image.max_pixels,
         "formats": list(FORMATS),
-        "video_bytes": intake.video.max_bytes,
+        "video_bytes": media.video.max_bytes,
         "video_files": find_spec("av") is not None,
     }
 

@@ -30,6 +30,8 @@ from triton.runtime import driver
 from snugvl.layers.kernels.compiler.launch import LaunchedKernel, read
 from snugvl.layers.kernels.device import Hardware, described
 
+BEGINS, ENDS = "begins", "ends"  # what is said of a variant that is compiled
+
 
 @dataclass(frozen=True, slots=True)
 class TensorAddress:
@@ -45,11 +47,15 @@ class TensorAddress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelLaunch:
-    """A kernel with what it would be given: addresses for tensors, and numbers."""
+    """A kernel with what it would be given: addresses for tensors, and numbers.
+
+    `digest`: its variant's, see `LaunchedKernel.digest`.
+    """
 
     kernel: LaunchedKernel
     values: tuple[object, ...]
     constants: dict[str, object]
+    digest: str = ""
 
     @property
     def name(self) -> str:
@@ -202,7 +208,9 @@ def dry_run(
         variant = id(kernel), kernel.variant(values, constants)
         if variant not in seen:
             seen.add(variant)
-            launches.append(KernelLaunch(kernel, tuple(map(_kept, values)), constants))
+            launches.append(
+                KernelLaunch(kernel, tuple(map(_kept, values)), constants, kernel.digest(values, constants))
+            )
             noted(launches[-1])
 
     assert LaunchedKernel.instead is None, "one dry run at a time"
@@ -241,16 +249,27 @@ class Compiler:
     For a process of its own: it can launch nothing afterwards.
     """
 
-    def __init__(self, hardware: Hardware, threads: int = 1) -> None:
+    def __init__(
+        self, hardware: Hardware, threads: int = 1, said: Callable[[str, str], None] = lambda *_: None
+    ) -> None:
+        """`said` is told `BEGINS` and then `ENDS` with the digest of each variant."""
+        self._said = said
         driver.set_active(_DescribedDriver(hardware))
         self._pool = ThreadPoolExecutor(threads)
         self._begun: list[tuple[KernelLaunch, Future[Exception | None]]] = []
 
     def add(self, launch: KernelLaunch) -> Future[Exception | None]:
         """Compile one, when it is its turn; what went wrong, once it is done."""
-        compiling = self._pool.submit(_compile, launch)
+        compiling = self._pool.submit(self._compile, launch)
         self._begun.append((launch, compiling))
         return compiling
+
+    def _compile(self, launch: KernelLaunch) -> Exception | None:
+        self._said(BEGINS, launch.digest)
+        try:
+            return _compile(launch)
+        finally:
+            self._said(ENDS, launch.digest)
 
     def then(self, call: Callable[[], object]) -> None:
         """Call it when all that was added before is compiled; by one thread."""

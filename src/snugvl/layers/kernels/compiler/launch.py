@@ -32,7 +32,10 @@ How a compiled kernel is started is what `JITFunction.run` does in Triton 3.6 to
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from hashlib import sha256
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -42,6 +45,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import JITFunction, driver
 
+from snugvl.layers.compilations import elsewhere
 from snugvl.layers.kernels.device import capability
 
 _ONE_BY_ONE = threading.Lock()
@@ -91,6 +95,11 @@ class LaunchedKernel:
         looks = zip(self._looks, values, strict=False)  # constants are no values
         return (*[look(value) for look, value in looks], *constants.items())
 
+    def digest(self, values: tuple[object, ...], constants: dict[str, object]) -> str:
+        """A variant's name, the same in every process."""
+        said = f"{self.kernel.fn.__name__} {self.variant(values, constants)}"
+        return sha256(said.encode()).hexdigest()[:16]
+
     def _first(
         self, grid: tuple[int, ...], values: tuple[object, ...], constants: dict[str, object]
     ) -> tuple[Any, ...]:
@@ -98,6 +107,7 @@ class LaunchedKernel:
 
         One after the other: weights are rounded by several threads, of which each would compile for itself.
         """
+        elsewhere.wait(self.digest(values, constants))
         with _ONE_BY_ONE:
             read(self.kernel)
             compiled = self.kernel[grid](*values, **constants)
@@ -120,6 +130,50 @@ def kind(value: Any) -> object:
     if isinstance(value, torch.Tensor):
         return value.dtype
     return -0x80000000 <= value <= 0x7FFFFFFF if isinstance(value, int) else type(value)
+
+
+Told = Callable[[str, object, str, Callable[[], None]], None]
+
+
+@contextmanager
+def watched(told: Told) -> Iterator[None]:
+    """Hand over every launch: the kernel's name, which variant, shapes, and what launches it.
+
+    For a process of its own, which checks kernels: nobody is asked anything where nobody watches.
+    """
+    from triton.runtime.interpreter import InterpretedFunction  # which only tests use
+
+    def watching(kind: Any) -> None:
+        real = kind.__getitem__
+
+        def take(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+            launch = real(kernel, grid)
+            compiled = isinstance(kernel, LaunchedKernel)
+            name = (kernel.kernel if compiled else kernel).fn.__name__
+
+            def run(*values: object, **constants: object) -> None:
+                variant = kernel.variant(values, constants) if compiled else _interpreted(values, constants)
+                told(name, variant, _shapes(values), partial(launch, *values, **constants))
+
+            return run
+
+        kind.__getitem__ = take
+        undo.callback(setattr, kind, "__getitem__", real)
+
+    with ExitStack() as undo:
+        for each in (LaunchedKernel, InterpretedFunction):
+            watching(each)
+        yield
+
+
+def _interpreted(values: tuple[object, ...], constants: dict[str, object]) -> tuple[object, ...]:
+    return (*map(kind, values), *constants.items())
+
+
+def _shapes(values: tuple[object, ...]) -> str:
+    """Shapes of the first tensors that a kernel is given, such as "1×2048 6144×256"."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return " ".join("×".join(map(str, each.shape)) or "1" for each in tensors[:3])
 
 
 def launched(kernel: Any) -> Any:

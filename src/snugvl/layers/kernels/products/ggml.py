@@ -32,6 +32,7 @@ from snugvl.layers.kernels.products.ggml_blocks import (
 from snugvl.layers.kernels.products.lone_ggml import lone_ggml
 from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS, Fragments
 from snugvl.layers.kernels.rows import normed
+from snugvl.layers.replaced import usable
 from snugvl.layers.weights import Weights
 
 TYPES: Final[dict[GgmlType, tl.constexpr]] = {
@@ -140,17 +141,23 @@ def widen_rows(
 
 def fits(x: torch.Tensor, weights: Weights, *, swiglu: bool) -> bool:
     """Whether `few` multiplies them: up to `FEW` rows of input; gate and up are of one type."""
-    return x.shape[0] <= FEW and not (swiglu and len(weights.parts) > 1)
+    if x.shape[0] > FEW or (swiglu and len(weights.parts) > 1):
+        return False
+    return usable("few_rows") or (_fits_lone(x, weights) and usable("lone_ggml"))
 
 
 def few(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     """Write `x` `[M, columns]` times `weights`, with what is `beside`, to `out` `[M, outputs]`."""
-    lone = len(x) == 1 and x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES
-    lone = lone and all(part.rows >= LEAST for part in weights.parts)
+    lone = _fits_lone(x, weights) and usable("lone_ggml")
     if beside.norm is not None and not lone:
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     for part in weights.parts:
         _few(x, weights, part, beside, out, lone=lone)
+
+
+def _fits_lone(x: torch.Tensor, weights: Weights) -> bool:
+    fast = len(x) == 1 and x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES
+    return fast and all(part.rows >= LEAST for part in weights.parts)
 
 
 def _few(

@@ -42,6 +42,7 @@ from snugvl.layers.kernels.products.weights import STORED_AS, operands, planes_o
 from snugvl.layers.kernels.products.widen import WIDE_TILE, multiply_widened
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
+from snugvl.layers.replaced import usable
 from snugvl.layers.shared import shared
 from snugvl.layers.weights import GROUP, FormatName, Weights
 
@@ -78,8 +79,10 @@ def product(
     residual: torch.Tensor | None = None,
     swiglu: bool = False,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """`x` `[M, columns]` times `weights`, transposed: `[M, rows]`, or `[M, rows / 2]` with `swiglu`.
+
+    None where all kernels that could are withdrawn (`layers/replaced.py`).
 
     Args:
         bias: added in float32, before anything is rounded.
@@ -97,8 +100,7 @@ def product(
         ggml.few(x, weights, beside, out)
         return out
     if weights.upper is not None:
-        _planes(x, weights, beside, out)
-        return out
+        return out if _planes(x, weights, beside, out) else None
     if _fits_lone(x, weights, outputs, norm):
         _lone(x, weights, beside, out)
         return out
@@ -107,17 +109,22 @@ def product(
             x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
         _skinny(x, weights, beside, out)
         return out
-    if x.shape[0] <= VECTOR_ROWS and weights.format != "ggml":
+    if x.shape[0] <= VECTOR_ROWS and weights.format != "ggml" and usable("gemv"):
         _vector(x, weights, beside, out)
         return out
     if norm is not None:
         x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
     most = WIDE_TOKENS if tensor_cores(x.device) else WIDE_TOKENS_LOOPS
-    wide = x.shape[0] >= most and weights.format != "bf16" and outputs % WIDE_TILE == 0
-    if wide or weights.format == "ggml":
+    widens = weights.format != "bf16" and outputs % WIDE_TILE == 0 and usable("widen", "gated")
+    if weights.format == "ggml":
+        widens = usable("widen_rows", "gated")
+    multiplies = weights.format != "ggml" and usable("gemm", "sixteenth")
+    if widens and (x.shape[0] >= most or not multiplies):
         multiply_widened(x, weights, beside, out)
-    else:
+    elif multiplies:
         _matrix(x, weights, beside, out)
+    else:
+        return None
     return out
 
 
@@ -148,7 +155,7 @@ def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
     """bf16 from Ampere on (in the interpreter anything); of one row, what takes long enough to read."""
     if x.shape[0] == 1 and SKINNY_BYTES and (weights.format == "bf16" or weights.data.nbytes < SKINNY_BYTES):
         return False
-    return weights.group in _GROUPS and (_unpacks(x) or not x.is_cuda)
+    return weights.group in _GROUPS and (_unpacks(x) or not x.is_cuda) and usable("skinny")
 
 
 def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tensor | None) -> bool:
@@ -156,11 +163,11 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
     if weights.format == "bf16":
-        fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0
+        fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0 and usable("lone_bf16")
     elif FORMATS[weights.format].zero:
-        fast = weights.group <= GROUP
+        fast = weights.group <= GROUP and usable("lone_int4")
     else:
-        fast = outputs >= HEAD_OUTPUTS or fill_slices(weights)
+        fast = (outputs >= HEAD_OUTPUTS or fill_slices(weights)) and usable("lone")
     return fast and _aligned(weights.data, x, norm) and (_unpacks(x) or not x.is_cuda)
 
 
@@ -240,25 +247,32 @@ def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     )  # fmt: skip
 
 
-def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
-    """5 and 6 bits: few rows, that the matrix unit takes, by kernels of their own, others by widening."""
+def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> bool:
+    """5 and 6 bits: few rows, that the matrix unit takes, by kernels of their own, others by widening.
+
+    False where those that could are withdrawn.
+    """
     tokens, outputs = out.shape
-    wide = tokens > PLANES_ROWS or (x.is_cuda and not _unpacks(x))
+    lone = tokens == 1 and weights.format in LONE and weights.group % 64 == 0 and outputs >= LONE_OUTPUTS
+    lone = lone and usable("lone_planes")
+    wide = tokens > PLANES_ROWS or (x.is_cuda and not _unpacks(x)) or not (lone or usable("skinny_planes"))
+    if wide and not usable("widen_planes", "gated"):
+        return False
     if beside.norm is not None and (wide or tokens > 1):
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     if wide:
         multiply_widened(x, weights, beside, out)
-        return
+        return True
     norm, bias, residual = beside.tensors(x)
     stored = planes_of(weights)
-    if tokens == 1 and weights.format in LONE and weights.group % 64 == 0 and outputs >= LONE_OUTPUTS:
+    if lone:
         rows, warps, batch = lone_tile(outputs, weights, hardware_of(x.device).units, swiglu=beside.swiglu)
         lone_planes[(-(-outputs // beside.outputs(rows)),)](
             x, norm, *stored, bias, residual, out, outputs, beside.eps,
             **_plane_constants(x, weights, beside), BN=rows, BATCH=batch, WARPS=min(warps, batch),
             num_warps=warps, **pdl(x.device),
         )  # fmt: skip
-        return
+        return True
     rows, warps, batch, soon = skinny_tile(tokens, outputs, weights, swiglu=beside.swiglu)
     skinny_planes[(-(-outputs // beside.outputs(rows)),)](
         x, norm, *stored, bias, residual, out, tokens, outputs, beside.eps,
@@ -266,6 +280,7 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
         BATCH=batch, EACH=min(32, weights.group // 4),
         num_warps=warps, **(pdl(x.device) if soon else {"PDL": False}),
     )  # fmt: skip
+    return True
 
 
 def _plane_constants(x: torch.Tensor, weights: Weights, beside: Epilogue) -> dict[str, Any]:

@@ -1,0 +1,232 @@
+"""A first start on a card, driver, torch or Triton that nobody has seen checks its kernels: both sides of it.
+
+    engine's process   outline is known ─► kernels are compiled beside ─► a process checks them ─► weights
+    the process        `engine/kernel_check.py`, on the GPU; a line of JSON for whatever it begins or finds
+
+A kernel may hang, or take its process along; so it isn't the engine's. What had begun then is withdrawn, and
+another process goes on without it. It comes before weights are read, as they may be rounded by a kernel, and
+as there is memory then. What was found is kept (`core/kernel_checks.py`), and a later start only reads it.
+"""
+
+import json
+import logging
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+
+import torch
+
+from snugvl.backends.native.ahead import KernelsAhead, name_of
+from snugvl.backends.native.kernel_processes import leave_with
+from snugvl.backends.place import TargetDevice
+from snugvl.core import kernel_checks
+from snugvl.core.config import EngineConfig
+from snugvl.core.kernel_checks import CheckedOn, KernelCheck, KernelVerdict
+from snugvl.core.options import Progress
+from snugvl.core.timeline import mark
+from snugvl.engine.precompile import CompileJob, compile_job_of
+from snugvl.layers.replaced import withdraw
+from snugvl.models.networks import LoadableNetwork
+from snugvl.version import __version__
+
+logger = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "snugvl.backends.native.checking")
+COMPILE_S = 120.0  # that a start waits for kernels to be compiled, before it goes on without a check
+CHECK_S = 180.0  # that a check takes at most
+RETURN_S = 60.0  # that a kernel takes at most, compiled as it may have to be, with torch's twin
+START_S = 60.0  # until the process begins with the first
+PROGRESS = 0.04  # of all loading
+
+
+def settle(
+    network: LoadableNetwork, config: EngineConfig, place: TargetDevice, kernels: KernelsAhead | None,
+    limit_bytes: int, report: Progress,
+) -> tuple[KernelVerdict, ...]:  # fmt: skip
+    """See that no kernel runs here that was found wrong, and find out where nobody has; those not used.
+
+    Args:
+        network: in its final formats, without memory.
+        kernels: compiles them, beginning now. None: nothing is checked, what is known counts.
+        limit_bytes: of the GPU's memory that a check may take, its CUDA context left aside.
+    """
+    device = place.device
+    if device.type != "cuda" or torch.version.hip is not None:
+        if kernels is not None:
+            kernels.begin(network, config, device)
+        return ()
+    on, path = checked_on(place), kernel_checks.checks_file()
+    job = compile_job_of(network, config, device)
+    digest, known = name_of(replace(job, withdrawn=()), on.triton), kernel_checks.load(path)
+    here = [each for each in known if each.on == on]
+    found = {verdict.kernel: verdict for each in here for verdict in each.withdrawn}
+    withdraw(found)
+    if kernels is not None:
+        kernels.begin(network, config, device)
+    if kernels is not None and not any(each.job == digest and each.whole for each in here):
+        new = _first_start(replace(job, withdrawn=tuple(found)), digest, on, kernels, limit_bytes, report)
+        if new is not None:
+            withdraw(each.kernel for each in new.withdrawn)
+            found |= {each.kernel: each for each in new.withdrawn}
+            with suppress(OSError):
+                kernel_checks.add(path, new)
+    for sentence in kernel_checks.told(found.values()):
+        logger.warning("%s", sentence)
+        report(sentence, PROGRESS)
+    return tuple(found.values())
+
+
+def _first_start(
+    job: CompileJob, digest: str, on: CheckedOn, kernels: KernelsAhead, limit_bytes: int, report: Progress
+) -> KernelCheck | None:
+    report("compiling kernels, for the first start of this model on this GPU", PROGRESS)
+    if not kernels.finished.wait(COMPILE_S):
+        logger.warning("kernels take long to compile, so they are checked at the next start, not now")
+        return None
+    report("checking kernels beside plain torch, for the first start of this model on this GPU", PROGRESS)
+    check = run(job, digest, on, limit_bytes)
+    mark("kernels are checked")
+    return check
+
+
+def checked_on(place: TargetDevice) -> CheckedOn:
+    """What a check of a GPU holds for."""
+    import triton  # which only GPUs bring
+
+    facts = torch.cuda.get_device_properties(place.device)
+    driver = "" if place.gpu is None or place.gpu.driver is None else place.gpu.driver
+    versions = torch.__version__, triton.__version__, __version__
+    return CheckedOn(facts.name, f"{facts.major}.{facts.minor}", driver, *versions)
+
+
+def run(
+    job: CompileJob, digest: str, on: CheckedOn, limit_bytes: int, command: Sequence[str] = COMMAND,
+    device: str = "cuda",
+) -> KernelCheck:  # fmt: skip
+    """Check a job's kernels, by as many processes as it takes; never fails."""
+    begun, verdicts, loaded, whole = time.monotonic(), dict[tuple[str, str], KernelVerdict](), -1, False
+    left = begun + CHECK_S
+    while not whole and time.monotonic() < left:
+        process = _CheckProcess(command, (job, device, limit_bytes))
+        found = list(process.verdicts(left))
+        verdicts |= {(each.kernel, each.shape): each for each in found}
+        if process.culprit is None:
+            whole, loaded = process.finished, process.loaded_bytes
+            if not whole:
+                logger.warning("kernels can't be checked here: %s", process.why)
+            break
+        verdicts[process.culprit.kernel, ""] = process.culprit
+        bad = {each.kernel for each in verdicts.values() if each.withdrawn}
+        job = replace(job, withdrawn=tuple(sorted({*job.withdrawn, *bad})))
+    seconds = time.monotonic() - begun
+    logger.info("%d kernels are checked, in %.0f s", len(verdicts), seconds)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    text = job.outline.config.architecture
+    formats = sorted({form for form, *_ in job.outline.formats.values()})
+    network = f"{text} ({', '.join(formats)}; KV cache {job.engine.kv_cache})"
+    return KernelCheck(on, digest, network, round(seconds, 1), when, loaded, whole, tuple(verdicts.values()))
+
+
+class _CheckProcess:
+    """One process that checks.
+
+    Attributes:
+        culprit: the kernel that it didn't come back from.
+        finished: it has looked at all kernels.
+        loaded_bytes: what the driver took meanwhile.
+        why: what it said last, where it ended otherwise.
+    """
+
+    def __init__(self, command: Sequence[str], order: object) -> None:
+        self.culprit: KernelVerdict | None = None
+        self.finished, self.loaded_bytes, self.why = False, -1, "it took too long"
+        self._lines = queue.SimpleQueue[str | None]()
+        self._process = subprocess.Popen(  # noqa: S603 (ourselves)
+            [*command, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # it may have ended
+            pipe.write(pickle.dumps(order))
+        threading.Thread(target=self._read, name="snugvl-check", daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line.decode("utf-8", "replace").strip())
+        self._lines.put(None)
+
+    def verdicts(self, left: float) -> Iterator[KernelVerdict]:
+        """What it says, until it ends or is ended; `left`: of `time.monotonic()`."""
+        at: str | None = None  # the kernel that it is at
+        try:
+            while not self.finished:
+                wait = RETURN_S if at else START_S
+                line = self._lines.get(timeout=max(min(wait, left - time.monotonic()), 0.01))
+                if line is None:
+                    self.culprit = _blamed(at, "ends its process")
+                    return
+                said = _said(line)
+                if "begins" in said:
+                    at = said["begins"]
+                elif "kernel" in said:
+                    at = None
+                    yield KernelVerdict(**said)
+                elif "loaded_bytes" in said:
+                    self.finished, self.loaded_bytes = True, said["loaded_bytes"]
+                else:
+                    self.why = line or self.why
+        except queue.Empty:
+            if time.monotonic() < left:
+                self.culprit = _blamed(at, f"doesn't return within {RETURN_S:.0f} s")
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+def _blamed(kernel: str | None, verdict: str) -> KernelVerdict | None:
+    return None if kernel is None else KernelVerdict(kernel, "", -1.0, 0.0, verdict)
+
+
+def _said(line: str) -> dict[str, object]:  # type: ignore[type-arg]
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def main() -> None:
+    """Check kernels for whoever started this process."""
+    threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()
+    job, name, limit_bytes = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
+    from snugvl.engine.kernel_check import check_kernels
+
+    device = torch.device(name)
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(max(min(limit_bytes / total, 1.0), 0.01), device)
+
+    def say(document: dict[str, object]) -> None:
+        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.flush()
+
+    def tell(what: str | KernelVerdict) -> None:
+        say({"begins": what} if isinstance(what, str) else asdict(what))
+
+    say({"loaded_bytes": check_kernels(job, device, tell)})
+
+
+if __name__ == "__main__":
+    main()

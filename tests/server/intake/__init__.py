@@ -1,1 +1,0 @@
-"""Intake: hostile URLs, hostile servers, hostile files."""

@@ -1,0 +1,1 @@
+"""MediaLoader: hostile URLs, hostile servers, hostile files."""
