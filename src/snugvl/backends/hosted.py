@@ -128,7 +128,7 @@ class Hosted(ABC, Generic[P]):
         capabilities: Capabilities,
         thinking: ThinkingDefault,
     ) -> None:
-        """`form`: how the model writes calls of tools; `thinking`: whether it thinks unless it is told."""
+        """`form`: how the model writes calls of tools; `thinking`: whether it thinks by default."""
         self._prompts = prompts
         self._form = form
         self._capabilities = capabilities
@@ -176,7 +176,7 @@ class Hosted(ABC, Generic[P]):
 
     @abstractmethod
     def stats(self) -> Load:
-        """What the engine is doing; counters count since it was loaded."""
+        """Load and counters of the engine, since it was loaded."""
 
     def tokenize(
         self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
@@ -202,7 +202,7 @@ class Hosted(ABC, Generic[P]):
         return self._prompts.tokenizer.decode(list(ids), skip_special=False)
 
     def warm_up(self) -> bool:
-        """Do some of what later requests would wait for, while nobody does; whether more is left."""
+        """Do some work ahead of later requests, while there are none; returns whether more is left."""
         self._grammars.warm_up()
         return False
 
@@ -212,7 +212,7 @@ class Hosted(ABC, Generic[P]):
 
     @abstractmethod
     def _begin(self, ready: Ready[P]) -> Callable[[], object]:
-        """Give a request to the engine; what aborts it.
+        """Give a request to the engine; returns the function that aborts it.
 
         Raises:
             RequestError, RequestTooLarge: the engine can't take it, ever.

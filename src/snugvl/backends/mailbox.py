@@ -1,6 +1,6 @@
-"""A queue from the engine's thread to one reader, and what every answer has that is read once.
+"""A queue from the engine's thread to one reader, and the base of answers that are read once.
 
-Whoever reads may wait in a thread or in an event loop.
+The reader may wait in a thread or in an event loop.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class Mailbox(Generic[T]):
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._closed = False
         self._error: Exception | None = None
-        self._put: Callable[[T], None] | None = None  # where items go that nobody reads here
+        self._put: Callable[[T], None] | None = None  # where items are forwarded, which aren't read here
         self._end: Callable[[Exception | None], None] | None = None
 
     def put(self, item: T) -> None:
@@ -33,7 +33,7 @@ class Mailbox(Generic[T]):
                 self._wake()
 
     def close(self, error: Exception | None = None) -> None:
-        """No more items. The reader gets what is left, then `error` or the end. The first call counts."""
+        """Take no more items. The reader gets those left, then `error` or the end. The first call counts."""
         with self._changed:
             if not self._closed:
                 self._closed, self._error = True, error
@@ -57,10 +57,10 @@ class Mailbox(Generic[T]):
             await waiter
 
     def forward(self, put: Callable[[T], None], end: Callable[[Exception | None], None]) -> None:
-        """Hand what is here and what comes to `put`, and the end or its error to `end`, in order.
+        """Hand all items, present and future ones, to `put`, and the end or its error to `end`, in order.
 
-        Both are called where `put` and `close` are (or here, for what is there already), under a lock; they
-        must not wait. Nobody else may read.
+        Both are called in the threads of `put` and `close` (or here, for items already there), under a lock;
+        they must not wait. There may be no other reader.
         """
         with self._changed:
             assert self._put is None, "a mailbox is forwarded once"
@@ -97,7 +97,7 @@ def _finish(waiter: "asyncio.Future[None]") -> None:
 class OneAnswer:
     """The answer to one request. Closing or dropping it aborts what is not finished.
 
-    Whoever iterates it to its end says so by `_open`.
+    A subclass that was read to its end notes that in `_open`.
     """
 
     def __init__(self, prompt_tokens: int, abort: Callable[[], object]) -> None:

@@ -39,10 +39,10 @@ class LogForm:
     Args:
         prefix: what stands before what a line says: process, time, file.
         failed: how a line without its prefix begins that says what failed.
-        chatty: whether what is usual is more than anybody reads at a start.
+        chatty: whether the usual lines of a start are too many to be read.
         kept: how many of the first and of the last lines a diagnosis needs.
         max_line: characters of a line; what is beyond is dropped.
-        ends: ends a line. A progress bar rewrites one line, so a carriage return does, too.
+        ends: ends a line. A progress bar rewrites one line, so a carriage return does as well.
         stages: what a line says → what is being done now, and from where to where on the way. A group that
             a pattern has is a percentage: how far between the two.
     """
@@ -229,7 +229,7 @@ class SpawnedProcess(ABC):
 
 
 def watched(task: "asyncio.Task[Any]", failed: Callable[[str], object]) -> None:
-    """Have `failed` told why a task that nobody waits for has failed, if it does."""
+    """Call `failed` with the reason if a task fails that is never awaited."""
 
     def look(_: object) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -258,7 +258,7 @@ class Supervised(ABC, Generic[L]):
     """An `EngineService` whose engine lives in other processes. Belongs to one event loop."""
 
     def __init__(self, supervision: Supervision, lives: Lives, process: str, log: logging.Logger) -> None:
-        """`process`: the engine's, as half a sentence calls it; `log`: where deaths are told."""
+        """`process`: name of the engine's process within a sentence; `log`: logger of deaths."""
         self._supervision, self._lives = supervision, lives
         self._called, self._logger = process, log
         self._life: L | None = None
@@ -307,7 +307,7 @@ class Supervised(ABC, Generic[L]):
 
     @abstractmethod
     async def _look_after(self, life: L) -> None:
-        """What goes on beside a life. Cancelled when it ends."""
+        """Do background work beside a life. Cancelled when it ends."""
 
     @abstractmethod
     def _end_requests(

@@ -1,8 +1,7 @@
 """Work on strangers' grammars and schemas where it can be ended (`trial.py`, `valid.py`).
 
 check ─► a process that is free, or a new one ─► its answer
-            └─ no answer: it took too much time or memory, and is gone; or it isn't wanted any more: it is
-            ended
+            └─ no answer: it took too much time or memory, and is gone; or it isn't wanted: it is ended
 """
 
 import json

@@ -81,7 +81,7 @@ class Inventory:
         return any(group.kind == kind and (not parts or group.part in parts) for group in self.groups)
 
 
-@lru_cache(maxsize=64)  # as many as the catalogue's forms: what is derived from one serves the next plan, too
+@lru_cache(maxsize=64)  # as many as the catalogue's forms: an inventory also serves the next plan
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored lm_head that is tied to the embedding is left out, as no engine
     loads it."""

@@ -26,7 +26,8 @@ class ChildBackend:
     """A server that is started, and ended with `close`."""
 
     def __init__(self, make: Callable[[], ChildEngine], progress: Progress | None = None) -> None:
-        """Returns when it serves. `make`: the service, in its loop; `progress`: as in `snugvl.load`.
+        """Start it and wait until it serves. `make`: makes the service, in its loop; `progress`: as in
+        `snugvl.load`.
 
         Raises:
             EngineError, DoesNotFit: it doesn't start.

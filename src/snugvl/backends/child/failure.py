@@ -32,8 +32,8 @@ class Failure:
 
     Attributes:
         error: cause and way out.
-        cause: what it was, in a clause.
-        port_taken: another port is all it needs.
+        cause: the cause, as a clause.
+        port_taken: whether another port is all it needs.
         retry: the choice that could work, or None.
     """
 
@@ -44,7 +44,8 @@ class Failure:
 
 
 def understand(ending: Ending, choice: ChildChoice, name: str, start: Sequence[str]) -> Failure:
-    """Why a start failed and what can be done. `name`: of the engine; `start`: its command without flags."""
+    """Find why a start failed and what can be done. `name`: the engine's; `start`: its command without
+    flags."""
     if ending.error is not None:
         return Failure(ending.error, str(ending.error))
     command = shlex.join([*start, *choice.arguments])

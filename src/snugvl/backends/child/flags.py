@@ -9,7 +9,7 @@ Words = tuple[str, ...]
 
 
 def check(arguments: Words, ours: Sequence[str], engine: str) -> None:
-    """Refuse flags that are ours to set.
+    """Refuse flags that snugvl sets itself.
 
     Raises:
         RequestError: names them.
@@ -24,7 +24,7 @@ def check(arguments: Words, ours: Sequence[str], engine: str) -> None:
 
 
 def value(arguments: Words, flag: str) -> str | None:
-    """The value of a flag; the last one counts, as the engines have it."""
+    """The value of a flag, or None; the last one counts, as in the engines."""
     found = None
     for index, word in enumerate(arguments):
         name, equals, joined = word.partition("=")

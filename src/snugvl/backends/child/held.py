@@ -1,4 +1,4 @@
-"""Memory that the processes of a child engine hold: of a GPU, or of host memory where there is none."""
+"""Measures the memory that a child engine's processes hold: on a GPU, or in host memory without one."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ class Gauge:
         self._nvml = nvml.started()
 
     def read(self, family: Sequence[psutil.Process]) -> Held:
-        """What it holds now. Takes milliseconds: call it in a thread."""
+        """The memory that the processes hold now. Takes milliseconds: call it in a thread."""
         gpu = self._gpu({process.pid for process in family})
         return gpu if gpu is not None else host_memory(family)
 
@@ -56,7 +56,7 @@ class Gauge:
 
 
 def host_memory(family: Sequence[psutil.Process]) -> Held:
-    """Host memory, and what they hold of it."""
+    """Host memory, with the part that the processes hold."""
     held_bytes = 0
     for process in family:
         with suppress(psutil.Error):

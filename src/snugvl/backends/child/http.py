@@ -1,4 +1,4 @@
-"""An engine's HTTP API, as far as all engines have one: its health, calls, answers as they stream, errors."""
+"""The common part of all engines' HTTP APIs: health, calls, streamed answers, errors."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MAX_QUOTED: Final = 300  # characters of an answer that we don't understand
 
 
 class Foreign(EngineError):
-    """Something answers, but it is not such a server, or not the one that was meant. Waiting won't help."""
+    """Another program answers, or a server with another model. Waiting won't help."""
 
 
 class Unreachable(EngineError):
@@ -43,8 +43,8 @@ class ChildApi:
     """Talks to one server. `where`: its base URL, or `unix:` and the path of the socket it listens on.
 
     Attributes:
-        name: of the engine, as people know it.
-        too_large: what it says of a request that doesn't fit.
+        name: name of the engine for people.
+        too_large: phrases of its errors about a request that doesn't fit.
     """
 
     name: ClassVar[str]
@@ -66,7 +66,7 @@ class ChildApi:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be asked any more."""
+        """Whether it was closed."""
         return self._client.is_closed
 
     async def close(self) -> None:
@@ -74,7 +74,7 @@ class ChildApi:
         await self._client.aclose()
 
     async def healthy(self, timeout_s: float) -> bool:
-        """Whether it says it is well. False: it says that its engine is dead.
+        """Whether the server reports that it is well. False: it reports that its engine is dead.
 
         Raises:
             Unreachable: nothing answers, or not in time.
@@ -86,7 +86,7 @@ class ChildApi:
         return status == 200
 
     async def served(self, wanted: str) -> Served:
-        """What it serves. `wanted`: a model's name; empty for the first one.
+        """The model that it serves. `wanted`: a model's name; empty for the first one.
 
         Raises:
             Foreign: no such server, or it has another model.
@@ -105,10 +105,10 @@ class ChildApi:
     async def call(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_S
     ) -> dict[str, Any]:
-        """POST and the JSON that comes back.
+        """POST a body; returns the JSON of the answer.
 
         Raises:
-            RequestError, EngineError: what it refuses or fails with.
+            RequestError, EngineError: the engine's refusal or failure.
         """
         try:
             timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
@@ -120,10 +120,10 @@ class ChildApi:
         return object_of(response)
 
     async def open(self, path: str, body: bytes, until: AsyncExitStack) -> httpx.Response:
-        """POST and the response as it begins to stream. The connection belongs to `until`.
+        """POST a body; returns the response as it begins to stream. `until` closes the connection.
 
         Raises:
-            RequestError, EngineError: what it refuses or fails with.
+            RequestError, EngineError: the engine's refusal or failure.
             httpx.HTTPError: the connection broke.
         """
         timeout = httpx.Timeout(CALL_S, connect=CONNECT_S, read=None)
@@ -135,7 +135,7 @@ class ChildApi:
         return response
 
     async def get(self, path: str, timeout_s: float) -> httpx.Response:
-        """What it answers, whatever the status.
+        """The answer to a GET, whatever its status.
 
         Raises:
             Unreachable, Foreign: as `healthy`.
@@ -159,11 +159,11 @@ class ChildApi:
         return Unreachable(f"{self.where} doesn't answer ({type(error).__name__})")
 
     def refusal(self, status: int, content: bytes) -> SnugvlError:
-        """What was answered in place of an answer, as an error of ours."""
+        """A refused request's answer as an error of snugvl's."""
         return self.error_of(_json(content), status, content.decode("utf-8", "replace"))
 
     def error_of(self, value: Any, status: int, text: str = "") -> SnugvlError:
-        """An error object (`{"error": {"message": …, "code": …}}`) as ours."""
+        """An error object (`{"error": {"message": …, "code": …}}`) as an error of snugvl's."""
         error = value.get("error") if isinstance(value, dict) else None
         error = error if isinstance(error, dict) else {}
         message = error.get("message")

@@ -20,7 +20,7 @@ FULL_S = 0.005  # until a queue of connections that is full is asked again
 
 
 def unix_transport(path: str, limits: httpx.Limits) -> httpx.AsyncHTTPTransport:
-    """What an `httpx.AsyncClient` reaches the socket at `path` with."""
+    """The transport by which an `httpx.AsyncClient` reaches the socket at `path`."""
     transport = httpx.AsyncHTTPTransport()
     # httpx has no way to say which streams its pool uses.
     transport._pool = httpcore.AsyncConnectionPool(
@@ -50,7 +50,7 @@ class _Backend(httpcore.AnyIOBackend):
 
 
 async def _connect(path: str) -> socket.socket:
-    """A socket that is connected. asyncio takes one that found the queue full for connected."""
+    """A connected socket. asyncio would take one whose queue was full for connected."""
     link = socket.socket(socket.AF_UNIX)
     link.setblocking(False)
     try:

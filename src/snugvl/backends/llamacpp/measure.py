@@ -27,7 +27,7 @@ _PREFIX: Final = "llamacpp:"
 
 
 def read_load(text: str, slots: int, context_tokens: int) -> Load:
-    """What the counters say. A block is the context of one slot: they share nothing."""
+    """The load by the counters. A block is the context of one slot, as slots share nothing."""
     found: dict[str, Any] = {_FIELDS[name]: int(value) for name, value in _samples(text) if name in _FIELDS}
     queried = found.get("prompt_tokens", 0) + found.get("prefix_hit_tokens", 0)
     return Load(

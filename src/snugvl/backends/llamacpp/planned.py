@@ -1,9 +1,9 @@
-"""A plan as llama.cpp is started with it.
+"""The settings with which llama.cpp is started for a plan.
 
-Its threads wait for each other by looking again and again, after every operation. By its own choice it has
-one for each core of the machine: where our server, or anybody else, has one of the cores now and then, or a
-container has a few of many, all others wait as long. On two shared cores two threads were more than ten times
-slower than one (`benchmarks/llamacpp_smollm2.py`).
+Its threads wait for each other in a busy loop, after every operation. By default it has one for each core of
+the machine: where our server, or another program, has one of the cores now and then, or a container has a few
+of many, all others wait as long. On two shared cores two threads were more than ten times slower than one
+(`benchmarks/llamacpp_smollm2.py`).
 """
 
 import os
@@ -66,8 +66,8 @@ def threads(cores: int, there: int, platform: str) -> tuple[str, ...]:
     Of many it takes what computes best: no second thread of a core, none on slow cores.
 
     Args:
-        cores: that may be used.
-        there: of the machine.
+        cores: number of cores that may be used.
+        there: number of cores of the machine.
     """
     if platform == "darwin" or (cores > FEW and cores == there):
         return ()

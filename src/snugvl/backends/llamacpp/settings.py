@@ -1,4 +1,4 @@
-"""What a llama.cpp server is started with, or which one is used, as a value."""
+"""Settings of a llama.cpp server, started or attached to."""
 
 from dataclasses import dataclass
 

@@ -33,7 +33,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         thinking: ThinkingDefault = PLAIN,
         kernels: KernelsAhead | None = None,
     ) -> None:
-        """`kernels`: who compiles them ahead, if somebody does."""
+        """`kernels`: the compiler of kernels ahead of their use, or None."""
         form, vocab_size = processor.template.tool_form, processor.config.text.vocab_size
         super().__init__(processor, vocab_size, form, capabilities, thinking)
         self._engine = engine
@@ -59,11 +59,12 @@ class NativeBackend(Hosted[PreparedPrompt]):
         return self._worker.call(self._stats)
 
     def settle(self, ahead: Ahead) -> None:
-        """Requests are taken: let what later ones would wait for be done beside them."""
+        """Note that requests are taken: work ahead of later ones may now be done beside them."""
         self._graphs_ahead = ahead == "graphs"
 
     def warm_up(self) -> bool:
-        """What the first request with a grammar would stall all others for; then, if wished, CUDA graphs.
+        """Do the work for which the first request with a grammar would stall all others; then, if wished,
+        graphs.
 
         One graph a call, and only when kernels are compiled: a request that comes meanwhile waits for it.
         """
@@ -131,9 +132,9 @@ def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
 def deliver(
     abort: Callable[[str, int | None], object], receivers: dict[str, Receiver], output: TokenOutput
 ) -> None:
-    """Hand a token to its request, in the engine's thread. What fails there ends that request alone.
+    """Hand a token to its request, in the engine's thread. A failure there ends that request alone.
 
-    `abort` is told id and choice at a stop string; the id and None where all choices are to end.
+    `abort` is called with id and choice at a stop string; with the id and None where all choices are to end.
     """
     receiver = receivers.get(output.request_id)
     if receiver is None:

@@ -1,4 +1,4 @@
-"""What an allocation plans, as rows of the ledger and as the watch on other programs needs it."""
+"""An allocation as planned rows of the ledger, and as the watch on other programs needs it."""
 
 import os
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def watch_on(
 ) -> PressureMonitor | None:
     """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU.
 
-    `cap_bytes`: what this process never takes more of. It is watched where all that the process holds was
+    `cap_bytes`: most bytes that this process ever takes. It is watched where all memory of the process was
     counted: with a CUDA context that was there before, the cap is that of this engine alone.
     """
     if place.device.type == "cpu":

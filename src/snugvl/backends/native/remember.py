@@ -1,4 +1,4 @@
-"""What a running engine really takes, kept for the next plan (`hardware/calibration.py`)."""
+"""Keeps the memory that a running engine really takes for the next plan (`hardware/calibration.py`)."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +19,7 @@ FEW = 4  # recordings whose part of the driver's memory is known well enough
 
 
 def keeper(place: TargetDevice, subject: str, graphs_bytes: int = 0) -> Callable[[Ledger, Load], None]:
-    """A function that is shown the ledger now and then, and writes down what has grown.
+    """A function to be called with the ledger now and then, which writes down components that have grown.
 
     `graphs_bytes`: the driver's part of the graphs of steps with prompts, as planned. Few engines have it,
     and it is not the context's: another plan would count it twice. It is known for the largest of them, so
@@ -56,7 +56,7 @@ def keeper(place: TargetDevice, subject: str, graphs_bytes: int = 0) -> Callable
 
 
 def _add(found: list[Measurement | None], largest: list[Measurement | None] | None = None) -> None:
-    """Write them down; a cache folder that can't be written costs an estimate, no more."""
+    """Write measurements to the cache folder; where that can't be written, plans estimate."""
     known, most = ([each for each in some or [] if each is not None] for some in (found, largest))
     if known or most:
         with suppress(OSError):
@@ -82,7 +82,7 @@ def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, count: int
 def _measurements(
     place: TargetDevice, subject: str, ledger: Ledger, grown: dict[str, int]
 ) -> tuple[list[Measurement | None], list[Measurement | None]]:
-    """As the planner asks for them, and the context."""
+    """(measurements under the planner's keys, those of the context)."""
     planned = {row.name: row.planned_bytes or 0 for row in ledger.rows}
     found = [
         _measurement(place, "native", name, subject, planned=planned[name], measured=nbytes)
@@ -100,7 +100,7 @@ def _measurements(
 def _measurement(
     place: TargetDevice, engine: str, component: str, subject: str = "", *, planned: int = 0, measured: int
 ) -> Measurement | None:
-    """A figure of an engine's component here; None for a GPU of which NVML says nothing."""
+    """The measurement of an engine's component here; None for a GPU that NVML doesn't know."""
     where = calibration.place_of(place.gpu) if place.gpu is not None else None
     if where is None:
         return None

@@ -15,7 +15,7 @@ CLOSED = "the model is closed"
 
 
 class SteppedEngine(Protocol):
-    """What a worker drives."""
+    """The engine's methods that a worker calls."""
 
     @property
     def has_work(self) -> bool:
@@ -113,7 +113,7 @@ class EngineWorker:
             self._ended()
 
     def _meanwhile(self) -> None:
-        """Within a step, which would take what is raised for a fault of the model."""
+        """Deliver within a step, keeping an error, which the step would take for a fault of the model."""
         try:
             self._deliver_all()
         except BaseException as error:
@@ -132,7 +132,7 @@ class EngineWorker:
             return not self._closed
 
     def _shut(self, ending: str = CLOSED) -> bool:
-        """Take no more jobs, and say why; whether any were taken until now."""
+        """Take no more jobs, for the reason `ending`; returns whether it was open until now."""
         with self._lock:
             was_open, self._closed, self._ending = not self._closed, True, ending
             return was_open

@@ -15,7 +15,7 @@ REGION_BYTES = 64 << 20  # of which only what was ever in use at once is held
 
 
 class Arena:
-    """The sender's side: what lies where. Safe to use from several threads."""
+    """The sender's side: the layout of pieces in the region. Safe to use from several threads."""
 
     def __init__(self, region: Region) -> None:
         self._view = region.view
@@ -25,7 +25,7 @@ class Arena:
     def put(self, owner: int, piece: bytes | memoryview) -> int | None:
         """Write a piece where there is room for it, and return where; None where there is none.
 
-        Whoever has a piece already gets no more than half of all: others come meanwhile.
+        An owner that has a piece already gets no more than half of all: others come meanwhile.
         """
         with self._lock:
             own = sum(end - start for start, end, its in self._used if its == owner)
@@ -39,12 +39,12 @@ class Arena:
         return start
 
     def free(self, owner: int) -> None:
-        """Whoever reads what this owner has put is done with it, or was never told of it."""
+        """Free the pieces of an owner: they were read, or will never be."""
         with self._lock:
             self._used = [piece for piece in self._used if piece[2] != owner]
 
     def _gap(self, nbytes: int) -> int | None:
-        """The first one that is large enough: low addresses are the ones that have been touched before."""
+        """The first gap that is large enough, or None: low addresses have been touched before."""
         end_before = 0
         for start, end, _ in self._used:
             if start - end_before >= nbytes:

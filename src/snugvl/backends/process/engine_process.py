@@ -40,7 +40,7 @@ def load(choice: EngineChoice, report: Progress) -> HostedModel:
 
 
 def native(choice: EngineChoice, report: Progress) -> HostedModel:
-    """On our own engine."""
+    """Load the model on our own engine."""
     machine = _look(choice.device, choice.machine)
     ahead, processes = ahead_of(os.environ.get(VARIABLE)), KernelProcesses()
     if ahead != "none" and machine is not None and nothing_compiled():
@@ -73,7 +73,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
 
 
 def transformers(choice: EngineChoice, report: Progress) -> HostedModel:
-    """On Hugging Face transformers."""
+    """Load the model on Hugging Face transformers."""
     from snugvl.backends.transformers.loading import load_hosted
 
     _collect_garbage()
@@ -118,7 +118,7 @@ def _beside(step: str, job: Callable[[], bool]) -> None:
 
 
 def _collect_garbage() -> None:
-    """From now on, but for what was imported: that stays."""
+    """Collect garbage from now on, without the imported objects, which stay."""
     gc.freeze()
     gc.enable()
 

@@ -57,7 +57,7 @@ class Launched:
         self.abandon()
 
     def take(self) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-        """The process and our end; who takes them ends them."""
+        """(the process, our end of the socket); the caller ends them."""
         assert not self._taken, "a process is taken once"
         self._taken = True
         return self._popen, self._socket

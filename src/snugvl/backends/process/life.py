@@ -41,7 +41,8 @@ class EngineProcess(SpawnedProcess):
         *,
         pixels: bool,
     ) -> None:
-        """`notice` is told what it says of itself; `pixels`: it looks at them to count a picture's tokens."""
+        """`notice` is called with its messages about itself; `pixels`: whether it counts tokens from
+        pixels."""
         super().__init__(popen, "the engine process", FORM)
         self._counts_pixels = pixels
         self._arena = arena
@@ -152,9 +153,8 @@ class EngineProcess(SpawnedProcess):
     ) -> Any:
         """Send and wait for the reply. `heavy`: may hold pictures, whose pixels are copied in a thread.
 
-        A caller that is cancelled ends the work, and waits until that has ended: so the number of callers is
-            the
-        number of requests that the engine's process works on.
+        A caller that is cancelled ends the work, and waits until that has ended: so there are as many callers
+        as requests that the engine's process works on.
         """
         answer = asyncio.get_running_loop().create_future()
         self._calls[message.id] = answer

@@ -50,7 +50,7 @@ class Inbox:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         delta = self._unread.pop(next(iter(self._unread)))
-        # A delta that was merged counts what came after those that are read next, too.
+        # A merged delta also counts tokens that came after those that are read next.
         self._counted = max(self._counted, delta.completion_tokens)
         return replace(delta, completion_tokens=self._counted)
 

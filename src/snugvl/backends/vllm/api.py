@@ -1,4 +1,4 @@
-"""vLLM's HTTP API, as much of it as we use beside what all engines have."""
+"""vLLM's HTTP API, the part that snugvl uses beside the common one."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ from snugvl.errors import EngineError
 
 
 class VllmApi(ChildApi):
-    """Talks to one vLLM."""
+    """Client of one vLLM server."""
 
     name: ClassVar = "vLLM"
     too_large: ClassVar = (

@@ -1,4 +1,4 @@
-"""The flags of `vllm serve`: what we add to every start, and the limits that they set."""
+"""The flags of `vllm serve`: those that every start has, and the limits that they set."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ OURS: Final = ("--host", "--port", "--uds", "--api-key", "--served-model-name", 
 
 
 def common(model: str, address: str, sleep: bool) -> Words:
-    """What every start of ours has, whatever the plan says. `address`: the socket it listens on.
+    """The flags of every start by snugvl, whatever the plan. `address`: the socket it listens on.
 
     Defaults of sampling are ours, not the checkpoint's generation_config; grammars are llguidance's, as in
     our own engine; the usage tells which tokens of a prompt are pictures'.

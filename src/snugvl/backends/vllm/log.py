@@ -1,4 +1,4 @@
-"""vLLM's log: how it is written, and what it says it measured.
+"""vLLM's log: its form, and its measurements.
 
 Lines are those of vLLM 0.20 to 0.33; what the numbers mean is read by `diagnose`.
 """
@@ -71,7 +71,7 @@ FORM: Final = _VllmForm(_PREFIX, _FAILED, _STAGES)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What vLLM said it took, in bytes of one GPU; None for what it did not say.
+    """Memory that vLLM's log reports, in bytes of one GPU; None for figures that it doesn't have.
 
     Attributes:
         loaded: "Model loading took": weights, and the buffers made with them.

@@ -1,4 +1,4 @@
-"""What a vLLM server is started with, or which one is used: all that `VllmEngine` has to know, as a value."""
+"""Settings of a vLLM server, started or attached to."""
 
 from dataclasses import dataclass
 from typing import Literal
