@@ -219,8 +219,8 @@ def _choose(step: InFlight, sampler: Sampler, graphs: DecodeGraphs, *, ahead: in
 def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFlight | None:
     """Start the step after `last` before its tokens are known; None where the host must decide first.
 
-    So it is where a waiting sequence could be admitted or go on, one ended or reaches its last token, or there
-    are no blocks for the next tokens.
+    So it is where a waiting sequence could be admitted or go on, one ended or reaches its last token, or
+    there are no blocks for the next tokens.
     """
     sequences, running, pool = last.sequences, scheduler.running, scheduler.pool
     # As many as run, each of which runs (below), are all of them.
