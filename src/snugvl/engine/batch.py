@@ -48,12 +48,12 @@ ROW_FIELDS = 4  # of a row before its block table: token, length, delta, slot
 
 
 class Shape(NamedTuple):
-    """How many of what a step has. A tuple, as one is made and looked up while the GPU waits for the step.
+    """Sizes of a step. A tuple, as one is made and looked up while the GPU waits for the step.
 
     Attributes:
-        blocks: of a block table.
-        logits: rows whose logits are wanted.
-        pictured: placeholders.
+        blocks: width of a block table.
+        logits: number of rows whose logits are wanted.
+        pictured: number of placeholders.
         hidden: rows of a draft model's hidden states (`DraftBatch`), the last one unused; 0 without one.
     """
 
@@ -66,7 +66,7 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Values of 8 bytes in all."""
+        """Number of values of 8 bytes in all."""
         return _size_of(self)
 
     def split(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -78,7 +78,7 @@ class Shape(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Values of 8 bytes of each part, in their order."""
+        """Number of values of 8 bytes in each part, in their order."""
         lines = self.sequences
         ends = (_halves(lines + 1), _halves(lines))
         return (
@@ -114,8 +114,9 @@ class Numbers(NamedTuple, Generic[T]):
         tables: `[sequences, blocks]` int32, as in the graphs of decode steps: for another type kernels would
             be compiled again.
         state_slots: `[sequences]`.
-        landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
-        unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
+        landings: `[sequences]`, number of the step's tokens after which a recurrent state is saved; 0:
+            nowhere.
+        unsure: `[sequences]`, number of its last tokens that aren't taken into a recurrent state.
         hidden_rows: `[tokens]`, where its hidden state goes (`DraftBatch.rows`); or `[0]`.
         following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. One that isn't
             known yet is 0, and its result is computed again.
@@ -151,7 +152,7 @@ class Unread:
     tokens: torch.Tensor
 
     def put(self, numbers: Numbers[torch.Tensor]) -> None:
-        """Write them to the ids of a step on the device."""
+        """Write the tokens to the ids of a step on the device."""
         rows = upload(self.rows, torch.int64, self.tokens.device)
         ids = self.tokens.index_select(0, rows).clamp(min=0)
         numbers.ids.index_copy_(0, numbers.logit_rows.index_select(0, rows), ids)
@@ -167,7 +168,7 @@ def put_drafts(numbers: Numbers[torch.Tensor], chunks: Sequence[Chunk]) -> None:
 
 
 def shape_of(chunks: Sequence[Chunk], hidden: int = 0) -> Shape:
-    """Exactly what chunks need; `hidden`: see `Shape`."""
+    """The shape that chunks need, without padding; `hidden`: see `Shape`."""
     return Shape(
         tokens=sum(chunk.end - chunk.start for chunk in chunks),
         sequences=len(chunks),
@@ -179,7 +180,7 @@ def shape_of(chunks: Sequence[Chunk], hidden: int = 0) -> Shape:
 
 
 def table_width(blocks: int) -> int:
-    """Width of tables that hold so many blocks."""
+    """Width of tables that hold `blocks` blocks."""
     return -(-blocks // TABLE) * TABLE
 
 
@@ -218,9 +219,10 @@ def lines_of(flat: torch.Tensor, shape: Shape) -> Numbers[Array]:
 
 
 class Staging:
-    """Where steps of a few shapes are packed over and over, and copied from: two places, taken in turns.
+    """Host buffers in which steps of a few shapes are packed and copied from: two, used in turns.
 
-    What is found once a shape (views, page-locked memory) would take longer than to fill in a small step.
+    Views and page-locked memory are kept for each shape, as making them would take longer than filling in a
+    small step.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -281,7 +283,7 @@ def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_si
 
 
 def _positions(chunk: Chunk, out: Array) -> None:
-    """M-RoPE positions of a chunk to `out` `[3, tokens]`: the prompt's own, then counting on."""
+    """Write a chunk's M-RoPE positions to `out` `[3, tokens]`: the prompt's own, then counted on."""
     prompt = chunk.sequence.prompt
     own = max(min(chunk.end, len(prompt)) - chunk.start, 0)
     if own:
@@ -294,7 +296,7 @@ def _aligned(count: int) -> int:
 
 
 def _halves(count: int) -> int:
-    """Values of 8 bytes that hold so many of 4."""
+    """Number of values of 8 bytes that hold `count` of 4 bytes."""
     return -(-count // 2)
 
 
@@ -307,7 +309,7 @@ class DecodeRow:
         length: tokens in the cache once this one is written.
         delta: from a token's index in the sequence to its M-RoPE position.
         table: its KV blocks.
-        slot: where its recurrent state is, in a model that has one.
+        slot: slot of its recurrent state, in a model that has one.
     """
 
     token: int
@@ -318,7 +320,7 @@ class DecodeRow:
 
 
 def rows_of(sequences: list[SequenceState]) -> list[DecodeRow]:
-    """What a graph must know of sequences whose newest token is to be computed.
+    """The rows of sequences whose newest token a decode graph is to compute.
 
     The token is 0 where the host has not read it.
     """
@@ -355,7 +357,7 @@ def batch_of(
 
     Args:
         embeds: the encoder rows of all placeholders, in their order, in pieces.
-        scoring: rows whose logits are looked at besides.
+        scoring: rows whose logits are also read, for log-probabilities of prompts.
         unread: tokens that only the device knows.
         hidden: hidden states that a draft model has; see `DraftBatch`.
     """

@@ -91,7 +91,7 @@ class Engine:
 
     @property
     def stats(self) -> Load:
-        """Where the engine stands now."""
+        """Load and counters of the engine now."""
         pool = self._scheduler.pool
         return Load(
             running=len(self._scheduler.running),
@@ -159,7 +159,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenOutput]:
-        """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises.
+        """Advance running sequences by a token or a chunk of prompt; returns outputs, failures among them.
 
         `meanwhile` may be called once, when everything is started and the host would wait; it may `abort`.
         """
@@ -217,7 +217,7 @@ class Engine:
         return self._requests.fail_all(error, started=True)
 
     def close(self) -> None:
-        """Give back network, cache and graphs; what runs ends without outputs. Safe to call twice."""
+        """Give back network, cache and graphs; running requests end without outputs. Safe to call twice."""
         claim = self._claim
         vars(self).clear()
         self._claim = claim
@@ -226,7 +226,7 @@ class Engine:
     def poll_memory(self, *, at_once: bool = False) -> None:
         """Make room for other programs that need memory, or take it back; at most every `POLL_S` seconds.
 
-        The KV cache becomes smaller or larger, and empty: what runs is computed again.
+        The KV cache becomes smaller or larger, and empty: running sequences are computed again.
         """
         blocks = None if self._reclaimer is None else self._reclaimer.poll(at_once=at_once)
         if self._reclaimer is not None and blocks is not None:
@@ -322,7 +322,7 @@ class Engine:
         return launched
 
     def _process(self, last: InFlight, outputs: list[TokenOutput]) -> None:
-        """Read the tokens of a step, and give them to their sequences; the first of all that waits for it."""
+        """Read the tokens of a step, waiting for it, and give them to their sequences."""
         known = self._requests.generated
         for sequence, drafts, results in last.results():
             if not drafts:
@@ -343,7 +343,7 @@ class Engine:
         self._computed += tokens
 
     def _fork(self, head: Sequence) -> list[Sequence]:
-        """The choices that start from a sequence whose prompt is computed."""
+        """Start the other choices from a sequence whose prompt is computed; returns them."""
         siblings = self._scheduler.fork(head)
         self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
         return siblings
@@ -421,7 +421,7 @@ class Engine:
         self._encoder.keep(who, self.config.max_batched_tokens)
 
     def _fault(self, error: Exception, what: str) -> EngineError:
-        """Log and count what the model raised, to be reported."""
+        """Log and count an exception of the model; returns the error for the request."""
         # Logged here and not chained: a traceback would keep the step's tensors alive in the outputs.
         logger.exception("%s failed", what)
         self._faults += 1
@@ -429,7 +429,7 @@ class Engine:
 
 
 class OutputProcessor(dict[str, list[Sequence]]):
-    """By request, the choices that are not finished: which tokens they get, and how each ends.
+    """The unfinished choices, by request id: gives them their tokens, and ends them.
 
         add ─► choices ─┬─ a token ends it: stop, length ─┬─► its blocks and slot are free; with the last
                         ├─ abort                          │   choice the request is forgotten
@@ -440,7 +440,7 @@ class OutputProcessor(dict[str, list[Sequence]]):
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, left: Callable[[], None]) -> None:
-        """`left` is called when a choice has ended: what was held for it may go."""
+        """`left` is called when a choice has ended, so that memory held for it may go."""
         super().__init__()
         self.generated = self.forced = 0
         self._scheduler = scheduler
@@ -454,7 +454,7 @@ class OutputProcessor(dict[str, list[Sequence]]):
         return sum({id(patches): patches.nbytes for patches in items}.values())
 
     def give(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
-        """Give a sequence a token, or end its request where there is none to be had."""
+        """Give a sequence a token, or end its request with an error where sampling found none."""
         self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
         if result.token_id is None:
             self._scheduler.withdraw(sequence)

@@ -5,7 +5,7 @@
                     torch ─┘    └► which kernel is it? ─► withdrawn, and what takes its place is looked at
 
 A door is a function that has both: kernels on a GPU, and plain torch that says what they mean. Whenever one
-is to launch a variant that nobody has looked at, it is run by kernels and by torch on copies of the same
+is to launch a variant that wasn't checked yet, it is run by kernels and by torch on copies of the same
 inputs. Outputs, and all that it writes over, must agree as far as in the kernels' tests: in 16 bits, and
 where a cache has 8, what is rounded last differs. What launches nothing is torch's own.
 
@@ -59,9 +59,10 @@ Tell = Callable[[str | KernelVerdict], None]
 
 
 def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
-    """Look at all kernels of a job; `tell` is told each one's name before it is launched, then verdicts.
+    """Check all kernels of a job; `tell` is called with each one's name before it is launched, then with
+    verdicts.
 
-    What is found wrong is withdrawn in this process, too. Returns bytes that the driver took meanwhile, which
+    Wrong ones are also withdrawn in this process. Returns bytes that the driver took meanwhile, which
     are kernels, their local memory and libraries; −1 where there is no GPU.
     """
     taken = _driver_bytes(device)

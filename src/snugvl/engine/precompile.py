@@ -46,11 +46,11 @@ MOST_BEFORE = BEFORE + 60
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A network but for its values.
+    """A network without its values.
 
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
-        formats: of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
+        formats: format of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
     """
 
     config: ModelConfig
@@ -59,7 +59,7 @@ class Outline:
 
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
-    """That of a network with or without memory."""
+    """The outline of a network with or without memory."""
     tensors = itertools.chain(network.named_parameters(remove_duplicate=False), network.named_buffers())
     linears = ((n, module) for n, module in network.named_modules() if isinstance(module, Linear))
     return Outline(
@@ -105,7 +105,8 @@ def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """What runs, and on what; `withdrawn`: kernels that aren't used there."""
+    """An engine's kernels to compile: network, sizes, hardware; `withdrawn`: kernels that aren't used
+    there."""
 
     outline: Outline
     engine: EngineConfig
@@ -130,7 +131,7 @@ def compile_job_of(network: LoadableNetwork, config: EngineConfig, device: torch
 
 @dataclass(frozen=True, slots=True)
 class CompileReport:
-    """How it went: kernels in all, and what was said of those that can't be compiled."""
+    """The result: number of kernels, and the errors of those that can't be compiled."""
 
     kernels: int
     failed: tuple[str, ...]
@@ -237,7 +238,7 @@ def _around(network: LoadableNetwork, cache: KVCache) -> None:
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device, below: int = 1) -> torch.Tensor:
-    """Numbers that nobody has seen; whole ones from 0 to less than `below`. None without memory."""
+    """A tensor of new random numbers; whole ones from 0 to less than `below`. None without memory."""
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)
     if dtype.is_floating_point:
@@ -289,7 +290,7 @@ def _batch(lengths: tuple[int, ...], cache: KVCache, hidden: torch.Tensor | None
 
 
 def _remember(cache: KVCache) -> None:
-    """Let a cache be full of what nobody wrote, as if there were tokens before."""
+    """Fill a cache with random values, as if there were tokens before."""
     values = fresh(cache.storage.shape[1:], torch.float32, cache.storage.device)
     cache.storage.copy_(e4m3_bytes(values) if cache.fp8 else values)
     if cache.states is not None:
@@ -309,7 +310,7 @@ def _with_values(
     cache: KVCache,
     kept: int,
 ) -> Numbers[torch.Tensor]:
-    """What steps are told, as the runner would: every sequence in blocks of its own."""
+    """The numbers of a step, as the runner would make them, with every sequence in blocks of its own."""
     device, size = parts.ids.device, cache.block_size
     blocks = [-(-context // size) for context in contexts]
     firsts = [0, *itertools.accumulate(blocks)]

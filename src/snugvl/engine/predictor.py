@@ -68,8 +68,8 @@ class Drafter:
 
     Attributes:
         hidden: `[slots · RECENT + 1, hidden]`, hidden states of the last `RECENT` tokens of each sequence:
-            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is nobody's.
-        graphs: where its graphs are; None: it goes launch by launch.
+            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is unused.
+        graphs: the cache of its CUDA graphs; None: kernels are launched one by one.
     """
 
     def __init__(self, model: PredictingNetwork, cache: KVCache, config: EngineConfig) -> None:
@@ -93,7 +93,7 @@ class Drafter:
         kept[target] = kept[source]
 
     def ask(self, sequences: Sequence[SequenceState], count: int, pool: BlockPool) -> None:
-        """Let it guess `count` tokens after the newest of each sequence that has room for them.
+        """Start `count` drafts after the newest token of each sequence that has room for them.
 
         All of them run, the network has read all of their tokens but the newest, and it keeps up with them.
         """
@@ -107,7 +107,7 @@ class Drafter:
             drafts_of(sequence).expect(DeviceDrafts(drafts, row), sequence.length)
 
     def forget(self) -> None:
-        """Drafts are no longer to be taken from the device: they are written over, or their memory goes."""
+        """Let no drafts be read from the device any more: they are overwritten, or their memory goes."""
         if self._last is not None:
             self._last.tokens = None
         self._last = None

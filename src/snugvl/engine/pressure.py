@@ -1,4 +1,4 @@
-"""Other programs that take the device's memory while we run: how large the KV cache may be now.
+"""The size that the KV cache may have now, as other programs take the device's memory while we run.
 
     free    ├─ still to come ─┤├─ slack ────────┤        what a plan leaves: a margin of slack
             ├─ still to come ─┤├ slack ┤│ game ……        below LOW_BYTES the KV cache gets smaller, until
@@ -306,7 +306,7 @@ class PressureMonitor:
         return True
 
     def notify(self) -> None:
-        """Say that a neighbour has made the cache smaller."""
+        """Call `on_shrink`: a neighbour has made the cache smaller."""
         if self._on_shrink is not None:
             self._on_shrink()
 
@@ -327,7 +327,7 @@ class PressureMonitor:
 
 
 def sizes(blocks: int) -> list[int]:
-    """Blocks to have: the first number there is memory for. Somebody may take it while we let go of ours."""
+    """Numbers of blocks to try, the wished one first: another program may take memory while ours is freed."""
     return [blocks, *(blocks * quarters // 4 for quarters in (3, 2, 1))]
 
 

@@ -37,7 +37,7 @@ A choice with a grammar has a mask for each row: of guesses those count that its
 other, and for whose masks there is time. What it forces comes at once anyway.
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
-the better, and now and then looks again at the other. A step takes from when the tokens before it are told
+the better, and now and then looks again at the other. A step takes from when the tokens before it are given
 until its own are: one that ran ahead of the host takes what it adds, and one with drafts, which can't, pays
 for that. The first ones don't count: kernels are compiled then, and CUDA graphs captured.
 """

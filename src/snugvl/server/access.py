@@ -221,7 +221,7 @@ class RateLimits:
 
     def _end(self, key: str, ended: "asyncio.Future[object]") -> None:
         if not ended.cancelled():
-            ended.exception()  # nobody is left to tell
+            ended.exception()  # the client has left
         self._leave(key)
 
     def _leave(self, key: str) -> None:

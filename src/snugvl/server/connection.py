@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._unread and not self.pipeline:
-            self.loop.call_soon(self._feed)  # after whoever else has something to do
+            self.loop.call_soon(self._feed)  # after other tasks that are ready
 
     def _feed(self) -> None:
         """Let the parser have what came, until a request waits for the one before it."""

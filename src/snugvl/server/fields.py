@@ -8,7 +8,7 @@ Three kinds of objects, by what they do with a name that neither their fields no
 
     Exact   refuse it: our own protocol, where it is a client's mistake
     Part    ignore it: inside of messages and tools, where a client's own history has names of its own
-    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a field that nobody here knows
+    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: an unknown field
 
 Every error has the path of the field as people write it ("messages[0].content[1].type"); `server.errors`
 makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8, finite numbers, no duplicate
@@ -122,7 +122,7 @@ class Strict(BaseModel):
 
     Attributes:
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
-        warns: whether names that nobody here knows are a warning; `place`: what stands before them in it.
+        warns: whether unknown fields give a warning; `place`: prefix of their names in it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -189,7 +189,7 @@ class Part(Exact):
 
 
 class Body(Exact):
-    """A request as a whole. Names that nobody here knows are ignored, with a warning."""
+    """A request as a whole. Unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -186,8 +186,8 @@ async def generate(
     clients' defaults are made for large models. A warning says so.
 
     Args:
-        ceiling: whether that is no warning: Anthropic's clients must send a number, and Ollama's send
-            large ones as a matter of course.
+        ceiling: whether the client isn't warned of that: Anthropic's clients must send a number, and Ollama's
+            send large ones as a matter of course.
 
     Raises:
         SnugvlError: refused; nothing was started.

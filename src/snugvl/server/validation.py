@@ -23,7 +23,7 @@ log = logging.getLogger("snugvl.server")
 
 
 class _Left(Exception):
-    """Nobody waits any more."""
+    """The result is no longer wanted."""
 
 
 class Validation:

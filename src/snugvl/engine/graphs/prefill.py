@@ -70,7 +70,7 @@ class _StepBuffers:
 
 
 class StepGraphs:
-    """Steps with prompts. A recording knows how many tokens and sequences there may be, and no lengths."""
+    """CUDA graphs of steps with prompts. A graph has most numbers of tokens and sequences, but no lengths."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class StepGraphs:
         return buffers.logits[: exact.logits]
 
     def _shape(self, exact: Shape) -> Shape:
-        """The next size."""
+        """The shape of the smallest graph that holds a step."""
         tokens = size_of(exact.tokens, pictured=exact.pictured > 0)
         sizes = [size for size in (1, FEW) if size < self._max_sequences]
         wanted = max(exact.sequences, exact.logits)  # drafts have rows of logits of their own
@@ -206,7 +206,8 @@ class _PictureBuffers:
 
 
 class PictureGraphs:
-    """Not for a tower whose weights are streamed, which waits for its copies."""
+    """CUDA graphs of small pictures; not for a tower whose weights are streamed, which waits for its
+    copies."""
 
     def __init__(self, model: Network, graphs: GraphCache) -> None:
         self._model = model

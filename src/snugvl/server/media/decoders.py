@@ -65,7 +65,7 @@ class Decoders:
         self._mine = threading.local()
         self._processes: set[_DecoderProcess] = set()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=f"snugvl-{kind}")
-        # Whoever forgets to close leaves no process behind.
+        # Without a call of `close` no process is left behind either.
         self._finalizer = weakref.finalize(self, _end, self._processes)
 
     async def size(self, data: bytes, limits: ImageLimits, name: str) -> int:
@@ -131,7 +131,7 @@ class Decoders:
         _end(self._processes)
 
     async def _run(self, work: Callable[..., T], job: dict[str, Any], data: bytes, *limits: int) -> T:
-        """What a thread makes of a job. Whoever no longer waits for it ends it."""
+        """Run a job in a thread and return its result; a cancelled caller ends it."""
         at_work: list[_DecoderProcess] = []
         found: list[T] = []  # not the future's result, which the thread keeps for a moment longer
         try:

@@ -84,7 +84,7 @@ def chat_tool_use(
 
 
 class Format(Part):
-    """A form of the answer. Names in it that nobody here knows are ignored, with a warning."""
+    """A form of the answer. Unknown fields of it are ignored, with a warning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "response_format."
