@@ -34,7 +34,7 @@ log = logging.getLogger("snugvl.server")
 
 
 class Logs:
-    """ASGI middleware."""
+    """ASGI middleware: makes the record of a request, logs its line, and answers errors."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
@@ -96,7 +96,7 @@ class Logs:
 
 
 class _AnswerSender:
-    """The way out of one answer: adds what every answer has, sees its status."""
+    """Sends one answer: adds the headers that every answer has, and notes its status."""
 
     def __init__(self, context: Context, record: RequestRecord, scope: Scope, send: Send) -> None:
         self._context = context
@@ -105,7 +105,7 @@ class _AnswerSender:
         self.record = record
 
     async def send(self, message: Message) -> None:
-        """Pass a piece on."""
+        """Pass one message of the answer on."""
         if message["type"] == "http.response.start":
             self.record.status = message["status"]
             name = "request-id" if family_of(self._scope["path"]) == "anthropic" else "x-request-id"
@@ -144,6 +144,6 @@ async def _discard(receive: Receive) -> None:
 
 
 def _template(scope: Scope) -> str:
-    """The path as the route writes it, without what a user put in it."""
+    """The path's template, such as `/v1/models/{model}`, without values from the user."""
     path = getattr(scope.get("route"), "path", None)
     return path if isinstance(path, str) else "other"

@@ -33,7 +33,7 @@ class HealthReport(BaseModel):
 
     @classmethod
     def of(cls, service: EngineService) -> "HealthReport":
-        """The report of a service now."""
+        """The report of a service's health now."""
         found = service.capabilities
         report = cls.model_validate(service.health)
         return report if found is None else report.model_copy(update={"replaced": found.replaced})

@@ -62,7 +62,7 @@ class TaskOptions(Strict):
     )
 
     def sampling(self) -> SamplingParams:
-        """How to choose tokens."""
+        """The sampling parameters of these options."""
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
 
@@ -291,7 +291,7 @@ async def _sources(form: FormData) -> AsyncIterator[PictureSource]:
 
 
 def _fields(form: FormData) -> dict[str, object]:
-    """Everything else in a form."""
+    """All fields of a form beside its pictures."""
     fields: dict[str, object] = {}
     for name, value in form.multi_items():
         if name == "image":
@@ -486,7 +486,7 @@ def _png(image: Image, detections: Detections) -> bytes:
 
 
 def _file_name(source: PictureSource) -> str:
-    """What a COCO data set calls the picture: the uploaded file's name, or the last part of its URL."""
+    """The picture's name in a COCO data set: the uploaded file's, or the last part of its URL."""
     if isinstance(source.value, str) and source.value.startswith(("http://", "https://")):
         return PurePosixPath(urlsplit(source.value).path).name or source.name
     return source.name

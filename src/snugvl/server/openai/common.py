@@ -1,4 +1,4 @@
-"""What chat completions, completions and responses share: fields of sampling, forms of answers."""
+"""Common parts of chat completions, completions and responses: fields of sampling, forms of answers."""
 
 import re
 import time
@@ -38,7 +38,7 @@ MAX_TOKENS = 2**31
 
 
 def no_limit(value: object) -> object:
-    """What clients send who want as many tokens as there is room for: null, or -1."""
+    """Turn -1, by which some clients ask for as many tokens as fit, into None."""
     return None if type(value) is int and value == -1 else value
 
 
@@ -119,7 +119,7 @@ class SamplingFields(Body):
 
 
 def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """The parameters of a request."""
+    """The sampling parameters of a request."""
     sizes, window = [fields.no_repeat_ngram_size], None
     if (extra := fields.vllm_xargs) is not None:
         sizes += [extra.no_repeat_ngram_size, extra.ngram_size]
@@ -161,7 +161,7 @@ EVENTS_DOCUMENT: dict[str, Any] = {"content": events_document("with stream: true
 
 
 def new_id(prefix: str) -> str:
-    """A name that no other answer has."""
+    """A new id with this prefix, unique to one answer."""
     return f"{prefix}{uuid4().hex}"
 
 
@@ -171,7 +171,7 @@ def now() -> int:
 
 
 def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """What an answer, or every chunk of one, begins with. `prefix`: of its id; `kind`: its `object`."""
+    """The common fields of an answer, or of all its chunks. `prefix`: of its id; `kind`: its `object`."""
     return {
         "id": new_id(prefix),
         "object": kind,
@@ -245,19 +245,19 @@ class ChunkWriter:
         return Event(compact({**self._head, "choices": [choice], **tail}))
 
     def end(self, usage: AnswerUsage) -> Iterator[Event]:
-        """What ends the stream."""
+        """The events that end the stream."""
         if self._options.include_usage:
             yield Event(compact({**self._head, "choices": [], "usage": usage_of(usage)}))
         yield Event("[DONE]")
 
 
 def token_logprob(token: TokenLogprob) -> dict[str, Any]:
-    """One token."""
+    """A token with its log-probability, as OpenAI's JSON."""
     return {"token": token.token, "bytes": list(token.bytes), "logprob": max(token.logprob, LOWEST)}
 
 
 def token_logprobs(tokens: Iterable[Logprob]) -> list[dict[str, Any]]:
-    """Tokens with their alternatives."""
+    """Tokens with log-probabilities and alternatives, as OpenAI's JSON."""
     return [
         {**token_logprob(token), "top_logprobs": [token_logprob(other) for other in token.top]}
         for token in tokens

@@ -144,7 +144,7 @@ def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
 
 
 def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> list[Request]:
-    """What the engine is asked, one request a prompt.
+    """The requests for the engine, one a prompt.
 
     Raises:
         RequestError: with the field to blame.
@@ -183,7 +183,7 @@ def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> 
 async def _echo_texts(
     body: CompletionRequest, context: Context, prompts: list[str | tuple[int, ...]]
 ) -> tuple[str, ...]:
-    """What each prompt's choices start with."""
+    """The text that each prompt's choices start with (`echo`)."""
     if not body.echo:
         return ("",) * len(prompts)
     texts = [
@@ -193,7 +193,7 @@ async def _echo_texts(
 
 
 async def _start_all(context: Context, record: RequestRecord, requests: list[Request]) -> list[Generation]:
-    """All of them, or none."""
+    """Start all requests, or none: the first refusal ends the others."""
     async with AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(await generate(context, record, request)) for request in requests
