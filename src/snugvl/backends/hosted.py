@@ -137,7 +137,7 @@ class Hosted(ABC, Generic[P]):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this model can do."""
+        """Capabilities of this model."""
         return self._capabilities
 
     def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:

@@ -130,7 +130,7 @@ class Preparers:
         return max((now - (each.started or now) for each in tuple(self._running)), default=0.0)
 
     def weigh(self, request: Request) -> Weight:
-        """How long it could take, as far as can be said without doing it."""
+        """The weight of a request's preparation, estimated without doing it."""
         tools = () if request.tools is None else request.tools.tools
         text = characters(request.messages, tools) + len(request.prompt or "")
         if text > LONG_TEXT or pieces(request.messages) > MANY_PIECES:

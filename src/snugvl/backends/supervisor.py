@@ -30,7 +30,7 @@ logger = logging.getLogger("snugvl.engine")
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How the child is watched, in seconds.
+    """Settings of a child's supervision, in seconds.
 
     Attributes:
         watchdog_s: a step, or no answer at all, that lasts longer counts as a hang.
@@ -59,7 +59,7 @@ class Supervision:
 
 
 class Lives:
-    """Where a child engine stands, over all of its lives. Belongs to one event loop.
+    """The state of a child engine, over all of its lives. Belongs to one event loop.
 
     Attributes:
         state, detail, progress: as in `Health`.
@@ -98,7 +98,7 @@ class Lives:
         return self.state in ("failed", "draining")
 
     def health(self, *, asleep: str | None = None, timeline: Timeline = ()) -> Health:
-        """Where the engine stands now. `asleep`: the detail while it is ready, where it sleeps."""
+        """The engine's health now. `asleep`: the detail to show for a ready engine that sleeps."""
         wait_s = None
         if self.state in ("starting", "restarting"):
             wait_s = max(1.0, round(self._ready_by - time.monotonic(), 1))
@@ -224,7 +224,7 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one life of an engine ended.
+    """The end of one life of an engine.
 
     Attributes:
         reason: half a sentence.

@@ -154,7 +154,7 @@ class DeviceDrafts:
 
 
 class NgramIndex:
-    """Where the pairs of a list of tokens stand, which may grow. A prompt's is shared by its choices."""
+    """An index of the places of token pairs in a list that may grow. A prompt's is shared by its choices."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens

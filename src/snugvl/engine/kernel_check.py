@@ -83,7 +83,7 @@ def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
 
 
 def _driver_bytes(device: torch.device) -> int:
-    """What of a GPU's memory isn't free and isn't torch's; 0 without a GPU."""
+    """Bytes of a GPU's memory that are neither free nor torch's; 0 without a GPU."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)

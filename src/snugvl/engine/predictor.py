@@ -52,7 +52,7 @@ MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is ri
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """What a graph reads and writes; each size uses the beginning.
+    """The buffers of a graph; each size uses their beginning.
 
     Attributes:
         lines: `[rows, fields + blocks]` int32.
@@ -157,7 +157,7 @@ class Drafter:
         return _Buffers(lines, torch.zeros(self._rows, MOST_DRAFTS, dtype=torch.int64, device=device))
 
     def _draft(self, buffers: _Buffers, size: int, count: int) -> None:
-        """What is captured. Rows that only fill up a size have length 0: they write nowhere."""
+        """The work that is captured. Rows that only fill up a size have length 0: they write nowhere."""
         lines = buffers.lines[:size]
         ids, lengths = lines[:, 0].long(), lines[:, 1].contiguous()
         deltas, tables = lines[:, 2].long(), lines[:, ROW_FIELDS:].contiguous()

@@ -58,7 +58,7 @@ class _Tokens:
 
 
 class PictureInputs:
-    """How a model that sees is given pictures and videos. `videos`: None where it takes none."""
+    """Prepares pictures and videos for a model that sees. `videos`: None where it takes none."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class ReasoningSplitter:
         return reasoning, self._answer() if self._state in ("answering", "plain") else ""
 
     def flush(self) -> tuple[str, str]:
-        """What was held back, at the end of the answer."""
+        """The text or events that were held back, at the end of the answer."""
         rest, self._buffer = self._buffer, ""
         if self._state == "thinking":
             return (rest if self._begun else rest.lstrip()).rstrip(), ""

@@ -22,7 +22,7 @@ _NUMBERED: Final = re.compile(r"<\[(\d+)\]>")
 
 
 def limits() -> LLParserLimits:
-    """What llguidance itself may spend on one grammar."""
+    """llguidance's limits for one grammar."""
     return LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
 
 

@@ -133,7 +133,7 @@ class _Process:
         return self._popen.poll() is None
 
     def ask(self, question: str, go_on: Callable[[], None]) -> Verdict | None:
-        """What it says; None where it has ended instead."""
+        """The process' answer; None where it has ended instead."""
         assert self._popen.stdin is not None
         data = question.encode()
         try:

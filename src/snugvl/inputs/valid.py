@@ -53,7 +53,7 @@ def broken(question: str) -> str:
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
-    """What validates by a schema, or why nothing does."""
+    """The validator of a schema, or why there is none."""
     options: Any = {"offline": True, "pattern_options": _PATTERNS, "validate_formats": True}
     try:
         return validator_for(dict(schema), **options)

@@ -240,7 +240,7 @@ class PositionedVideoPreprocessor(VideoPreprocessor):
 
 
 def read_video_preprocessor(folder: Path, vision: VisionConfig) -> VideoPreprocessor | None:
-    """What prepares videos for the model in a checkpoint folder, or None if the folder says nothing of them.
+    """The preprocessor of videos for a checkpoint folder, or None where it has no settings for them.
 
     Raises:
         CheckpointError: a file holds nonsense.

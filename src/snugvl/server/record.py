@@ -16,7 +16,7 @@ _NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is no ASCII, or 
 
 @dataclass(slots=True)
 class Notes:
-    """What reading a request found that its answer must say or check.
+    """Findings of reading a request: warnings for its answer, and schemas to check it by.
 
     Attributes:
         warnings: what was ignored or done otherwise than asked, for the header of the answer.

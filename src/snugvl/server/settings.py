@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What `snugvl serve` was told.
+    """The settings of `snugvl serve`.
 
     Attributes:
         host, port: where it listens.

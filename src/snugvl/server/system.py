@@ -17,7 +17,7 @@ from snugvl.version import __version__
 
 
 class HealthReport(BaseModel):
-    """Where the engine stands. `ready`: whether requests are taken now."""
+    """The engine's health. `ready`: whether requests are taken now."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -40,7 +40,7 @@ class HealthReport(BaseModel):
 
 
 class LedgerReport(BaseModel):
-    """What the engine holds on its device, in bytes, and what the device has."""
+    """The memory that the engine holds on its device, and the device's own, in bytes."""
 
     model_config = ConfigDict(from_attributes=True)
 

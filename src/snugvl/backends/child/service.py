@@ -145,7 +145,7 @@ class ChildEngine(Supervised[Life]):
 
     @property
     def health(self) -> Health:
-        """Where the engine stands now."""
+        """The engine's health now."""
         asleep = None if self._session is None else self.asleep(self._session)
         return self._lives.health(asleep=asleep)
 

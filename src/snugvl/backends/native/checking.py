@@ -98,7 +98,7 @@ def _first_start(
 
 
 def checked_on(place: TargetDevice) -> CheckedOn:
-    """What a check of a GPU holds for."""
+    """The place for which a check of a GPU holds."""
     import triton  # which only GPUs bring
 
     facts = torch.cuda.get_device_properties(place.device)

@@ -47,7 +47,7 @@ class Neighbours:
 
 
 def grown(before: Sequence[Tenant], now: Sequence[Tenant], own_pid: int) -> list[str]:
-    """Who holds more than before, most first: "game (pid 12) 1.20 GiB more"."""
+    """The programs that hold more than before, most first: "game (pid 12) 1.20 GiB more"."""
     held = {(tenant.name, tenant.pid): tenant.held_bytes for tenant in before}
     more = [
         (tenant.held_bytes - held.get((tenant.name, tenant.pid), 0), tenant)

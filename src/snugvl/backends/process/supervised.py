@@ -60,7 +60,7 @@ class SupervisedEngine(Supervised[EngineProcess]):
 
     @property
     def health(self) -> Health:
-        """Where the engine stands now."""
+        """The engine's health now."""
         return self._lives.health(timeline=self._timeline)
 
     async def submit(self, request: Request) -> Stream:

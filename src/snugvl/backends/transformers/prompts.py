@@ -80,7 +80,7 @@ class Preparer:
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model writes calls of tools, by the chat template."""
+        """The form of tool calls, by the chat template."""
         return self._style.template.tool_form
 
     @property
@@ -335,7 +335,7 @@ class Preparer:
 
 
 def _style_of(inputs: Inputs, image_text: str) -> _Style:
-    """How this checkpoint's template wants content.
+    """The style in which this checkpoint's template wants content.
 
     Raises:
         CheckpointError: it has none, or it shows no text in any way.

@@ -177,7 +177,7 @@ class GraphCache:
 
     @property
     def spare(self) -> int:
-        """How many spare graphs there are now."""
+        """Number of spare graphs now."""
         return sum(key.pool == "spare" for key in self._replays)
 
     def on_void(self, pool: Pool, forget: Callable[[], None]) -> None:

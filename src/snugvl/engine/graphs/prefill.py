@@ -52,7 +52,7 @@ PATCHES: Final = 4096  # of a picture, at most: a chunk of the tower (`models/vi
 
 @dataclass(frozen=True, slots=True)
 class _StepBuffers:
-    """What graphs of steps read, and where they leave logits. Each size uses the beginning.
+    """The buffers that graphs of steps read, and those for logits. Each size uses the beginning.
 
     Attributes:
         flat: the numbers of a step, see `batch.py`.
@@ -167,7 +167,7 @@ class StepGraphs:
             buffers.pictured.index_fill_(0, rows, True)
 
     def _step(self, buffers: _StepBuffers, numbers: Numbers[torch.Tensor], shape: Shape) -> None:
-        """What is captured."""
+        """The work that is captured."""
         tokens, sequences = shape.tokens, shape.sequences
         vision = None
         if shape.pictured and buffers.pictured is not None and buffers.embeds is not None:
@@ -194,7 +194,7 @@ def size_of(tokens: int, *, pictured: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PictureBuffers:
-    """What graphs of pictures read and write; each size uses the beginning.
+    """The buffers of graphs of pictures; each size uses their beginning.
 
     Attributes:
         patches: `[PATCHES, patch_dim]` in the network's type.
@@ -240,6 +240,6 @@ class PictureGraphs:
         )
 
     def _encode(self, buffers: _PictureBuffers, grid: GridTHW) -> None:
-        """What is captured."""
+        """The work that is captured."""
         rows = encoded(self._model.encode_in_steps(lambda start, end: buffers.patches[start:end], grid))
         buffers.rows[: len(rows)].copy_(rows)

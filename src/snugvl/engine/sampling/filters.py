@@ -120,7 +120,7 @@ def _among_top_k(ranked: torch.Tensor, columns: _Columns) -> torch.Tensor:
 
 
 def _likely(probabilities: torch.Tensor, columns: _Columns) -> torch.Tensor:
-    """What top_p and min_p leave of `probabilities`, which fall from left to right."""
+    """The tokens that top_p and min_p leave of `probabilities`, which fall from left to right."""
     before = probabilities.double().cumsum(-1) - probabilities
     keep = before < columns.top_p
     return keep & (probabilities >= columns.min_p.to(probabilities.dtype) * probabilities[:, :1])

@@ -33,7 +33,7 @@ class Nesting:
 
     @property
     def closers(self) -> str:
-        """What would close everything that is open."""
+        """The text that would close everything that is open."""
         return "".join(_CLOSERS[bracket] for bracket in reversed(self._open))
 
     def advance(self, text: str) -> int | None:

@@ -63,14 +63,14 @@ class CallParser(ABC):
         return self._calls
 
     def push(self, text: str) -> list[ToolEvent]:
-        """What `text` adds."""
+        """The events that new text adds."""
         self._buffer += text
         while self._state():
             pass
         return self._taken()
 
     def flush(self) -> list[ToolEvent]:
-        """What was held back, at the end of the answer."""
+        """The text or events that were held back, at the end of the answer."""
         rest, state = self._buffer, self._state
         self._enter(self._read_text, "")
         if state == self._read_text:
@@ -129,5 +129,5 @@ class CallParser(ABC):
 
 
 def held(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `marker`."""
+    """Number of characters at the end of `text` that may be the beginning of `marker`."""
     return next(n for n in range(len(marker) - 1, -1, -1) if text.endswith(marker[:n]))

@@ -145,7 +145,7 @@ ResultBlock = Annotated[
 
 
 class ToolResultBlock(Part):
-    """What a tool answered."""
+    """The result of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -175,7 +175,7 @@ MAX_MESSAGES = 10_000
 
 
 class UserTurn(Part):
-    """What the user said, and what tools answered."""
+    """A user's turn: text, pictures, and results of tools."""
 
     unsupported: ClassVar[UnsupportedFields] = PICTURE_BLOCK
 
@@ -184,7 +184,7 @@ class UserTurn(Part):
 
 
 class AssistantTurn(Part):
-    """What the model answered before."""
+    """An earlier answer of the model."""
 
     role: Literal["assistant"]
     content: AssistantContent
@@ -258,7 +258,7 @@ Format = Annotated[JsonFormat, only("a format", "json_schema")]
 
 
 class OutputConfig(Part):
-    """What form the answer has."""
+    """The form of the answer."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "output_config."
@@ -267,7 +267,7 @@ class OutputConfig(Part):
 
 
 class MessagesPrompt(Body):
-    """What the model reads, and how it may answer."""
+    """The prompt of a conversation: messages, system text, tools."""
 
     unsupported: ClassVar[UnsupportedFields] = MESSAGES_PROMPT
 

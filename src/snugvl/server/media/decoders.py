@@ -181,7 +181,7 @@ class Decoders:
     def _ask(
         self, job: dict[str, Any], data: bytes, at_work: "list[_DecoderProcess]", max_payload: int
     ) -> tuple[dict[str, Any], bytearray | memoryview]:
-        """What this thread's process answers. A process that did not answer in full is never used again."""
+        """The answer of this thread's process. A process that did not answer in full is never used again."""
         process = self._process()
         at_work.append(process)
         try:
@@ -291,7 +291,7 @@ class _DecoderProcess:
         return header, found
 
     def _shared(self, count: object, max_payload: int) -> memoryview:
-        """What the process says it has written into the memory that we share."""
+        """The pixels that the process reports to have written into the shared memory."""
         if self._region is None or not isinstance(count, int) or not 0 <= count <= max_payload:
             raise pipe.BrokenMessage("no such pixels")
         return self._region.view[:count]  # shorter, where the region is

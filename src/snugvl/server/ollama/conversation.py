@@ -78,7 +78,7 @@ async def generate_request(
 
 
 def _logprobs(body: schemas.Generating) -> int | None:
-    """How many alternatives to tell; None for no log-probabilities.
+    """Number of alternatives to report; None for no log-probabilities.
 
     Raises:
         RequestError: alternatives without log-probabilities.

@@ -69,7 +69,8 @@ class AnswerMessage(BaseModel):
 
 
 class AnswerLine(BaseModel):
-    """What every answer has. Durations are in nanoseconds; counts and durations come with the last line."""
+    """The common fields of answers. Durations are in nanoseconds; counts and durations come with the last
+    line."""
 
     model: str
     created_at: str
@@ -282,7 +283,7 @@ async def get_ps(http: Request) -> Any:
 
 @router.post("/show", response_model=models.Shown)
 async def post_show(http: Request, body: ShowRequest) -> Any:
-    """What is known about a model."""
+    """Show the details of a model."""
     context, name = context_of(http), body.model or body.name
     if name is None:
         raise RequestError("model is missing", field="model")

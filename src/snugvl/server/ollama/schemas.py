@@ -17,7 +17,7 @@ UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is fu
 
 
 class OllamaOptions(Body):
-    """What Ollama's options mean here. Those that tune llama.cpp are ignored."""
+    """Ollama's options, as they are read here. Those that tune llama.cpp are ignored."""
 
     unsupported: ClassVar[UnsupportedFields] = OLLAMA_OPTIONS
     place: ClassVar[str] = "options."
@@ -126,7 +126,7 @@ class OllamaTool(Part):
 
 
 class Generating(Body):
-    """What chat and generate have in common."""
+    """The common part of chat and generate."""
 
     unsupported: ClassVar[UnsupportedFields] = OLLAMA
 

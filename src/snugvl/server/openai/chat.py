@@ -68,7 +68,7 @@ NAMES = {
 
 
 class ProcessorOptions(Part):
-    """How pictures are read, as vLLM has it. Other names are ignored, with a warning."""
+    """Options of reading pictures, as in vLLM. Other names are ignored, with a warning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "mm_processor_kwargs."

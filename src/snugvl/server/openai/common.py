@@ -61,7 +61,7 @@ LogitBias = Annotated[
 
 
 class StreamOptions(Part):
-    """What a stream tells besides its text."""
+    """Options of what a stream has besides its text."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
@@ -207,7 +207,7 @@ def usage_of(usage: AnswerUsage) -> dict[str, Any]:
 
 
 def stream_options_of(stream: bool | None, options: StreamOptions | None) -> StreamOptions:
-    """What a stream tells besides its text.
+    """Options of what a stream has besides its text.
 
     Raises:
         RequestError: options of a stream, but no stream.

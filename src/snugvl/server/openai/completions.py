@@ -204,7 +204,7 @@ async def _start_all(context: Context, record: RequestRecord, requests: list[Req
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What an answer has to know of the prompts.
+    """Facts of the prompts that are needed to write their answers.
 
     Attributes:
         model: the name that the request used.

@@ -68,7 +68,7 @@ ChatToolChoice = Annotated[
 def chat_tool_use(
     tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None, notes: Notes
 ) -> ToolUse | None:
-    """What the tools of a chat completion ask of the engine."""
+    """The tool use for the engine, from the tools of a chat completion."""
     functions = [tool.function for tool in tools or ()]
     offered = tuple(
         offered_tool(each.name, each.description, each.parameters, each.strict) for each in functions
@@ -150,7 +150,7 @@ class StructuredOutputs(Part):
     json_object: bool | None = None
 
     def grammars(self, notes: Notes) -> list[Grammar]:
-        """What is asked for, one grammar each.
+        """The grammars that are asked for.
 
         Raises:
             RequestError: a schema in a string that is no JSON object.

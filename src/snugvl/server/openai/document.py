@@ -20,14 +20,14 @@ class _Closed(BaseModel):
 
 
 class PromptTokens(_Closed):
-    """What is among the tokens of a prompt."""
+    """Kinds of tokens of a prompt."""
 
     image_tokens: int
     cached_tokens: int
 
 
 class CompletionTokens(_Closed):
-    """What is among the tokens of an answer, and what was guessed in vain (`--speculation`)."""
+    """Kinds of tokens of an answer, and rejected drafts (`--speculation`)."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -80,7 +80,7 @@ class ChatCall(_Closed):
 
 
 class ChatAnswer(_Closed):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -185,7 +185,7 @@ class ResponseCustomCall(_Closed):
 
 
 class InputTokens(_Closed):
-    """What the input consists of; `image_tokens` is our addition."""
+    """Kinds of input tokens; `image_tokens` is our addition."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -193,7 +193,7 @@ class InputTokens(_Closed):
 
 
 class OutputTokens(_Closed):
-    """What the output consists of."""
+    """Kinds of output tokens."""
 
     reasoning_tokens: int
 

@@ -97,7 +97,7 @@ def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
 
 
 def _ref(part: MediaPart, field: str, notes: Notes) -> MediaRef:
-    """What a part refers to; `field` is the part's path."""
+    """The URL or attachment of a part; `field` is the part's path."""
     if isinstance(part, ImagePart) and (part.min_pixels or getattr(part.image_url, "min_pixels", None)):
         notes.warn(f"ignored {field}.min_pixels")
     match part:
@@ -131,7 +131,7 @@ class SystemMessage(RequestPart):
 
 
 class UserMessage(RequestPart):
-    """What the user said, with pictures and videos."""
+    """A user's message, with pictures and videos."""
 
     unsupported: ClassVar[UnsupportedFields] = PICTURE_PART
 
@@ -156,7 +156,7 @@ class AssistantCall(RequestPart):
 
 
 class AssistantMessage(RequestPart):
-    """What the model answered before."""
+    """An earlier answer of the model."""
 
     unsupported: ClassVar[UnsupportedFields] = WRITTEN
 
@@ -174,7 +174,7 @@ class AssistantMessage(RequestPart):
 
 
 class ToolMessage(RequestPart):
-    """What a tool answered, with pictures and videos."""
+    """A tool's result, with pictures and videos."""
 
     role: Literal["tool"]
     content: UserContent

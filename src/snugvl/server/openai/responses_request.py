@@ -75,7 +75,7 @@ WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 
 
 class InputMessage(RequestPart):
-    """What a user or an instruction says."""
+    """A message of a user, or an instruction."""
 
     unsupported: ClassVar[UnsupportedFields] = INPUT_PICTURE
 
@@ -87,7 +87,7 @@ class InputMessage(RequestPart):
 
 
 class WrittenMessage(RequestPart):
-    """What the model answered before."""
+    """An earlier answer of the model."""
 
     type: Literal["message"] = "message"
     role: Literal["assistant"]
@@ -146,7 +146,7 @@ class CustomCallItem(RequestPart):
 
 
 class FunctionCallOutput(RequestPart):
-    """What a function or a free-form tool answered, with pictures."""
+    """The result of a function or a free-form tool, with pictures."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -297,7 +297,7 @@ class TextForm(RequestPart):
 
 
 class ReasoningOptions(RequestPart):
-    """How much the model may think before it answers."""
+    """Options of the model's reasoning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "reasoning."
@@ -306,7 +306,7 @@ class ReasoningOptions(RequestPart):
 
 
 class ResponseStreamOptions(RequestPart):
-    """What a stream has besides its events."""
+    """Options of a stream."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
@@ -345,7 +345,7 @@ class ResponseRequest(Body):
 
     @property
     def effort(self) -> Effort | None:
-        """How much the model may think."""
+        """The reasoning effort, as a variable of the chat template."""
         return None if self.reasoning is None else self.reasoning.effort
 
     @property
@@ -354,7 +354,7 @@ class ResponseRequest(Body):
         return LOGPROBS in (self.include or ())
 
     def tool_use(self, notes: Notes) -> ToolUse | None:
-        """What the tools ask of the engine.
+        """The tool use for the engine.
 
         Raises:
             RequestError: tools and choice don't fit.

@@ -48,7 +48,7 @@ class FunctionTool(RequestPart):
 
 
 class InputFormat(RequestPart):
-    """What the text of a free-form tool looks like. A regular expression is enforced, Lark is shown alone."""
+    """The form of a free-form tool's text. A regular expression is enforced, Lark is shown alone."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -126,7 +126,7 @@ ToolChoice = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """How a client knows a tool.
+    """A tool under its name at the client.
 
     Attributes:
         name: without its namespace.
@@ -192,7 +192,7 @@ def _each(
 def called_names(
     tools: Sequence[FunctionTool | CustomTool | NamespaceTool | VendorTool],
 ) -> dict[str, Called]:
-    """How a client knows its tools, by the names that the model calls them by."""
+    """A client's tools, by the names by which the model calls them."""
     return {name: called for name, called, _, _ in _each(tools)}
 
 
@@ -202,7 +202,7 @@ def response_tool_use(
     parallel: bool | None,
     notes: Notes,
 ) -> ToolUse | None:
-    """What the tools of a response ask of the engine.
+    """The tool use for the engine, from the tools of a response.
 
     Raises:
         RequestError: tools and choice don't fit, or there are too many tools.
