@@ -146,7 +146,7 @@ class TextConfig:
     predictors: int = 0
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that a layer sees, its own included; None for all."""
+        """Number of tokens that a layer sees, its own included; None for all."""
         return self.window if self.kinds[layer] == "sliding" else None
 
     def place_of(self, layer: int) -> int:

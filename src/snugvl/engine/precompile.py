@@ -299,7 +299,8 @@ def _remember(cache: KVCache) -> None:
 
 
 def befores(sequences: int) -> list[int]:
-    """Tokens that each of some sequences has in the cache already, where there is memory."""
+    """Numbers of tokens that each of `sequences` sequences is taken to have in the cache, in a run with
+    memory."""
     return [BEFORE + 7 * sequence % (MOST_BEFORE - BEFORE) for sequence in range(sequences)]
 
 

@@ -420,7 +420,7 @@ def divides(linear: Linear, parts: Parts) -> bool:
 def matrices_of(
     opened: OpenCheckpoint, fits: Callable[[Linear, Parts], bool] = divides
 ) -> tuple[dict[At, Matrix], int]:
-    """The decoder's matrices that can be rounded, and how many can't."""
+    """(the decoder's matrices that can be rounded, the number of those that can't)."""
     parts: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for name, target in targets_of(opened.model):
         if target.linear is not None:

@@ -56,7 +56,7 @@ MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuses an object of more entries before each of them is looked at."""
+    """A validator that refuses an object of more than so many entries before it looks at any."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > count:

@@ -113,7 +113,7 @@ class EngineProcess(SpawnedProcess):
         await asyncio.to_thread(sweep)  # what it had on disk
 
     async def submit(self, request: Request) -> RemoteStream:
-        """Start a request; raises what the engine refuses it with."""
+        """Start a request; raises the engine's error where it refuses."""
         request_id, inbox = next(self._ids), Inbox()
         self._inboxes[request_id] = inbox
         try:

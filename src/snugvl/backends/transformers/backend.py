@@ -102,7 +102,7 @@ class LoadedParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """A backend, its weights and what else is planned, in bytes by row of the ledger."""
+    """A backend, with the bytes of its weights and of the plan, by row of the ledger."""
 
     backend: TransformersBackend
     weights: Mapping[str, int]

@@ -33,12 +33,12 @@ WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedTransformers:
-    """A running model with what its memory was planned to be.
+    """A running model with the plan of its memory.
 
     Attributes:
         planned: bytes of each row of the ledger, by name.
         weights: bytes of the weights in place, by row of the ledger.
-        cap_bytes: what this process never takes more of, or None on a CPU.
+        cap_bytes: most bytes that this process ever takes, or None on a CPU.
     """
 
     backend: Any

@@ -91,7 +91,7 @@ def _check_report(name: str, report: Mapping[str, Any]) -> None:
 
 
 def plain_generation(model: Any) -> None:
-    """Leave of the generation settings only tokens: sampling is ours, and so are the limits."""
+    """Clear all generation settings but tokens: snugvl samples and sets the limits."""
     own = model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     kept = {name: getattr(own, name, None) for name in names}

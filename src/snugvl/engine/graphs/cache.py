@@ -220,7 +220,7 @@ class GraphCache:
         logger.info("captured the CUDA graph of %s in %.2f s", key, time.monotonic() - begun)
 
     def replay(self, key: GraphKey) -> None:
-        """Start a graph that there is."""
+        """Start the graph of a key, which must be captured."""
         self._replays[key]()
 
     def _fits(self, attempt: Work) -> bool:

@@ -90,7 +90,7 @@ def parts_of(content: str | Sequence[Any], found: Mapping[str, Found], field: st
 
 
 def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
-    """The pictures and videos of such content by path."""
+    """Pictures and videos of a content, by their paths in the request."""
     if isinstance(content, str):
         return {}
     return {f"{field}[{index}]": part for index, part in enumerate(content) if not isinstance(part, TextPart)}
