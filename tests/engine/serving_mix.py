@@ -20,10 +20,9 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig, KVFormat
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.batch import places
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.cache import Pool, Work
-from snugvl.engine.graphs.decode import SIZES, choose
+from snugvl.engine.graphs.decode import SIZES, choose, places
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, network_from, outline_of, rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
@@ -109,10 +108,16 @@ QWEN3_5: dict[str, Any] = {
     },
     "vision_config": {**VISION, "out_hidden_size": 1024},
 }
+MIXTURE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
+QWEN3_5_MOE = QWEN3_5 | {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "text_config": QWEN3_5["text_config"] | MIXTURE | {"shared_expert_intermediate_size": 512},
+}
 CASES: dict[str, tuple[dict[str, Any], Storage, KVFormat]] = {
     "2B-FP8": (QWEN3_VL_2B | {"quantization_config": FP8}, Storage("fp8"), "bf16"),
     "2B in 4 bits": (QWEN3_VL_2B, Storage("int4", "int8", tower="int8"), "fp8"),
     "Qwen3.5": (QWEN3_5, Storage("int6"), "bf16"),
+    "Qwen3.5, mixture": (QWEN3_5_MOE, Storage("int4"), "bf16"),
     "2B as GGUF": (QWEN3_VL_2B | {"blocks": True}, Storage("int4"), "bf16"),
 }
 KINDS: tuple[tuple[GgmlType, GgmlType], ...] = (("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"))

@@ -41,8 +41,8 @@ _NO_TLS: Final = "WRONG_VERSION_NUMBER"  # OpenSSL's word for an answer that isn
 
 
 @contextmanager
-def told(address: Address, body: object = None) -> Iterator[None]:
-    """Turn the SDK's and the network's exceptions within the block into snugvl's.
+def translating(address: Address, body: object = None) -> Iterator[None]:
+    """Turns the SDK's and the network's exceptions into ours.
 
     Args:
         body: the request's JSON; errors call its pictures by their names here.
@@ -58,10 +58,10 @@ def told(address: Address, body: object = None) -> Iterator[None]:
 
 @contextmanager
 def sending(address: Address, body: object) -> Iterator[None]:
-    """Like `told`, for sending a request within the block; warnings also have the pictures' names."""
+    """`translating` of a request that is sent within the block; warnings have the names, too."""
     before = sent.set(body)
     try:
-        with told(address, body):
+        with translating(address, body):
             yield
     finally:
         sent.reset(before)

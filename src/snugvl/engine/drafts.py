@@ -24,6 +24,8 @@ from typing import Protocol
 
 import torch
 
+from snugvl.layers.upload import HostCopy
+
 PAIR = 2  # tokens of the shortest end that is looked for
 LONGEST = 8  # of an end: a longer one says no more
 PLACES = 8  # of a chain that are looked at
@@ -113,21 +115,15 @@ class PendingDrafts:
     def __init__(self, drafts: torch.Tensor) -> None:
         self.tokens: torch.Tensor | None = drafts
         self._found: list[list[int]] | None = None
-        self._event = None
-        if not drafts.is_cuda:
-            self._host = drafts.clone()
-        else:
-            self._host = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=True)
-            self._host.copy_(drafts, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        # Their place is written over by the next ones.
+        self._copy = HostCopy(
+            drafts, torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=drafts.is_cuda)
+        )
 
     def of(self, row: int) -> list[int]:
         """Drafted tokens of a row; waits until the device has them."""
         if self._found is None:
-            if self._event is not None:
-                self._event.synchronize()
-            self._found = self._host.tolist()
+            self._found = self._copy.read().tolist()
         return self._found[row]
 
 

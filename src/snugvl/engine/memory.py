@@ -111,6 +111,12 @@ class MemoryReclaimer:
         """Number of blocks of the cache where no other program needs memory."""
         return self._monitor.most
 
+    def adapt(self, *, at_once: bool = False) -> None:
+        """Look, and give the KV cache the size that it should have. No step may be in flight."""
+        blocks = self.poll(at_once=at_once)
+        if blocks is not None:
+            self.resize_cache(blocks)
+
     def poll(self, *, at_once: bool) -> int | None:
         """Number of blocks that the KV cache should have, or None where it has them.
 

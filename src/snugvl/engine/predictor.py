@@ -29,17 +29,11 @@ import numpy as np
 import torch
 
 from snugvl.core.config import RECENT, EngineConfig
-from snugvl.engine.batch import (
-    ROW_FIELDS,
-    DecodeRow,
-    batch_of,
-    pack_rows,
-    single_tokens,
-    table_width,
-)
+from snugvl.engine.batch import batch_of, table_width
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, PendingDrafts
 from snugvl.engine.graphs.cache import GraphCache, GraphKey
+from snugvl.engine.graphs.decode import ROW_FIELDS, DecodeRow, pack_rows, single_tokens
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of

@@ -8,7 +8,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.engine.sampling.sampler import Sampled
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.errors import SnugvlError
 from snugvl.models.batch import GridTHW, PatchReader, patch_reader
 

@@ -46,6 +46,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from statistics import fmean, median
 from typing import Final
 
@@ -54,9 +55,10 @@ from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
-from snugvl.engine.sequence import Sequence
+from snugvl.engine.sequence import Sequence, State
 from snugvl.layers.delta_rule import CHUNK
 
 MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many rows as products take at once
@@ -134,7 +136,11 @@ class Speculation:
     def ask_ahead(self, scheduler: Scheduler) -> None:
         """Ask the predictor for drafts of the next step, if that has no prompts: the host is busy now."""
         running = scheduler.running
-        if self._drafter is None or scheduler.could_admit or any(each.prefills for each in running):
+        if (
+            self._drafter is None
+            or (scheduler.waiting and scheduler.could_admit)
+            or any(each.prefills for each in running)
+        ):
             return
         if self._pays(len(running)):
             self._ask(running, scheduler.pool)
@@ -148,16 +154,41 @@ class Speculation:
             self._payoff(streams).note(self._guessing, now - self._told, kept, streams)
         self._told, self._guessing = now, False
 
-    def count(self, sequence: Sequence, drafts: tuple[int, ...], outputs: list[TokenOutput]) -> None:
-        """Drafts were computed, and that came of it; the last of the outputs says how many were right."""
-        drafted = len(drafts)
-        accepted = sum(draft == told.token_id for draft, told in zip(drafts, outputs, strict=False))
-        self.drafted += drafted
-        self.accepted += accepted
-        if sequence.drafts is not None:
-            sequence.drafts.learn(sequence.length, drafted, accepted)
-        if outputs:
-            outputs[-1] = outputs[-1]._replace(accepted=accepted, rejected=drafted - accepted)
+    def take(
+        self,
+        sequence: Sequence,
+        drafts: tuple[int, ...],
+        results: Iterable[Sampled],
+        give: Callable[[Sequence, Sampled], list[TokenOutput]],
+        scheduler: Scheduler,
+        *,
+        state_follows: bool,
+    ) -> list[TokenOutput]:
+        """Give a sequence its token, and another one for each draft that was right.
+
+        The last of the outputs says how many of them were right.
+
+        Args:
+            results: one more than drafts; behind a draft that was wrong they count for nothing.
+            give: gives a sequence a token.
+            state_follows: whether a recurrent state takes tokens in later (`Sequence.confirm`).
+        """
+        outputs = list[TokenOutput]()
+        for draft, result in zip_longest(drafts, results):
+            if sequence.state is State.FINISHED:  # a token of its own has ended it
+                break
+            if result.token_id is None:  # a draft may have broken it: it goes on without any
+                sequence.drafts = None
+                scheduler.withdraw(sequence)
+                scheduler.preempt(sequence)
+                break
+            outputs += give(sequence, result)
+            if draft is None or draft != result.token_id:
+                break
+            if sequence.state is State.RUNNING:
+                sequence.confirm(state_follows=state_follows)
+        self._count(sequence, drafts, outputs)
+        return outputs
 
     def waits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
@@ -216,6 +247,16 @@ class Speculation:
                     found[row] = drafts
                     left -= len(drafts)
         return found
+
+    def _count(self, sequence: Sequence, drafts: tuple[int, ...], outputs: list[TokenOutput]) -> None:
+        drafted = len(drafts)
+        accepted = sum(draft == each.token_id for draft, each in zip(drafts, outputs, strict=False))
+        self.drafted += drafted
+        self.accepted += accepted
+        if sequence.drafts is not None:
+            sequence.drafts.learn(sequence.length, drafted, accepted)
+        if outputs:
+            outputs[-1] = outputs[-1]._replace(accepted=accepted, rejected=drafted - accepted)
 
     def _pays(self, streams: int) -> bool:
         return self._config.speculation != "auto" or self._payoff(streams).try_drafts()

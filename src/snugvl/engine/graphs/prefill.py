@@ -27,10 +27,12 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.batch import (
+    Array,
     Numbers,
     Shape,
-    Staging,
     Unread,
+    fill,
+    lines_of,
     numbers_of,
     packed_batch,
     put_drafts,
@@ -182,6 +184,35 @@ class StepGraphs:
             hidden=self._hidden,
         )
         buffers.logits[:sequences].copy_(self._model.forward(batch, self._cache))
+
+
+class Staging:
+    """Where steps of a few shapes are packed over and over, and copied from: two places, taken in turns.
+
+    What is found once a shape (views, page-locked memory) would take longer than to fill in a small step.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """For shapes of `size` values at most."""
+        pinned = device.type == "cuda"
+        self._places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._lines: dict[tuple[int, Shape], Numbers[Array]] = {}
+        self._turn = 0
+
+    def copy(self, chunks: Sequence[Chunk], shape: Shape, block_size: int, target: torch.Tensor) -> None:
+        """Pack `chunks`, and start to copy that to `target` `[shape.size]`."""
+        self._turn = turn = 1 - self._turn
+        copied, flat = self._copied[turn], self._places[turn][: shape.size]
+        if copied is not None:
+            copied.synchronize()  # of the step before the last one: it is, unless nobody has read that
+        if (turn, shape) not in self._lines:
+            self._lines[turn, shape] = lines_of(flat, shape)
+        flat.zero_()
+        fill(self._lines[turn, shape], chunks, shape, block_size)
+        target.copy_(flat, non_blocking=True)
+        if copied is not None:
+            copied.record()
 
 
 def size_of(tokens: int, *, pictured: bool = False) -> int:

@@ -11,7 +11,7 @@ of time for which a step waits:
 
 Where a mask allows a single token, that one is forced, whatever the network thinks: the state takes it and
 makes the mask after it, and so on. So a `Mask` may know several tokens ahead of those that were taken, and
-the engine need not compute one to get the next (`OutputProcessor.skip_forced`):
+the engine need not compute one to get the next (`choosing.forced_tokens`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
