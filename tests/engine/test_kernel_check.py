@@ -138,7 +138,7 @@ def test_what_replaces_a_kernel_may_be_wrong_as_well(
     as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until nothing is left but plain torch, which is right; graphs can't be recorded of it then."""
-    broken = ("lone_int4", "skinny", "gemv", "gemm", "widen", "attend_chunk", "attend_splits")
+    broken = ("lone_int4", "skinny", "gemv", "gemm", "dequantize", "attend_chunk", "attend_splits")
     for name in broken:
         break_kernel(name, raising, monkeypatch)
     found = verdicts_of(tiny_job(Storage("int4", "int8"), most=2, sees=False))
@@ -187,7 +187,7 @@ def test_the_answer_stays_right_without_kernels(as_on_a_gpu: None) -> None:
         with plainly():
             right = logits()
         torch.testing.assert_close(ours, right, atol=1e-4, rtol=1e-4)
-        for names in (("skinny",), ("gemm", "widen"), ("attend_chunk",), ("attend_splits",), ("rms_norm",)):
+        for names in (("skinny",), ("gemm", "dequantize"), ("attend_chunk",), ("attend_splits",), ("rms_norm",)):
             withdraw(names)
             torch.testing.assert_close(logits(), right, atol=1e-4, rtol=1e-4)
 

@@ -16,7 +16,7 @@ from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.weights import FormatName
 from snugvl.models.loader import Storage, load_model
-from tests import mixtures
+from tests import mixtures, prequantized
 from tests.checkpoints import IMAGE
 from tests.engine.toy import run, tokens
 from tests.mixtures import FAMILIES, Form, Options
@@ -151,6 +151,30 @@ def test_turned_fp8_blocks_are_turned_with_their_scales(made: Any, tmp_path: Pat
     for one, two in zip(load(apart).decoder.layers, load(tmp_path).decoder.layers, strict=True):
         assert torch.equal(one.mlp.experts.gate_up_proj.weight, two.mlp.experts.gate_up_proj.weight)
         assert torch.equal(one.mlp.experts.down_proj.weight, two.mlp.experts.down_proj.weight)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed"])
+def test_experts_of_four_bits_as_published_are_read(form: str, made: Any, tmp_path: Path) -> None:
+    """Each expert by itself; what `dynamic` leaves out, attention and shared experts, is as wide as ever."""
+    packed = {
+        "gptq": prequantized.gptq(32, version=1), "awq": prequantized.awq(32),
+        "compressed": prequantized.compressed(32, symmetric=True),
+    }[form]  # fmt: skip
+    if form == "gptq":
+        left = ("lm_head", "model.language_model.embed_tokens", "-:.*attn.*", "-:.*shared_expert.*")
+        packed.config["dynamic"] = {name: {} for name in left}
+    source = made(Options(form="apart", predictor=True))
+    skip = ("attn", "shared_expert", "mtp.")
+    prequantized.write(source, tmp_path / "packed", tmp_path / "wide", packed, skip)
+    ours, wide = (load(tmp_path / name, predictor=True) for name in ("packed", "wide"))
+    layer = ours.decoder.layers[0]
+    assert (layer.mlp.experts.gate_up_proj.format, layer.mlp.shared_expert.gate_up_proj.format) == (
+        "int4",
+        "bf16",
+    )
+    answers = [tokens(run(Engine(each, CONFIG), request("a", PICTURE))["a"]) for each in (ours, wide)]
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) > 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

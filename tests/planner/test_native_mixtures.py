@@ -27,7 +27,7 @@ from snugvl.planner.footprint.weights import keeps_fp8, weight_bytes, weight_com
 from snugvl.planner.inventory import Inventory, inventory, mlp_width
 from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import wishes_of
-from tests import mixtures
+from tests import mixtures, prequantized
 from tests.mixtures import Options
 from tests.planner.test_hybrid import Nothing
 from tests.planner.test_native import held
@@ -94,6 +94,18 @@ def test_weights_of_any_form_are_planned_to_the_byte(
     assert weight_bytes(model, settings) == held(opened.model)
     parts = {part.name: part.nbytes for part in weight_components(model, settings)}
     assert parts[ROUNDING] == in_one_segment(opened.model)
+
+
+def test_experts_of_four_bits_are_planned_to_the_byte(
+    folder: Callable[[Options], Path], tmp_path: Path
+) -> None:
+    source = folder(Options(form="apart", width=64, hidden=64))
+    form = prequantized.gptq(32, version=1)
+    prequantized.write(source, tmp_path / "packed", tmp_path / "wide", form, ("attn", "shared_expert"))
+    opened = loader.open_checkpoint(tmp_path / "packed", torch.bfloat16)
+    join_projections(opened.model.decoder.layers)
+    model = inventory(facts_of(str(tmp_path / "packed")))
+    assert weight_bytes(model, Settings("native", "int4")) == held(opened.model)
 
 
 def test_experts_of_a_width_that_blocks_dont_end_at_are_not_kept_in_fp8() -> None:

@@ -104,7 +104,8 @@ def doctor(
     advice = advise(found, build, downloads, tools)
     if json:
         document = as_document(found, advice, build)
-        write_json(document | {"kernels": [asdict(each) for each in _checks_on(found)]})
+        kernels = _checks_on(found) if machine.here else []
+        write_json(document | {"kernels": [asdict(each) for each in kernels]})
     else:
         show(found, advice)
         for sentence in _told(_checks_on(found) if machine.here else ()):

@@ -47,9 +47,9 @@ class Shape(NamedTuple):
     """Sizes of a step. A tuple, as one is made and looked up while the GPU waits for the step.
 
     Attributes:
-        blocks: width of a block table.
-        logits: number of rows whose logits are wanted.
-        pictured: number of placeholders.
+        blocks: of a block table.
+        logits: rows whose logits are wanted.
+        pictured: placeholders.
         hidden: rows of a draft model's hidden states (`DraftBatch`), the last one unused; 0 without one.
     """
 

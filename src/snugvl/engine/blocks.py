@@ -109,8 +109,8 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def missing(self, table: Sequence[int], start: int, end: int) -> int:
-        """Number of free blocks that `extend` with the same arguments takes."""
-        size, owners = self.block_size, self._owners  # as `_shared`, for whom nobody lists them: once a token
+        """Free blocks that `extend` with the same arguments takes."""
+        size, owners = self.block_size, self._owners  # as `_shared`, without a list: once a token
         more = max(-(-end // size) - len(table), 0)
         return more + sum(owners[block] > 1 for block in table[start // size :])
 

@@ -52,7 +52,7 @@ def begin_choosing(logits: torch.Tensor, heads: Heads) -> list[PendingTokens]:
 
 
 def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[SamplerInput]:
-    """What a sequence brings to the sampler in its row and in those of its drafts, which follow it."""
+    """The sampler's inputs of a sequence: for its row, and for those of its drafts, which follow it."""
     choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
     if not drafts or sequence.grammar is None:
         return choices
@@ -61,9 +61,9 @@ def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[
 
 
 def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> SamplerInput:
-    """What a sequence brings to the sampler, its next random number included.
+    """The sampler's input of a sequence, its next random number included.
 
-    `drafts`: tokens that it is taken to have beyond those it has.
+    `drafts`: tokens that the sequence is assumed to have beyond its own.
     """
     params, vocabulary = sequence.request.sampling, sequence.prompt.vocabulary
     counts = sequence.counts + Counter(drafts) if drafts and penalizes(params) else sequence.counts
@@ -145,7 +145,7 @@ def forced_tokens(sequence: Sequence, least: int) -> Iterator[int]:
 
 
 def scoring_of(chunks: list[Chunk], at_once: int, device: torch.device) -> Scoring | None:
-    """What finds the log-probabilities of prompts' tokens in a step; None where no request asks for any.
+    """The rows of a step that score prompts' tokens; None where no log-probabilities are wanted.
 
     Row `i` predicts token `i + 1`; the last row of a prompt predicts what is generated.
 

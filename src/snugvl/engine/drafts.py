@@ -1,4 +1,4 @@
-"""Drafts: guesses of a choice's next tokens, which `speculation.py` computes beside the newest one.
+"""Drafts of what a choice may say next; `speculation.py` computes it beside the newest token.
 
 One proposer looks for an earlier place with the same tokens as the text's end, the longer the better.
 
@@ -30,7 +30,7 @@ PAIR = 2  # tokens of the shortest end that is looked for
 LONGEST = 8  # of an end: a longer one says no more
 PLACES = 8  # of a chain that are looked at
 GROWTH = 1024  # tokens of a prompt that a look-up adds to its index: half a millisecond
-REST = 32  # tokens at most for which one makes no guess whose last ones were wrong
+REST = 32  # tokens at most for which a choice has no drafts whose last ones were wrong
 
 
 class Proposer(Protocol):
@@ -43,15 +43,15 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class Drafts:
-    """The drafts of a choice, and their number: more after a hit, less after a miss.
+    """The drafts of a choice, and how many: more after a hit, less after a miss.
 
     Attributes:
-        proposer: makes drafts on the host; None: a draft model does on the device.
-        width: most drafts of its next step.
-        misses: number of steps in a row whose first draft was wrong.
-        rest: number of tokens at which drafts are made again.
-        entries: number of its first tokens with a draft model's keys and values.
-        found: the draft model's latest drafts, which follow its first `place` tokens.
+        proposer: drafts on the host; None: a draft model does on the device.
+        width: drafts of its next step, at most.
+        misses: steps in a row whose first draft was wrong.
+        rest: tokens that it has when there are drafts again.
+        entries: its first tokens, of each of which a draft model has keys and values.
+        found: what a draft model was asked for last, behind its first `place` tokens.
     """
 
     proposer: Proposer | None = None
@@ -62,7 +62,7 @@ class Drafts:
     found: "DeviceDrafts | None" = None
     place: int = 0
 
-    def guess(self, length: int, most: int, *, unseen: bool = False) -> list[int]:
+    def propose(self, length: int, most: int, *, unseen: bool = False) -> list[int]:
         """Drafts behind `length` tokens, `most` at most.
 
         `unseen`: those on the device may stay there; zeros stand for them.
@@ -211,10 +211,10 @@ class NgramProposer:
             return list(self._prompt.tokens[place : place + most])
         if not length:
             return []
-        guessed: list[int] = []
+        drafted: list[int] = []
         for place in range(behind, behind + most):  # past its own end what repeats goes on repeating
-            guessed.append(own[place] if place < len(own) else guessed[place - len(own)])
-        return guessed
+            drafted.append(own[place] if place < len(own) else drafted[place - len(own)])
+        return drafted
 
 
 def _pair(first: int, second: int) -> int:

@@ -7,9 +7,9 @@ caller.
      └─ step … step ─ "stop" | "length" | "error" for each choice
      └─ abort ─ its outputs say "abort"
 
-The loop, on one screen: `_overlap_loop` launches the next step and processes the tokens of the last one; what
-ends with them is void in the step that is in flight (`runner.py`). `_plain_loop` waits for the tokens of
-each step: it runs where no step can run ahead, and is the oracle of the other in tests.
+The loop, on one screen: `_overlap_loop` launches the next step, then processes the tokens of the last one; a
+sequence that ends with them has its token of the step in flight dropped (`runner.py`). `_plain_loop` waits
+for the tokens of each step: it runs on devices without CUDA graphs, and is the oracle of the other in tests.
 
 Not thread-safe by design: one thread drives it (`backends/native/worker.py`), and nothing here needs a lock.
 """
@@ -270,7 +270,7 @@ class Engine:
                 self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
             return step
         if late and not outputs:
-            self._masks.wait(POLL_S)  # no other sequence has anything to do
+            self._masks.wait(POLL_S)  # no other sequence has anything to compute
         elif self.has_work and not outputs:
             outputs += self._recovery.wait()
         return None

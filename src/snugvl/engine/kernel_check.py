@@ -5,7 +5,7 @@
                     torch ─┘    └► which kernel is it? ─► withdrawn, and what takes its place is looked at
 
 A door is a function that has both: kernels on a GPU, and plain torch that says what they mean. Whenever one
-is to launch a variant that wasn't checked yet, it is run by kernels and by torch on copies of the same
+is to launch a variant that was not checked yet, it is run by kernels and by torch on copies of the same
 inputs. Outputs, and all that it writes over, must agree as far as in the kernels' tests: in 16 bits, and
 where a cache has 8, what is rounded last differs. What launches nothing is torch's own.
 
@@ -60,8 +60,7 @@ Tell = Callable[[str | KernelVerdict], None]
 
 
 def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
-    """Check all kernels of a job; `tell` is called with each one's name before it is launched, then with
-    verdicts.
+    """Look at all kernels of a job; `tell` gets each one's name before it is launched, then verdicts.
 
     Wrong ones are also withdrawn in this process. Returns bytes that the driver took meanwhile, which
     are kernels, their local memory and libraries; −1 where there is no GPU.
@@ -94,7 +93,8 @@ def _driver_bytes(device: torch.device) -> int:
 def rounded(values: torch.Tensor, kind: FormatName) -> torch.Tensor:
     """How far rows of `values` are from what rounding leaves of them: equal, whichever code a tie took."""
     made = weights.to_few_bits(values, kind, FORMATS[kind].group)
-    return torch.linalg.vector_norm(made.wide(torch.float32) - values, dim=1)
+    apart: torch.Tensor = torch.linalg.vector_norm(made.wide(torch.float32) - values, dim=1)
+    return apart
 
 
 class Checker:

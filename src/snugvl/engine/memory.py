@@ -37,7 +37,7 @@ def config_for(model: Network, config: EngineConfig) -> EngineConfig:
     """The configuration as a model can use it: with recurrent states no prefix cache without snapshots.
 
     Raises:
-        RequestError: it is to guess by a predictor that isn't there.
+        RequestError: its drafts are to come from a predictor that isn't there.
     """
     if config.speculation == "mtp" and not model.config.text.predictors:
         raise no_predictor(model.config.architecture)
@@ -97,7 +97,7 @@ class MemoryReclaimer:
         self._scheduler = scheduler
         self._encoder = encoder
         self._runner = runner
-        self._late_bytes = 0  # that were told
+        self._late_bytes = 0  # that were logged
         self._loads = 0  # kernels and graphs at the last look
 
     @property

@@ -206,7 +206,7 @@ def rehearse(
         network.forward(_batch(lengths, cache, hidden), cache)
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
-    _batch((2,), cache).attention.token_by_token(2)  # guessed tokens
+    _batch((2,), cache).attention.token_by_token(2)  # drafts
     scores = fresh((2, network.config.text.vocab_size), torch.float32, network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
 
@@ -216,7 +216,7 @@ def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
     batch = _batch((1,) * count, cache)
     hidden = fresh((count, network.config.text.hidden_size), network.dtype, network.device)
     attention = replace(batch.attention, starts=None)
-    network.guess(network.predict(batch.input_ids, hidden, batch.positions, cache, attention))
+    network.draft(network.predict(batch.input_ids, hidden, batch.positions, cache, attention))
 
 
 def _around(network: LoadableNetwork, cache: KVCache) -> None:
@@ -238,7 +238,7 @@ def _around(network: LoadableNetwork, cache: KVCache) -> None:
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device, below: int = 1) -> torch.Tensor:
-    """A tensor of new random numbers; whole ones from 0 to less than `below`. None without memory."""
+    """Random numbers; whole ones from 0 to less than `below`. Without values on "meta"."""
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)
     if dtype.is_floating_point:
@@ -311,7 +311,7 @@ def _with_values(
     cache: KVCache,
     kept: int,
 ) -> Numbers[torch.Tensor]:
-    """The numbers of a step, as the runner would make them, with every sequence in blocks of its own."""
+    """Attention's metadata of a step, as the runner makes it: every sequence in blocks of its own."""
     device, size = parts.ids.device, cache.block_size
     blocks = [-(-context // size) for context in contexts]
     firsts = [0, *itertools.accumulate(blocks)]

@@ -62,8 +62,8 @@ class Drafter:
 
     Attributes:
         hidden: `[slots · RECENT + 1, hidden]`, hidden states of the last `RECENT` tokens of each sequence:
-            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is unused.
-        graphs: the cache of its CUDA graphs; None: kernels are launched one by one.
+            that of token `i` at `slot · RECENT + i mod RECENT`; the last row belongs to no sequence.
+        graphs: where its graphs are; None: it goes launch by launch.
     """
 
     def __init__(self, model: PredictingNetwork, cache: KVCache, config: EngineConfig) -> None:
@@ -87,7 +87,7 @@ class Drafter:
         kept[target] = kept[source]
 
     def ask(self, sequences: Sequence[SequenceState], count: int, pool: BlockPool) -> None:
-        """Start `count` drafts after the newest token of each sequence that has room for them.
+        """Let it draft `count` tokens after the newest of each sequence that has room for them.
 
         All of them run, the network has read all of their tokens but the newest, and it keeps up with them.
         """
@@ -160,7 +160,7 @@ class Drafter:
         for number in range(count):
             batch = single_tokens(ids, lengths, deltas, tables, self._cache)
             hidden = self._model.predict(ids, hidden, batch.positions, self._cache, batch.attention)
-            ids = self._model.guess(hidden)
+            ids = self._model.draft(hidden)
             buffers.drafts[:size, number] = ids
             lengths = lengths + (lengths > 0).int()
 
@@ -176,7 +176,7 @@ def hidden_states(model: Network, config: EngineConfig) -> torch.Tensor | None:
 
 def drafts_of(sequence: SequenceState) -> Drafts:
     """The drafts of a sequence that has some."""
-    assert sequence.drafts is not None, "nothing guesses for it"
+    assert sequence.drafts is not None, "it has no drafts"
     return sequence.drafts
 
 

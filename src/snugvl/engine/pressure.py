@@ -95,7 +95,7 @@ class CountedDriver:
         self._before = loads(), 0  # at the look before, with the bytes that were free or torch's then
 
     def process_bytes(self, free_bytes: int, held_bytes: int) -> int:
-        """Bytes that this process holds, as far as it can be told from a look at the card."""
+        """Bytes that this process holds, as far as a look at the card shows."""
         loads, left = self._loads(), free_bytes + held_bytes
         loads_before, left_before = self._before
         self._before = loads, left
@@ -327,7 +327,7 @@ class PressureMonitor:
 
 
 def sizes(blocks: int) -> list[int]:
-    """Numbers of blocks to try, the wished one first: another program may take memory while ours is freed."""
+    """Numbers of blocks, of which the first that there is memory for is taken: others may be faster."""
     return [blocks, *(blocks * quarters // 4 for quarters in (3, 2, 1))]
 
 

@@ -63,7 +63,7 @@ class Queues:
         if not self.running:
             return self.pool.blocks_for(sequence.length) <= self.pool.num_blocks
         # Room for the others to grow, and for those of its siblings that will run, or it would be preempted
-        # right away. One slot will do: were it to wait for all, whoever is behind it would wait, too.
+        # right away. One slot will do: were it to wait for all, those behind it would wait as well.
         taken = sum(other.num_choices for other in self.running)
         spare = len(self.running) + max(min(len(sequence.siblings), self.slots - taken - 1), 0)
         excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
@@ -75,7 +75,7 @@ class Queues:
         insort(self.waiting, sequence, key=_age)
 
     def resize(self, num_blocks: int, slots: int) -> None:
-        """Have so many blocks and slots, all of them empty; what runs waits, to be computed again."""
+        """Have so many blocks and slots, all empty; running sequences wait, to be computed again."""
         for sequence in self.running[::-1]:
             self.preempt(sequence)
         self.slots = slots
@@ -136,7 +136,7 @@ class Queues:
         self.running.clear()
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Let nobody start from what a sequence has computed, because something is wrong with it."""
+        """Take a sequence's blocks out of the prefix cache, because something is wrong with them."""
         self.pool.withdraw(sequence.table)
         self.snapshots.forget(sequence.keys)
 
@@ -163,9 +163,9 @@ class Queues:
         assert len(unseen) <= 1, "two prefills with pictures are under way"
 
     def _empty(self, num_blocks: int) -> None:
-        """Have so many blocks, the present slots and what belongs to them, nobody's all of them."""
+        """Have so many blocks and the present slots, all of them free."""
         block_size = self.config.block_size
-        self._free_slots = list(reversed(range(self.slots)))  # those nobody has; a stack
+        self._free_slots = list(reversed(range(self.slots)))  # a stack
         self.snapshots = Snapshots(self.config.snapshots_beside(self.slots), block_size)
         self.pool = BlockPool(num_blocks, block_size, self.snapshots.forget)
 

@@ -8,8 +8,9 @@ Decode steps run ahead of the host: the next one starts before the tokens of the
 The network of step n + 1 needs only the tokens of step n, which are on the GPU already. Greedy ones are made
 by the graph itself; others by the sampler, from numbers that the host draws beforehand (`Sequence.random`),
 and from counts of tokens that it keeps on the GPU. A sequence that ends with a token of step n has its token
-of step n + 1 thrown away; what that wrote stands in blocks that are rewritten, in the order of the stream,
-before they are read. Where a sequence has a grammar, choosing waits for its mask (`choosing.py`).
+of step n + 1 thrown away; the keys and values of that token are in blocks that are rewritten, in the order of
+the stream, before any sequence reads them. Where a sequence has a grammar, choosing waits for its mask
+(`choosing.py`).
 
 A step with drafts (`speculation.py`) doesn't run ahead: how many of its tokens count is known when they are
 read. The host delivers the tokens of the step before it meanwhile:
@@ -220,19 +221,21 @@ class InFlight:
     """A started step.
 
     Attributes:
-        sequences: who takes tokens from it, in the order of its rows of logits; several may share a row.
+        sequences: sequences that take tokens from it, in the order of its rows of logits; several may share a
+            row.
         logits: `[rows, vocab]`.
-        tokens: that it computes.
-        runs_ahead: that the next may start before its tokens are read: neither drafts nor prompts.
+        tokens: number of tokens that it computes.
+        runs_ahead: whether the next step may start before this one's tokens are read: no drafts, no prompts.
         replayed: whether a decode graph computes it.
-        masked: whether somebody has a grammar and it runs ahead, so that `choose` begins with choosing.
-        streams: sequences of the step, those that take no token yet included.
+        masked: whether the next step may start and a sequence has a grammar: `choose` must begin the
+            sampling.
+        streams: number of sequences of the step, those that take no token yet included.
         decodes: whether it computes generated tokens alone.
-        chunks: what was computed of each of `sequences`, where that isn't one token of each.
-        sampler: how they choose in a step that runs ahead; None where all take the likeliest, or it is to be
-            made.
-        sampling: what has begun; the replay itself, where the graph finds the likeliest tokens.
-        void: rows whose tokens nobody wants.
+        chunks: the chunk of each of `sequences`, where that isn't one token of each.
+        sampler: the sampler of a step after which the next may start; None where all take the likeliest
+            token, or where it isn't made yet.
+        sampling: the sampling that has begun; the replay itself, where the graph finds the likeliest tokens.
+        void: rows whose tokens are dropped, beside those of sequences that have finished.
     """
 
     sequences: list[Sequence]
@@ -254,7 +257,8 @@ class InFlight:
         return self.sampling[0].tokens
 
     def results(self) -> Iterator[Taken]:
-        """What each sequence may take that has not ended until its turn, waiting for it."""
+        """Wait for the tokens; yields (sequence, drafts, sampled tokens) for each that isn't finished or
+        void."""
         read = iter([each for part in self.sampling for each in part.results()])
         if not self.chunks:
             for row, (sequence, result) in enumerate(zip(self.sequences, read, strict=True)):
@@ -281,7 +285,7 @@ def chunks_in_flight(logits: torch.Tensor, heads: Heads, schedule: Schedule) -> 
 
     Args:
         logits: `[n, vocab]`, `Chunk.logits` rows of each of `heads`.
-        heads: the chunks that sample, and which sequences take a token from each.
+        heads: the chunks that sample, each with the sequences that take a token from it.
     """
     streams, decodes = len(schedule.chunks), schedule.decodes
     step = InFlight([], logits, schedule.tokens, runs_ahead=False, streams=streams, decodes=decodes)
@@ -299,8 +303,8 @@ def chunks_in_flight(logits: torch.Tensor, heads: Heads, schedule: Schedule) -> 
 def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFlight | None:
     """Start the step after `last` before its tokens are known; None where the host must decide first.
 
-    That is: somebody waits who could be admitted or go on, somebody ended, a sequence reaches its last token,
-    or there is no room for the next ones.
+    So it is where a waiting sequence could be admitted or go on, one ended or reaches its last token, or
+    there are no blocks for the next tokens.
     """
     sequences, running, pool = last.sequences, scheduler.running, scheduler.pool
     # As many as run, each of which runs (below), are all of them.
@@ -339,7 +343,7 @@ def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFligh
 
 
 def _grown(table: list[int], count: int) -> tuple[int, list[int]]:
-    """How many blocks a table had before it grew by `count`, and those."""
+    """(number of blocks of a table before it grew by `count`, the new blocks)."""
     before = len(table) - count
     return before, table[before:]
 
@@ -352,7 +356,7 @@ def _next(
 ) -> InFlight:
     """The step after `last`.
 
-    `spans`: whose tokens it computes, from where, to where; `grown`: see `DecodeGraphs.advance`.
+    `spans`: (sequence, first token, end) of each that it computes; `grown`: see `DecodeGraphs.advance`.
     """
     sequences, graphs = last.sequences, runner.graphs
     if last.replayed and not last.void:

@@ -150,7 +150,7 @@ class Scheduler(Queues):
     """Chooses tokens of running sequences for each step, and admits those that wait."""
 
     def __init__(self, config: EngineConfig, prefill_beside_decodes: int = PREFILL_BESIDE_DECODES) -> None:
-        """`prefill_beside_decodes`: tokens of prompts in a step in which others decode, at most."""
+        """`prefill_beside_decodes`: most tokens of prompts in a step in which others decode."""
         super().__init__(config)
         self.prefill_beside_decodes = prefill_beside_decodes
 

@@ -53,7 +53,7 @@ class Sequence:
         penalized: whether what was said before changes its scores.
         counts: how often each id was generated, where it is penalized.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
-        published: how many blocks of `table` the prefix cache was told of.
+        published: how many blocks of `table` the prefix cache can find.
         marks: counts of the prompt's tokens behind which a snapshot of its state is wanted, ascending.
         kept: tokens at its last snapshot, or at the one that it started from.
         trail: key of the snapshot that moves along with its answer.
@@ -63,7 +63,7 @@ class Sequence:
         cached_tokens: that the prefix cache had when it first ran.
         drawn: random numbers of the next tokens, once they are drawn: a step that failed takes them again.
         alone: whether its next step must have nothing beside it, because one ran out of memory.
-        drafts: what it guesses; None where it doesn't.
+        drafts: its drafts; None where it has none.
     """
 
     request: EngineRequest
@@ -166,9 +166,9 @@ class Sequence:
         """Add a token that was chosen, and say so."""
         assert result.token_id is not None, "nothing was chosen"
         named = (self.request.request_id, self.choice, result.token_id)
-        told = (result.logprob, result.top_logprobs, self.append(result.token_id))
-        scores = (self.prompt.scores or ()) if len(self.generated) == 1 else ()
-        return TokenOutput(*named, *told, cached_tokens=self.cached_tokens, prompt=tuple(scores))
+        scores = (result.logprob, result.top_logprobs, self.append(result.token_id))
+        prompt = (self.prompt.scores or ()) if len(self.generated) == 1 else ()
+        return TokenOutput(*named, *scores, cached_tokens=self.cached_tokens, prompt=tuple(prompt))
 
     def append(self, token: int) -> FinishReason | None:
         """Add a generated token; says whether the choice ends with it."""

@@ -8,8 +8,8 @@ attention can start from cached blocks only where the state was copied when it s
     snapshots                      ▲ 65       ▲ 81      ▲ moves along
 
 A snapshot has the key of the last block before it: it is the state after exactly the tokens that the key
-stands for, whoever has computed them. It is of use with all blocks up to it, goes with the last of them, and
-gives way to a new one when it is the one that was unused for longest.
+stands for, whichever sequence computed them. It is of use with all blocks up to it, goes with the last of
+them, and gives way to a new one when it is the one that was unused for longest.
 
 They are wanted at the last block boundary of each turn and of each picture, where other prompts part from
 this one. A step leaves the state behind its last token, and in the scratch slot one behind a *landing*: so

@@ -1,6 +1,6 @@
 """Speculation: a step computes a sequence's newest token and *drafts* of those after it; some are right.
 
-    known     … a b c            a proposer guesses d e f (`drafts.py`)
+    known     … a b c            a proposer drafts d e f (`drafts.py`)
     chunk     [ c │ d e f ]      one chunk of the step, with logits in each of its rows
     chosen      d   e   x   ·    what follows c, c d, c d e: x isn't f, so what follows f counts for nothing
     kept        d   e   x        three tokens of one step; the keys and values of f are written over
@@ -25,7 +25,7 @@ state for each draft (48 MiB in Qwen3.5-4B) nor the inputs of each layer, from w
 again. A step reads all weights for one row or for 15. Nothing else knows of it: a snapshot, a preemption, a
 block's key go by `computed`, where the state is.
 
-What guesses is n-grams of prompt and answer (`drafts.py`), or the model's own predictor (`predictor.py`): it
+Drafts come from n-grams of prompt and answer (`drafts.py`), or the model's own predictor (`predictor.py`): it
 is asked as soon as the tokens of a step are taken, and the next step, which is put together meanwhile, takes
 its drafts from the device.
 
@@ -33,11 +33,11 @@ A draft takes the row of logits of a sequence that doesn't run: a step has never
 which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
 lose. Nor has a step drafts in which prompts are computed, or that runs alone after a lack of memory.
 
-A choice with a grammar has a mask for each row: of guesses those count that its grammar takes one after the
+A choice with a grammar has a mask for each row: of drafts those count that its grammar takes one after the
 other, and for whose masks there is time. What it forces comes at once anyway.
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
-the better, and now and then looks again at the other. A step takes from when the tokens before it are given
+the better, and now and then looks again at the other. A step takes from when the tokens before it are read
 until its own are: one that ran ahead of the host takes what it adds, and one with drafts, which can't, pays
 for that. The first ones don't count: kernels are compiled then, and CUDA graphs captured.
 """
@@ -74,8 +74,8 @@ class Speculation:
     """Decides which steps have drafts, and counts the right ones.
 
     Attributes:
-        on: whether anything guesses; else nothing here is called.
-        drafted: tokens that were guessed and computed; `accepted`: those of them that were right.
+        on: whether anything drafts; else nothing here is called.
+        drafted: drafts that were computed; `accepted`: those of them that were right.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class Speculation:
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`drafter`: of a model whose predictor is loaded, which guesses then, unless n-grams are wished."""
+        """`drafter`: of a model whose predictor is loaded, which drafts then, unless n-grams are wished."""
         self.on = config.speculation != "off"
         self.drafted = self.accepted = 0
         self._config = config
         self._drafter = None if config.speculation in ("off", "ngram") else drafter
         self._clock = clock
         self._payoffs: dict[int, Payoff] = {}  # by streams, in powers of two
-        self._told: float | None = None  # when tokens were told, if what comes next is measured from there
-        self._guessing = False  # whether that has drafts, or computes some again, or has waited for some
+        self._read_at: float | None = None  # when tokens were read, if what comes next is measured from there
+        self._with_drafts = False  # whether that has drafts, or computes some again, or has waited for some
         self._waits = False  # whether the next step waited, because it is decided that it has drafts
 
     @property
     def method(self) -> str:
-        """How drafts are made: "ngram" or "mtp"; "" without speculation."""
+        """What drafts: "ngram" or "mtp"; "" where nothing does."""
         if not self.on:
             return ""
         return "ngram" if self._drafter is None else "mtp"
@@ -112,22 +112,22 @@ class Speculation:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
         waited, self._waits = self._waits, False
         if not step.decodes:
-            self._told = None
+            self._read_at = None
             return
         again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
-        self._guessing = again or waited
+        self._with_drafts = again or waited
         if not (waited or self._pays(len(step.chunks))):
             return
         if not step.copies:  # the predictor would write to blocks that are still to be copied to
             self._ask([chunk.sequence for chunk in step.chunks], pool)
-        found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
+        found = self._drafts(step.chunks, self._config.max_batched_tokens - step.tokens)
         for row, drafts in found.items():
             chunk = step.chunks[row]
             table, place = chunk.sequence.table, chunk.end
             if pool.missing(table, place, place + len(drafts)) > pool.num_free:
                 del drafts[len(table) * pool.block_size - place :]
             if drafts:
-                self._guessing = True
+                self._with_drafts = True
                 step.copies.extend(pool.extend(table, place, place + len(drafts)))
                 unseen = _unseen(chunk.sequence)
                 end = place + len(drafts)
@@ -150,9 +150,9 @@ class Speculation:
         if self._config.speculation != "auto":
             return
         now = self._clock()
-        if self._told is not None:
-            self._payoff(streams).note(self._guessing, now - self._told, kept, streams)
-        self._told, self._guessing = now, False
+        if self._read_at is not None:
+            self._payoff(streams).note(self._with_drafts, now - self._read_at, kept, streams)
+        self._read_at, self._with_drafts = now, False
 
     def take(
         self,
@@ -196,18 +196,18 @@ class Speculation:
         if len(running) >= self._config.max_num_seqs:
             return False
         self._waits = self._pays(len(running)) and any(
-            _quick(each) and self._may_guess(each, each.drafts) for each in running if each.drafts is not None
+            _quick(each) and self._may_draft(each, each.drafts) for each in running if each.drafts is not None
         )
         return self._waits
 
-    def _may_guess(self, sequence: Sequence, drafts: Drafts) -> bool:
+    def _may_draft(self, sequence: Sequence, drafts: Drafts) -> bool:
         """Whether there may be drafts behind tokens of a sequence of which some are under way."""
         if self._drafter is None:
-            return bool(drafts.guess(sequence.length, 1))
+            return bool(drafts.propose(sequence.length, 1))
         return sequence.length >= drafts.rest and self._drafter.keeps_up(sequence)
 
     def _ask(self, sequences: list[Sequence], pool: BlockPool) -> None:
-        """Let the predictor guess what comes after those of the sequences of which it wasn't asked yet."""
+        """Let the predictor draft what comes after those of the sequences of which it wasn't asked yet."""
         room = self._config.max_num_seqs - len(sequences)
         if self._drafter is None or room <= 0:
             return
@@ -228,7 +228,7 @@ class Speculation:
         if asked:
             self._drafter.ask(asked, min(width, MOST_DRAFTS, -(-room // len(sequences))), pool)
 
-    def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
+    def _drafts(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share.
 
         Zeros stand for those that are on the device and that the host doesn't need to know.
@@ -239,7 +239,7 @@ class Speculation:
             sequence = chunk.sequence
             share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
-                drafts = sequence.drafts.guess(sequence.length, share, unseen=_unseen(sequence) is not None)
+                drafts = sequence.drafts.propose(sequence.length, share, unseen=_unseen(sequence) is not None)
                 if drafts and sequence.grammar is not None:
                     drafts = _allowed(sequence, sequence.drafts, drafts, left_s)
                     left_s -= len(drafts) * sequence.grammar.seconds

@@ -187,7 +187,7 @@ def _plain(
         return _decode(query, cache, layer, metadata, scale, window)
     output = torch.empty_like(query)
     together = [] if query.is_cuda else _single(metadata)  # a GPU's memory is planned: one after the other
-    if together:  # beside some that have a few queries each (guessed tokens)
+    if together:  # beside some that have a few queries each (drafts)
         first = [0, *accumulate(metadata.query_lens)]
         rows = torch.tensor([first[sequence] for sequence in together])
         contexts = tuple(metadata.context_lens[sequence] for sequence in together)

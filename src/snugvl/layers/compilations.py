@@ -60,7 +60,7 @@ class Elsewhere:
             self._changed.notify_all()
 
     def wait(self, digest: str) -> bool:
-        """Wait until nobody compiles it; whether somebody did."""
+        """Wait until no process compiles it; whether one did."""
         with self._changed:
             if digest not in self._begun:
                 return False

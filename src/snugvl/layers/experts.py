@@ -118,7 +118,8 @@ class Experts(nn.Module):
         out = torch.empty(tokens, used, self.hidden, dtype=x.dtype, device=x.device)
         if not tokens:
             return out
-        if by_kernels(x, "sort_pairs", "grouped"):
+        form = "grouped_blocks" if self.gate_up_proj.format == "ggml" else "grouped"
+        if by_kernels(x, "sort_pairs", form):
             from snugvl.layers.kernels.products.grouped import Groups  # needs triton, as above
 
             groups = Groups(ids, self.count)
@@ -133,7 +134,7 @@ class Experts(nn.Module):
         self, x: torch.Tensor, part: ExpertRound, ids: torch.Tensor, shares: torch.Tensor, out: torch.Tensor
     ) -> None:
         """One expert after the other, each with the tokens that chose it."""
-        for expert in ids.unique().tolist():
+        for expert in sorted(set(ids.flatten().tolist())):
             slot = expert if part.slots is None else int(part.slots[expert])
             if slot < 0:
                 continue

@@ -132,7 +132,7 @@ class PredictingNetwork(Network, Protocol):
         """See `models.predictor.Predictor.forward`; `ids` `[tokens]` int64 are the tokens that follow."""
         ...
 
-    def guess(self, predicted: torch.Tensor) -> torch.Tensor:
+    def draft(self, predicted: torch.Tensor) -> torch.Tensor:
         """The likeliest tokens `[tokens]` int64 after what was predicted `[tokens, hidden]`."""
         ...
 

@@ -12,7 +12,7 @@ torch works on it in runs: sequences side by side that have one new token each a
     flat batch   [ s0 | s1 | s2 s2 s2 … s2 s2 ]        runs: rows 0 … 1 of s0 and s1,
                                                         256 rows of s2, the rest of s2
 
-Tokens that were guessed find what stands before them and leave nothing: the state is written behind the last
+Drafts find what stands before them and leave nothing: the state is written behind the last
 one that is sure (`engine/speculation.py`).
 
 Source: Hugging Face transformers, `models/qwen3_5/modeling_qwen3_5.py` (Apache-2.0); Gated Delta Networks,
@@ -178,7 +178,8 @@ class GatedDeltaNet(nn.Module):
         sizes = self.sizes
         layer = convolution.DeltaNet(
             *(self.conv1d.weight, self.A_log, self.dt_bias, self.norm.weight, self.norm.eps),
-            *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS, sizes.tiled),
+            *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS),
+            tiled=sizes.tiled,
         )
         where = (states.inputs[self.layer], states.recurrent[self.layer], metadata.state_slots)
         ends = (None if metadata.decodes else metadata.starts, metadata.lengths)

@@ -128,10 +128,13 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     flops = HOST_FLOPS if cpu else gpu.bf16_flops if gpu is not None else None
     rules = rules_of(settings.engine)
     if rules.predicts_rate:
-        kind, rates = host_rates(settings, budget)
-        decode, *ends = (rules.decode_rate(model, settings, gpu, each) for each in rates)
+        kind, (likely, *ends) = host_rates(settings, budget)
+        decode = rules.decode_rate(model, settings, gpu, likely)
         first = _first_token_s(model, settings, flops, gpu)
-        ddr = (kind, *ends) if kind and decode and len(ends) == 2 else None
+        ddr = None
+        if kind and decode is not None:
+            slow, quick = (rules.decode_rate(model, settings, gpu, each) or 0.0 for each in ends)
+            ddr = kind, slow, quick
         return Speed(decode, first, assumed=cpu and budget.ram_bandwidth is None, predicted=True, ddr=ddr)
     if rate is None:
         return Speed(None, None)

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from snugvl.layers.experts import ExpertRound, Experts, added, chosen, scored
+from snugvl.layers.ggml import GgmlType
 from snugvl.layers.kernels.products import grouped
 from snugvl.layers.kernels.products.grouped import Groups, add, choose_experts, score
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FormatName
+from tests.ggml_blocks import stored as blocks
 from tests.layers.kernels.test_linear import close, stored
 
 COUNT, USED, HIDDEN, WIDTH = 5, 2, 256, 128
@@ -56,6 +58,20 @@ def test_experts_are_torchs(kind: FormatName, tokens: int, device: torch.device)
     x = torch.randn(tokens, HIDDEN, device=device)
     ids, shares = choices(tokens, device)
     close(by_kernels(experts, x, ids, shares), plain(experts, x, ids, shares))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "Q3_K", "IQ4_XS", "MXFP4"])
+@pytest.mark.sample("Q4_K", "Q6_K")
+def test_experts_in_a_ggufs_blocks(kind: GgmlType, device: torch.device) -> None:
+    experts = Experts(HIDDEN, COUNT, 256)
+    for linear in (experts.gate_up_proj, experts.down_proj):
+        weights, _ = blocks([(kind, linear.rows)], linear.columns, device)
+        linear.format, linear.parts = "ggml", weights.parts
+        linear.weight = torch.nn.Parameter(weights.data, requires_grad=False)
+    for tokens in (3, 70) if kind == "Q4_K" else (3,):
+        x = torch.randn(tokens, HIDDEN, device=device)
+        ids, shares = choices(tokens, device)
+        close(by_kernels(experts, x, ids, shares), plain(experts, x, ids, shares))
 
 
 def test_groups_of_32_columns(device: torch.device) -> None:

@@ -76,7 +76,7 @@ def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
 
 
 def pack_rows(lines: Array, rows: Rows[DecodeRow]) -> None:
-    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become nobody's."""
+    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become padding."""
     lines[:, :ROW_FIELDS] = 0
     for index, row in enumerate(rows):
         lines[index, :ROW_FIELDS] = (row.token, row.length, row.delta, row.slot)
@@ -359,7 +359,7 @@ def single_tokens(
 ) -> ForwardBatch:
     """The batch of one token of each sequence, made on the device, with logits of all.
 
-    A sequence of length 0 is nobody's: it reads nothing, and writes nowhere or to what is nobody's.
+    A sequence of length 0 is padding: it reads nothing, and writes nowhere or to unused places.
 
     Args:
         ids: `[sequences]` int64, the tokens.

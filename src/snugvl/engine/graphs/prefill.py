@@ -8,7 +8,7 @@ A graph has a fixed size, so a step is filled up to the next one (`batch.py`):
 
 Padded tokens belong to no sequence, are written nowhere, and their rows are read by no other row. Kernels are
 started for the largest chunk that the size could hold; most of their blocks find nothing to do. The smallest
-sizes are for guessed and forced tokens: they have no pictures, and attend as decodes do, a token at a time.
+sizes are for drafts and forced tokens: they have no pictures, and attend as decodes do, a token at a time.
 
 Pictures enter by a row for every token: zeros, and a bool that says no, where there is no placeholder. Logits
 come from one buffer, of as many rows as sequences; drafts (`speculation.py`) take the rows of some.
@@ -205,7 +205,7 @@ class Staging:
         self._turn = turn = 1 - self._turn
         copied, flat = self._copied[turn], self._places[turn][: shape.size]
         if copied is not None:
-            copied.synchronize()  # of the step before the last one: it is, unless nobody has read that
+            copied.synchronize()  # of the step before the last one: done, unless that wasn't read yet
         if (turn, shape) not in self._lines:
             self._lines[turn, shape] = lines_of(flat, shape)
         flat.zero_()

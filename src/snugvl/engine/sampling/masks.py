@@ -16,7 +16,7 @@ the engine need not compute one to get the next (`choosing.forced_tokens`):
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
 Guessed tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
-has started with the guesses that the grammar takes; those behind right guesses aren't made again.
+has started with the drafts that the grammar takes; those behind right drafts aren't made again.
 """
 
 import logging
@@ -135,7 +135,7 @@ class MaskThreads(Turns):
 
 
 class Foreseen:
-    """The mask of the tokens that a choice may take after some drafts."""
+    """Which tokens a choice may take behind some drafts."""
 
     together = None  # see `Mask.together`
 
@@ -171,7 +171,7 @@ class Mask:
         self.state, self.pace = state, pace
         self._bits: NDArray[np.int32] = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # after `forced`
         self._home: tuple[torch.Tensor, int] | None = None  # masks of which `_bits` are a row
-        self._foreseen: deque[tuple[int, Foreseen]] = deque()  # guesses after it, and what may follow each
+        self._foreseen: deque[tuple[int, Foreseen]] = deque()  # drafts after it, and what may follow each
         self._threads = threads
         self._ends = frozenset(ends)
         self._share_s = WAIT_S
@@ -281,15 +281,15 @@ class Mask:
         return token is not None and token not in self._ends
 
     def takes(self, drafts: Sequence[int]) -> int:
-        """Number of drafts that may come next, one after the other."""
-        assert self.ready, "guesses without a mask"
+        """How many drafts may come next, one after the other."""
+        assert self.ready, "drafts without a mask"
         known = [draft == token for draft, token in zip(drafts, self.forced, strict=False)]
         if not all(known):
             return known.index(False)
         return len(known) + self.state.takes(drafts[len(known) :])
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
-        """The masks after each of some drafts that it `takes`."""
+        """What may follow each of some drafts that it `takes`."""
         masks = []
         for token in list(self.forced)[1 : len(drafts) + 1]:
             words = np.zeros_like(self._bits)

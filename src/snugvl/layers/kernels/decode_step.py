@@ -4,7 +4,7 @@
     a few candidates a row ─ take_highest ─► tokens, the next step's ids, lengths + 1
 
 At one sequence each launch costs more than its work: a few microseconds, in a step of one millisecond. So a
-step of a few guessed tokens sets them apart, to attend as those of a decode step do, in one launch, too.
+step of a few drafts sets them apart, to attend as those of a decode step do, in one launch, too.
 """
 
 import torch

@@ -49,7 +49,7 @@ def key_head_of(head, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, TILED: tl.co
 def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr, RATES: tl.constexpr):
     """Rates of a value head's tokens: how much is corrected, and the logarithm of how much is kept.
 
-    `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Those of nobody do
+    `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Padding does
     neither.
     """
     at = rates_of + token.to(tl.int64) * RATES + head
@@ -91,7 +91,7 @@ def correct(
     known = (row < tl.where(context > 1, KEY, 0))[:, None] & (column < VALUE)[None, :]
     w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
     s = tl.load(place, mask=known, other=0)  # an earlier step's: the kernel before this one writes none
-    wait_for_others(PDL)  # whoever ends without it lets others begin too early
+    wait_for_others(PDL)  # a program that ends without it lets others begin too early
     if context == 0:
         return
     line = mixed + begin.to(tl.int64) * CHANNELS

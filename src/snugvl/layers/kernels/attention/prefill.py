@@ -183,7 +183,7 @@ def attend_chunk(
         )  # fmt: skip
     else:
         token = nth * each
-        end = min(context, context - new + token + each)  # nobody here sees beyond
+        end = min(context, context - new + token + each)  # no query here sees beyond
         attend_rows(
             query, keys, values, table, out, begin, token, new, context, kv_head, end, scale,
             ROWS, KV_HEADS, SHARED, DIM, WIDE, BLOCK, STEP, STAGES, WINDOW, True, NATIVE,

@@ -8,7 +8,7 @@ that could fall behind it. Tensors without memory know their shape, dtype, and h
 their storage they begin; in a dry run they also say that they are on a GPU, and code takes that path.
 
 What is compiled lands in Triton's folder on disk, under a name made of the source, the types, the constants
-and the GPU's compute capability. Whoever launches it later finds it there. No GPU memory is used: Triton is
+and the GPU's compute capability. A later launch finds it there. No GPU memory is used: Triton is
 given a driver that knows the capability and nothing else.
 """
 
@@ -178,7 +178,7 @@ def _without_compiler() -> Iterator[None]:
     """Where torch has not imported its own compiler, it doesn't.
 
     What finds out shapes is written in Python, and its first call imports `torch._dynamo` (800 modules, a
-    second; on a new machine five) for nothing but to be told that it is none of that compiler's business.
+    second; on a new machine five) for nothing but the answer that it is not for that compiler.
     """
     if "torch._dynamo" in sys.modules:
         yield
@@ -252,7 +252,7 @@ class Compiler:
     def __init__(
         self, hardware: Hardware, threads: int = 1, said: Callable[[str, str], None] = lambda *_: None
     ) -> None:
-        """`said` is told `BEGINS` and then `ENDS` with the digest of each variant."""
+        """`said` gets `BEGINS` and then `ENDS` with the digest of each variant."""
         self._said = said
         driver.set_active(_DescribedDriver(hardware))
         self._pool = ThreadPoolExecutor(threads)

@@ -132,14 +132,14 @@ def kind(value: Any) -> object:
     return -0x80000000 <= value <= 0x7FFFFFFF if isinstance(value, int) else type(value)
 
 
-Told = Callable[[str, object, str, Callable[[], None]], None]
+Seen = Callable[[str, object, str, Callable[[], None]], None]
 
 
 @contextmanager
-def watched(told: Told) -> Iterator[None]:
+def watched(seen: Seen) -> Iterator[None]:
     """Hand over every launch: the kernel's name, which variant, shapes, and what launches it.
 
-    For a process of its own, which checks kernels: nobody is asked anything where nobody watches.
+    For a process of its own, which checks kernels: without it no launch is slower.
     """
     from triton.runtime.interpreter import InterpretedFunction  # which only tests use
 
@@ -153,7 +153,7 @@ def watched(told: Told) -> Iterator[None]:
 
             def run(*values: object, **constants: object) -> None:
                 variant = kernel.variant(values, constants) if compiled else _interpreted(values, constants)
-                told(name, variant, _shapes(values), partial(launch, *values, **constants))
+                seen(name, variant, _shapes(values), partial(launch, *values, **constants))
 
             return run
 

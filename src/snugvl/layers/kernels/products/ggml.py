@@ -54,7 +54,7 @@ DEEP: Final = 128  # columns of a tile
 
 
 @triton.jit
-def _tile(
+def product_of(
     x, w, count, rows, live, tokens, M, K: tl.constexpr, TYPE: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -102,12 +102,12 @@ def few_rows(
     live = rows < outputs
     count = count.to(tl.int64)
     wait_for_others(PDL)
-    acc = _tile(x, w, count, rows, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
+    acc = product_of(x, w, count, rows, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
     if HAS_BIAS:
         acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
     if SWIGLU:
         others = rows + outputs
-        up = _tile(x, w, count, others, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
+        up = product_of(x, w, count, others, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
         if HAS_BIAS:
             up += tl.load(bias + others, mask=live, other=0).to(tl.float32)[:, None]
         acc = swiglu(acc, up, KIND)

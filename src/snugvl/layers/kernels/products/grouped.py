@@ -19,6 +19,7 @@ import triton.language as tl
 from snugvl.layers.experts import ExpertRound
 from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.device import native_fp8, tensor_cores
+from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products.epilogue import add_residual, swiglu
 from snugvl.layers.kernels.products.gemm import gemm, product_of
 from snugvl.layers.kernels.products.weights import STORED_AS, operands
@@ -165,6 +166,33 @@ def grouped(
     tl.store(out + at, y.to(out.dtype.element_ty), mask=has[:, None] & live[None, :])
 
 
+@launched
+@triton.jit(do_not_specialize=["M"])
+def grouped_blocks(
+    x, w, factors, out, counts, order, slots, M, stored, N, K: tl.constexpr, COUNT: tl.constexpr,
+    WIDE: tl.constexpr, EACH: tl.constexpr, TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, SWIGLU: tl.constexpr, HAS_SLOTS: tl.constexpr, KIND: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """`grouped` with a GGUF's blocks, `stored` rows in all."""
+    slot, pairs, has = tile_of(counts, order, slots, BM, COUNT, WIDE, HAS_SLOTS)
+    if slot < 0:
+        return
+    local = tl.program_id(1) * BN + tl.arange(0, BN)
+    live = local < N
+    rows = slot.to(tl.int64) * (2 * N if SWIGLU else N) + local
+    tokens = tl.where(has, pairs // EACH, M)
+    stored = stored.to(tl.int64)
+    acc = ggml.product_of(x, w, stored, rows, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
+    if SWIGLU:
+        up = ggml.product_of(x, w, stored, rows + N, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
+        acc = swiglu(acc, up, KIND)
+    else:
+        acc = acc.to(KIND).to(tl.float32) * tl.load(factors + pairs, mask=has, other=0)[None, :]
+    at = pairs.to(tl.int64)[:, None] * N + local[None, :]
+    tl.store(out + at, tl.trans(acc).to(out.dtype.element_ty), mask=has[:, None] & live[None, :])
+
+
 class Groups:
     """The pairs of a step, by expert.
 
@@ -196,15 +224,27 @@ class Groups:
         """`factors`: of each pair; None where gate and up become one."""
         outputs, columns = out.shape[1], weights.columns
         rows = 32 if self.low else 64
+        pairs = (factors if factors is not None else x, out, self.counts, self.order)
+        chosen = {
+            "K": columns, "COUNT": self.count, "WIDE": triton.next_power_of_2(self.count), "EACH": each,
+            "BM": self.high, "BN": rows, "SWIGLU": factors is None, "HAS_SLOTS": slots is not None,
+            "KIND": KINDS[x.dtype],
+            "num_warps": 8 if factors is None and not self.low else 4,  # two products at once in registers
+            "num_stages": 3 if x.element_size() == 2 else 1,
+        }  # fmt: skip
+        where = self.counts if slots is None else slots
+        grid = (self.tiles, triton.cdiv(outputs, rows))
+        if weights.format == "ggml":
+            (part,) = weights.parts
+            grouped_blocks[grid](
+                x, weights.data, *pairs, where, len(x), part.rows, outputs, TYPE=ggml.TYPES[part.type],
+                BK=ggml.DEEP, EVEN=columns % ggml.DEEP == 0 and outputs % rows == 0, **chosen,
+            )  # fmt: skip
+            return
         group = gcd(columns, GROUP) if weights.scale is None else weights.group
-        grouped[(self.tiles, triton.cdiv(outputs, rows))](
-            x, *operands(weights), x if factors is None else factors, out, self.counts, self.order,
-            self.counts if slots is None else slots, len(x), outputs, K=columns, COUNT=self.count,
-            WIDE=triton.next_power_of_2(self.count), EACH=each, FORMAT=STORED_AS[weights.format], GROUP=group,
-            BM=self.high, BN=rows, SWIGLU=factors is None, HAS_SLOTS=slots is not None,
-            NATIVE=native_fp8(x.device), KIND=KINDS[x.dtype],
-            num_warps=8 if factors is None and not self.low else 4,  # two products at once in registers
-            num_stages=3 if x.element_size() == 2 else 1,
+        grouped[grid](
+            x, *operands(weights), *pairs, where, len(x), outputs, FORMAT=STORED_AS[weights.format],
+            GROUP=group, NATIVE=native_fp8(x.device), **chosen,
         )  # fmt: skip
 
 
