@@ -9,8 +9,9 @@ for every layer, share caches and hear, aren't known.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from snugvl.checkpoint.architecture import Mixture
 from snugvl.checkpoint.facts import KVLayer, VisionFacts
-from snugvl.checkpoint.families.decoder import Decoder, Experts, read_decoder, sliding, windows_by_type
+from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
 from snugvl.checkpoint.families.traits import Expected, Family, Network, Traits, linear, norm
 from snugvl.checkpoint.families.vision import images_of
 from snugvl.checkpoint.image_rules import FilledArea
@@ -61,7 +62,7 @@ class _Gemma4:
                 yield from norm(f"{layer}.{each}", hidden)
             yield Expected(f"{layer}.layer_scalar", (1,), "other")
             if experts:
-                count, width = experts.count, experts.intermediate
+                count, width = experts.count, experts.width
                 yield Expected(f"{layer}.experts.gate_up_proj", (count, 2 * width, hidden), "expert")
                 yield Expected(f"{layer}.experts.down_proj", (count, hidden, width), "expert")
                 yield Expected(f"{layer}.router.scale", (hidden,), "other")
@@ -109,7 +110,7 @@ def _decoder(text: Section) -> _Gemma4:
     if text.values.get("enable_moe_block"):
         sparse = (True,) * decoder.layers
         count, used = text.count("num_experts"), text.count("top_k_experts")
-        experts = Experts(count, used, text.count("moe_intermediate_size"), sparse)
+        experts = Mixture(count, used, text.count("moe_intermediate_size"), 0, sparse)
     windows = (*windows[:-1], None)  # whatever the file says: transformers' class sets the last one right
     narrow = replace(decoder, windows=windows, qk_norm=True, experts=experts)
     same = text.get("attention_k_eq_v", bool, False)
