@@ -62,7 +62,7 @@ Tell = Callable[[str | KernelVerdict], None]
 def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
     """Look at all kernels of a job; `tell` gets each one's name before it is launched, then verdicts.
 
-    What is found wrong is withdrawn in this process, too. Returns bytes that the driver took meanwhile, which
+    Wrong ones are also withdrawn in this process. Returns bytes that the driver took meanwhile, which
     are kernels, their local memory and libraries; −1 where there is no GPU.
     """
     taken = _driver_bytes(device)
@@ -83,7 +83,7 @@ def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
 
 
 def _driver_bytes(device: torch.device) -> int:
-    """What of a GPU's memory isn't free and isn't torch's; 0 without a GPU."""
+    """Bytes of a GPU's memory that are neither free nor torch's; 0 without a GPU."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)

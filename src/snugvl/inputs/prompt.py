@@ -59,7 +59,7 @@ class _Tokens:
 
 
 class PictureInputs:
-    """How a model that sees is given pictures and videos. `videos`: None where it takes none."""
+    """Prepares pictures and videos for a model that sees. `videos`: None where it takes none."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class PictureInputs:
         return videos.runs(len(part.frames), *part.frames[0].size)
 
     def item(self, part: Picture | Video) -> VisionItem:
-        """Its patches, and where they stand."""
+        """The vision item of a picture or video: its patches with their grid, and its digest."""
         if isinstance(part, Picture):
             return self.images.prepare(part.image, part.max_pixels, part.file)
         return self._videos().prepare(part)

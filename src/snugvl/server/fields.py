@@ -6,9 +6,9 @@
 
 Three kinds of objects, by what they do with a name that neither their fields nor their unsupported ones have:
 
-    Exact   refuse it: our own protocol, where it is a mistake of whoever wrote it
+    Exact   refuse it: our own protocol, where it is a client's mistake
     Part    ignore it: inside of messages and tools, where a client's own history has names of its own
-    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a field that nobody here knows
+    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: an unknown field
 
 Every error has the path of the field as people write it ("messages[0].content[1].type"); `server.errors`
 makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8, finite numbers, no duplicate
@@ -56,7 +56,7 @@ MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuses an object of more entries before each of them is looked at."""
+    """A validator that refuses an object of more than so many entries before it looks at any."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > count:
@@ -181,13 +181,13 @@ class Exact(Strict):
 
 
 class Part(Exact):
-    """A part of a request: of a message, a tool, a format. Names that nobody here knows are ignored."""
+    """A part of a request: of a message, a tool, a format. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Body(Exact):
-    """A request as a whole. Names that nobody here knows are ignored, with a warning."""
+    """A request as a whole. Unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""What a GGUF and its server tell of a model, as `Facts`: pictures, template, control tokens."""
+"""A model's `Facts` from its GGUF and its server: pictures, template, control tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ CONTROL: Final = 3  # the type of a token that stands for no text
 
 
 class PictureTokens(NamedTuple):
-    """What llama.cpp makes of a picture in a prompt: these texts around so many of the placeholder."""
+    """A picture in llama.cpp's prompts: these texts around a number of placeholders."""
 
     begin: str
     placeholder: str
@@ -33,8 +33,8 @@ GEMMA: Final = PictureTokens("<start_of_image>", "<image_soft_token>", "<end_of_
 class GgufModel(NamedTuple):
     """A file's facts.
 
-    `rule`: of its pictures' sizes; None where it isn't known or it sees none. `blind`: why it sees none, and
-    what to do.
+    `rule`: rule of its pictures' sizes; None where unknown, or where it sees none. `blind`: why it sees none,
+    and what to do.
     """
 
     facts: Facts
@@ -43,12 +43,12 @@ class GgufModel(NamedTuple):
 
     @property
     def picture(self) -> PictureTokens:
-        """What stands for a picture in its prompts."""
+        """The tokens of a picture in its prompts."""
         return GEMMA if isinstance(self.rule, FixedSquare) else QWEN
 
 
 def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> GgufModel:
-    """What a file on this machine tells. Takes a moment: call it in a thread.
+    """Read the facts of a file on this machine. Takes a moment: call it in a thread.
 
     Args:
         projector: its mmproj; None where it runs without.
@@ -107,7 +107,7 @@ def control_tokens(path: Path) -> tuple[str, ...]:
 
 
 def template_of(served: ServedGguf) -> ChatTemplate | None:
-    """Its chat template; None where that is none."""
+    """The server's chat template; None where it is no valid one."""
     try:
         return ChatTemplate(
             served.template,
@@ -119,7 +119,7 @@ def template_of(served: ServedGguf) -> ChatTemplate | None:
 
 
 def complete(facts: Facts, served: ServedGguf, template: ChatTemplate | None) -> Facts:
-    """The facts, and what the server told."""
+    """The facts, completed with the server's."""
     facts = replace(
         facts,
         images=served.sees if facts.images is None else facts.images and served.sees,

@@ -45,7 +45,7 @@ MAX_QUOTED: Final = 200
 
 @dataclass(slots=True)
 class _LlamacppLife:
-    """What is kept of a life of llama.cpp."""
+    """Own data about a life of llama.cpp (`Session.own`)."""
 
     gauge: LlamacppGauge
     speaker: RequestBuilder

@@ -144,7 +144,7 @@ def _first_start(order: Order, kernels: KernelsAhead, report: Progress) -> Kerne
 
 
 def checked_on(place: TargetDevice) -> CheckedOn:
-    """What a check of a GPU holds for."""
+    """The place for which a check of a GPU holds."""
     import triton  # which only GPUs bring
 
     facts = torch.cuda.get_device_properties(place.device)
@@ -261,6 +261,7 @@ def main() -> None:
 
     device = torch.device(name)
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)  # torch's limit is one card's
         torch.cuda.set_device(device.index or 0)
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(max(min(limit_bytes / total, 1.0), 0.01), device)

@@ -1,10 +1,10 @@
-"""The engine's process, begun before anybody knows what it will load.
+"""The engine's process, begun before it is known what it will load.
 
 Importing torch takes most of a start. So the command begins the process first and plans meanwhile; it imports
 little here for the same reason.
 
     Launched ─ taken by the first life of a `SupervisedEngine` ─► it ends it
-        └───── nobody took it (the plan says vLLM, or nothing fits) ─► abandoned
+        └───── not taken (the plan says vLLM, or nothing fits) ─► abandoned
 """
 
 import os
@@ -58,13 +58,13 @@ class Launched:
         self.abandon()
 
     def take(self) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-        """The process and our end; who takes them ends them."""
+        """(the process, our end of the socket); the caller ends them."""
         assert not self._taken, "a process is taken once"
         self._taken = True
         return self._popen, self._socket
 
     def abandon(self) -> None:
-        """End the process if nobody took it. Safe to call twice."""
+        """End the process if it wasn't taken. Safe to call twice."""
         if not self._taken:
             self._taken = True
             self._socket.close()
@@ -97,5 +97,5 @@ def _process(command: list[str], descriptors: tuple[int, ...]) -> "subprocess.Po
 
 
 def without_secrets(environ: Mapping[str, str], but: Container[str] = ()) -> dict[str, str]:
-    """What a child sees of the environment: it needs no key of the server's or of anybody else's."""
+    """The environment of a child: without keys, tokens and passwords, which it doesn't need."""
     return {name: value for name, value in environ.items() if name in but or not _SECRET.search(name)}

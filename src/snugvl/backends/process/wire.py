@@ -98,7 +98,7 @@ _LENGTH = Struct("!Q")
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice(LoadOptions):
-    """What an engine's process loads: what was said, and what the plan made of it.
+    """The choice that an engine's process loads: the options, and the plan's allocation.
 
     Attributes:
         engine: which backend loads it.

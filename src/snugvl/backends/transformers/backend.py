@@ -52,7 +52,7 @@ class TransformersBackend(Hosted[ModelPrompt]):
         return {"weights": sum(self._weights.values()), **self._engine.memory()}
 
     def stats(self) -> Load:
-        """What the engine is doing."""
+        """Load and counters of the engine."""
         return self._engine.stats()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class TransformersBackend(Hosted[ModelPrompt]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedParts:
-    """What was loaded, and how.
+    """The loaded model, with its settings.
 
     Attributes:
         placed: module to device, or None for plain host memory.
@@ -95,14 +95,14 @@ class LoadedParts:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the GPU, unless nothing is there."""
+        """The device of inputs: the GPU, unless nothing is there."""
         on_gpu = self.placed is None or str(self.place.device) in self.placed.values()
         return self.place.device if on_gpu else torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """A backend, its weights and what else is planned, in bytes by row of the ledger."""
+    """A backend, with the bytes of its weights and of the plan, by row of the ledger."""
 
     backend: TransformersBackend
     weights: Mapping[str, int]

@@ -79,7 +79,7 @@ class Preparer(PromptMaker[ModelPrompt]):
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model writes calls of tools, by the chat template."""
+        """The form of tool calls, by the chat template."""
         return self._style.template.tool_form
 
     @property
@@ -183,7 +183,7 @@ class Preparer(PromptMaker[ModelPrompt]):
     def _pictures(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
         """Pictures, each as large as its own limit and the model's allow.
 
-        A processor is told one limit for all pictures of a request: the smallest.
+        A processor takes one limit for all pictures of a request: the smallest.
         """
         pictures = [part for part in parts if isinstance(part, Picture)]
         if not pictures:
@@ -268,7 +268,7 @@ class Preparer(PromptMaker[ModelPrompt]):
 
 
 def _style_of(inputs: Inputs, image_text: str) -> _Style:
-    """How this checkpoint's template wants content.
+    """The style in which this checkpoint's template wants content.
 
     Raises:
         CheckpointError: it has none, or it shows no text in any way.

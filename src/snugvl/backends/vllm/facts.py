@@ -1,4 +1,4 @@
-"""What a checkpoint on this machine tells, and vLLM doesn't: pictures, template, control tokens.
+"""Facts of a checkpoint on this machine that vLLM doesn't report: pictures, template, control tokens.
 
 A model that is not here (vLLM may download it itself, or have it on another machine) stays unknown.
 """

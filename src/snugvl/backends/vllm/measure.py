@@ -137,7 +137,8 @@ _WANTED: Final = (*_SUMS, _USAGE, _CONFIG)
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What vLLM does. `kv_usage`: part of the KV cache that requests hold, from 0 to 1."""
+    """vLLM's load and counters. `kv_usage`: part of the KV cache in use, 0 to 1; `kv_bytes`: its size or
+    None."""
 
     load: Load
     kv_usage: float
@@ -145,7 +146,7 @@ class Counters:
 
 
 def read_counters(text: str) -> Counters:
-    """The counters of all engines of one server."""
+    """The counters in the text of `/metrics`, summed over all engines of one server."""
     sums: dict[str, Any] = dict.fromkeys(_SUMS.values(), 0)
     usages: list[float] = []
     config: Mapping[str, str] = {}

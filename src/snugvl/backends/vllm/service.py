@@ -85,7 +85,7 @@ class VllmApi(ChildApi):
 
 
 class Sleeper:
-    """Gives the GPU's memory back while nobody asks (vLLM's sleep mode), and takes it for the next request.
+    """Frees the GPU's memory while there are no requests (vLLM's sleep mode), and takes it for the next one.
 
     awake ── idle for so long ──► POST /sleep ──► asleep ── a request ──► POST /wake_up ──► awake
 
@@ -102,7 +102,7 @@ class Sleeper:
         self.asleep = False
 
     async def doze(self) -> None:
-        """Sleep whenever nothing ran for long enough. Never ends, unless vLLM can't sleep."""
+        """Put vLLM to sleep whenever nothing ran for long enough. Returns only where vLLM can't sleep."""
         busy_at = time.monotonic()
         pause_s = min(SLEEP_POLL_S, self._after_s / 4)
         while True:
@@ -117,7 +117,7 @@ class Sleeper:
                     return
 
     async def wake(self) -> None:
-        """Return once it is awake.
+        """Wake vLLM if it sleeps, and wait until it is awake.
 
         Raises:
             EngineError: it can't wake up.
@@ -143,7 +143,7 @@ class Sleeper:
 
 @dataclass(slots=True)
 class _VllmLife:
-    """What is kept of a life of vLLM."""
+    """Own data about a life of vLLM (`Session.own`)."""
 
     gauge: VllmGauge
     measured: Measured
@@ -266,7 +266,7 @@ class VllmEngine(ChildEngine):
         return str(answer.get("prompt", ""))
 
     async def _room(self, prompt: str | tuple[int, ...], session: Session) -> int:
-        """Tokens that the context leaves for the answer to a bare prompt."""
+        """Number of tokens that the context leaves for the answer to a bare prompt."""
         length = len(prompt)
         if isinstance(prompt, str):
             refuse_control_tokens(prompt, session.model.facts, "prompt")
@@ -281,7 +281,7 @@ def _api(session: Session) -> VllmApi:
 
 
 def _stall_error(how: str, written: Log, choice: VllmChoice) -> EngineError:
-    """A start that does nothing any more. `how`: since when, in a clause."""
+    """The error of a start that does nothing any more. `how`: since when, as a clause."""
     last = (
         f'its last line: "{shorten(written.last, MAX_QUOTED)}"' if written.last else "it has written no line"
     )

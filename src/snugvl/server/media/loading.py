@@ -124,7 +124,7 @@ class _File:
 
 @dataclass(slots=True)
 class _Batch:
-    """What the files of one request come to, while they are fetched.
+    """The sizes of one request's files while they are fetched.
 
     Attributes:
         owner: the request, as the budget knows it.
@@ -375,7 +375,7 @@ class RequestMedia:
         counted: bool = False,
         sizes: bool = False,
     ) -> None:
-        """What every picture of the request has in common.
+        """Settings that all pictures of the request have in common.
 
         Args:
             attachments: files of a multipart upload by name, which "attachment:NAME" refers to; None where a
@@ -466,7 +466,7 @@ def _anywhere(_: Address) -> bool:
 
 
 def _called(kind: str, field: str) -> str:
-    """How errors call a picture or video: by its field, unless the field is called the same."""
+    """The name of a picture or video in errors: by its field, unless the field has the same name."""
     return f"the {kind}" if field == kind else f"the {kind} at {field}"
 
 

@@ -76,7 +76,8 @@ class AnswerMessage(BaseModel):
 
 
 class AnswerLine(BaseModel):
-    """What every answer has. Durations are in nanoseconds; counts and durations come with the last line."""
+    """The common fields of answers. Durations are in nanoseconds; counts and durations come with the last
+    line."""
 
     model: str
     created_at: str

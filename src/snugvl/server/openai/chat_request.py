@@ -284,7 +284,8 @@ def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
 
 
 def parts_of(content: str | Sequence[Any], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
-    """Content of anybody. `found`: its pictures and videos by path; `field`: the content's path."""
+    """Content of a message of any role. `found`: its pictures and videos by path; `field`: the content's
+    path."""
     if isinstance(content, str):
         return (Text(content),)
     places = (f"{field}[{index}]" for index in range(len(content)))
@@ -292,14 +293,14 @@ def parts_of(content: str | Sequence[Any], found: Mapping[str, Found], field: st
 
 
 def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
-    """The pictures and videos of such content by path."""
+    """Pictures and videos of a content, by their paths in the request."""
     if isinstance(content, str):
         return {}
     return {f"{field}[{index}]": part for index, part in enumerate(content) if not isinstance(part, TextPart)}
 
 
 def _ref(part: MediaPart, field: str, notes: Notes) -> MediaRef:
-    """What a part refers to; `field` is the part's path."""
+    """The URL or attachment of a part; `field` is the part's path."""
     if isinstance(part, ImagePart) and (part.min_pixels or getattr(part.image_url, "min_pixels", None)):
         notes.warn(f"ignored {field}.min_pixels")
     match part:
@@ -333,7 +334,7 @@ class SystemMessage(RequestPart):
 
 
 class UserMessage(RequestPart):
-    """What the user said, with pictures and videos."""
+    """A user's message, with pictures and videos."""
 
     unsupported: ClassVar[UnsupportedFields] = PICTURE_PART
 
@@ -358,7 +359,7 @@ class AssistantCall(RequestPart):
 
 
 class AssistantMessage(RequestPart):
-    """What the model answered before."""
+    """An earlier answer of the model."""
 
     unsupported: ClassVar[UnsupportedFields] = WRITTEN
 
@@ -376,7 +377,7 @@ class AssistantMessage(RequestPart):
 
 
 class ToolMessage(RequestPart):
-    """What a tool answered, with pictures and videos."""
+    """A tool's result, with pictures and videos."""
 
     role: Literal["tool"]
     content: UserContent

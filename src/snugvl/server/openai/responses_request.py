@@ -384,7 +384,7 @@ class CustomCallItem(CallItem):
 
 
 class FunctionCallOutput(RequestPart):
-    """What a function or a free-form tool answered, with pictures."""
+    """The result of a function or a free-form tool, with pictures."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -535,7 +535,7 @@ class TextForm(RequestPart):
 
 
 class ReasoningOptions(RequestPart):
-    """How much the model may think before it answers."""
+    """Options of the model's reasoning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "reasoning."
@@ -544,7 +544,7 @@ class ReasoningOptions(RequestPart):
 
 
 class ResponseStreamOptions(RequestPart):
-    """What a stream has besides its events."""
+    """Options of a stream."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
@@ -583,7 +583,7 @@ class ResponseRequest(Body):
 
     @property
     def effort(self) -> Effort | None:
-        """How much the model may think."""
+        """The reasoning effort, as a variable of the chat template."""
         return None if self.reasoning is None else self.reasoning.effort
 
     @property
@@ -592,7 +592,7 @@ class ResponseRequest(Body):
         return LOGPROBS in (self.include or ())
 
     def tool_use(self, notes: Notes) -> ToolUse | None:
-        """What the tools ask of the engine.
+        """The tool use for the engine.
 
         Raises:
             RequestError: tools and choice don't fit.
