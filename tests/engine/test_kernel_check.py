@@ -19,7 +19,7 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import CompileJob, _batch, network_from
 from snugvl.layers.replaced import plainly, recordable, usable, withdraw, withdrawn
 from snugvl.models.loader import Storage
-from tests.engine.check_jobs import FP8, QWEN3_5, QWEN3_VL, tiny_job
+from tests.engine.check_jobs import FP8, MIXTURE, QWEN3_5, QWEN3_VL, tiny_job
 from tests.engine.check_jobs import as_on_a_gpu as as_on_a_gpu
 
 CPU = torch.device("cpu")
@@ -33,6 +33,8 @@ JOBS: dict[str, Callable[[], CompileJob]] = {
     "int6": lambda: tiny_job(Storage("int6", "int8"), most=34),
     "Qwen3.5": lambda: tiny_job(Storage("bf16"), "bf16", QWEN3_5, most=9),
     "GGUF": lambda: tiny_job(Storage("int4"), "bf16", blocks=True, most=66),
+    "a mixture": lambda: tiny_job(Storage("bf16"), "bf16", MIXTURE, sees=False),
+    "a mixture's GGUF": lambda: tiny_job(Storage("int4"), "bf16", MIXTURE, blocks=True, sees=False),
     "int8, long": lambda: tiny_job(Storage("int8"), most=194),
 }
 checked: set[str] = set()  # kernels that were found right, by all of these

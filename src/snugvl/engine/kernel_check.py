@@ -155,7 +155,10 @@ class Checker:
             self._launched = {}
             result = call()
             _wait()
-            return result, [(tensor.clone(), close) for tensor, close in _tensors((result, given))]
+            made, place = list(_tensors(result)), {tensor.data_ptr() for tensor, _ in _tensors(result)}
+            # An input that the result takes the place of may be left as it was.
+            made += [(t, math.inf if t.data_ptr() in place else close) for t, close in _tensors(given)]
+            return result, [(tensor.clone(), close) for tensor, close in made]
 
         def plain() -> Any:
             with plainly():
@@ -227,7 +230,9 @@ def compared(
 ) -> tuple[float, str]:
     """The largest of the errors, as a share of what torch found; what is wrong, or "" where nothing is."""
     worst, wrong = 0.0, ""
-    for (mine, close), (right, _) in zip(ours, twins, strict=True):
+    for (mine, close), (right, other) in zip(ours, twins, strict=True):
+        if math.isinf(max(close, other)):
+            continue
         if not right.is_floating_point():
             if not torch.equal(mine, right):
                 wrong = wrong or f"{int((mine != right).sum())} of {right.numel()} whole numbers differ"
