@@ -218,6 +218,11 @@ class QuantizeJob:
         """
         self.out, self.bits = out, bits
         folder = source_of(options.model, out)
+        if read_config(folder).text.mixture is not None:
+            raise UnsupportedModel(
+                f"{options.model} is a mixture of experts, which can't be calibrated yet; --weights int4 (or "
+                "int8) rounds it while it is loaded"
+            )
         self._place = place_on(device_of(options.device), options.memory_bytes)
         wide = options.dtype == "float32" or (options.dtype == "auto" and self._place.device.type == "cpu")
         self.side = Participant(options, Settings("native", float32=wide), self._place, options.max_pixels)
