@@ -266,9 +266,11 @@ class Products:
 
     def one(self, weights: Weights) -> torch.Tensor:
         """The product as the package computes it."""
-        return linear.product(
+        made = linear.product(
             self.x, weights, norm=self.norm, eps=1e-6, residual=self.residual, swiglu=self.swiglu
         )
+        assert made is not None
+        return made
 
     def all(self) -> None:
         """One after the other."""

@@ -22,15 +22,14 @@ from snugvl.inputs.grammar import AT_ONCE_BYTES
 from snugvl.inputs.prompt import COUNTED_CONTEXTS
 from snugvl.inputs.trials import CPU_S, GRAMMAR_BYTES
 from snugvl.server import access, app, body, connection, errors, receiving, unsupported, vision
-from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from snugvl.server.anthropic import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Body, Strict
 from snugvl.server.forms import MAX_ARGUMENTS
 from snugvl.server.media import urls
-from snugvl.server.media.loading import MAX_MEDIA
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.loading import MAX_MEDIA, MediaSettings
 from snugvl.server.metrics import Metrics
-from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
-from snugvl.server.openai import constraints as asked
+from snugvl.server.ollama.request import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
+from snugvl.server.openai import chat_request as asked
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHARACTERS as MAX_PROMPT_CHARACTERS
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest

@@ -16,9 +16,8 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.core.messages import Picture, Video, user
 from snugvl.errors import ImageError, RequestError
-from snugvl.inputs.pixels import ImagePreprocessor
+from snugvl.inputs.pixels import ImagePreprocessor, read_video_preprocessor
 from snugvl.inputs.prompt import Processor
-from snugvl.inputs.video import read_video_preprocessor
 from snugvl.models.rope import mrope_positions
 from tests import qwen2_5_vl
 from tests.inputs.test_prompt import ANSWER, SYSTEM, ask_oracle, clip, noise

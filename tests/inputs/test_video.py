@@ -17,8 +17,8 @@ from PIL import Image
 from snugvl.core.messages import Video
 from snugvl.errors import CheckpointError, RequestTooLarge
 from snugvl.inputs.frames import VideoLimits, frame_indices
+from snugvl.inputs.pixels import PositionedVideoPreprocessor, VideoPreprocessor
 from snugvl.inputs.settings import read_pixel_settings
-from snugvl.inputs.video import PositionedVideoPreprocessor, VideoPreprocessor
 
 
 @pytest.fixture(scope="session")

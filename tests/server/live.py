@@ -19,8 +19,7 @@ from snugvl.server.connection import address_of, listen, uvicorn_config
 from snugvl.server.context import Context
 from snugvl.server.media.decoders import Decoders, memory_for_pictures
 from snugvl.server.media.fetch import Fetcher
-from snugvl.server.media.loading import MediaLoader
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.loading import MediaLoader, MediaSettings
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S
 

@@ -15,16 +15,16 @@ from PIL import Image
 
 from snugvl.core.messages import Message, Picture, Text, ToolCall
 from snugvl.inputs.tools import in_text
-from snugvl.server.anthropic import conversation as anthropic
-from snugvl.server.anthropic.schemas import MessagesRequest
+from snugvl.server import anthropic
+from snugvl.server.anthropic import MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS
 from snugvl.server.media.loading import MAX_MEDIA, MediaLoader, MediaRef, RequestMedia
-from snugvl.server.ollama import conversation as ollama
-from snugvl.server.ollama.schemas import ChatRequest
+from snugvl.server.ollama import request as ollama
+from snugvl.server.ollama.request import ChatRequest
 from snugvl.server.openai import responses_request as responses
 from snugvl.server.openai.chat import ChatCompletionRequest
-from snugvl.server.openai.messages import MAX_PARTS
-from snugvl.server.openai.messages import conversation_of as chat_conversation
+from snugvl.server.openai.chat_request import MAX_PARTS
+from snugvl.server.openai.chat_request import conversation_of as chat_conversation
 from snugvl.server.record import Notes, RequestRecord
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live

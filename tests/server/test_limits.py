@@ -81,7 +81,7 @@ def test_a_body_without_a_length_is_counted_as_it_comes() -> None:
 
 
 def test_a_body_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.server.logs.LINGER_S", 0.1)
+    monkeypatch.setattr("snugvl.server.app.LINGER_S", 0.1)
     with live(FakeService(), ServerSettings(read_timeout_s=0.2)) as base:
         answer = answered(base, head(100))
         assert answer.startswith(b"HTTP/1.1 408")

@@ -7,12 +7,12 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
 
-from snugvl.server.anthropic.schemas import MessagesRequest
+from snugvl.server.anthropic import MessagesRequest
 from snugvl.server.app import create_app
 from snugvl.server.context import Context
 from snugvl.server.fields import MAX_NAME
 from snugvl.server.media.loading import MediaLoader
-from snugvl.server.ollama.schemas import ChatRequest as OllamaRequest
+from snugvl.server.ollama.request import ChatRequest as OllamaRequest
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.settings import ServerSettings

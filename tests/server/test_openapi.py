@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from snugvl.server.access import open_to_all
-from snugvl.server.app import FORMS, responses_of
+from snugvl.server.app import FORMS
 from tests.server.fake import FakeService
 from tests.server.live import live
 
@@ -87,7 +87,3 @@ def test_what_needs_a_key_says_so(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"].keys() == {"bearer", "x-api-key"}
     for path, method, operation in operations(document):
         assert ("security" in operation) != open_to_all(path), f"{method} {path}"
-
-
-def test_more_errors_of_one_route() -> None:
-    assert responses_of(502, family="ollama")[502]["model"] is FORMS["ollama"]

@@ -10,8 +10,8 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from snugvl.core.messages import Text, ToolCall
-from snugvl.server.anthropic.schemas import MessagesRequest
-from snugvl.server.ollama.schemas import ChatRequest
+from snugvl.server.anthropic import MessagesRequest
+from snugvl.server.ollama.request import ChatRequest
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import CompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest

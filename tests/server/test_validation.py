@@ -13,7 +13,7 @@ import pytest
 
 from snugvl.inputs.trials import Trials
 from snugvl.inputs.valid import broken
-from snugvl.server import validation
+from snugvl.server import context as validation
 from tests.patience import PATIENCE_S
 from tests.server.fake import CAPABILITIES
 from tests.server.live import asking

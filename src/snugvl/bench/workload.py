@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw
 
 from snugvl.client import Client
 from snugvl.client.connection import Address, address_of
-from snugvl.client.failures import told
+from snugvl.client.failures import translating
 from snugvl.core.training import UNLEARNED
 from snugvl.errors import (
     EngineError,
@@ -258,7 +258,7 @@ class _Probe:
         """One streamed request; its usage, empty where the server tells none."""
         fields = {"model": manner.model, "messages": [asked], "max_tokens": PROBE_TOKENS, "stream": True}
         usage: dict[str, Any] = {}
-        with told(self._address), warnings.catch_warnings():
+        with translating(self._address), warnings.catch_warnings():
             # Nobody reads what is answered to random pictures and words.
             warnings.filterwarnings("ignore", f".*{UNLEARNED}", SnugvlWarning)
             stream = self._client.openai.post(

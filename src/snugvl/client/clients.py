@@ -81,7 +81,7 @@ class Client(calls.Requester, Tasks):
 
     def health(self) -> Health:
         """Where the engine stands, ready or not; one try."""
-        with failures.told(self._address):
+        with failures.translating(self._address):
             try:
                 value = self._once().get(self._address.url("/health"), cast_to=object)
             except openai.APIStatusError as error:
@@ -90,13 +90,13 @@ class Client(calls.Requester, Tasks):
 
     def memory(self) -> Memory:
         """The ledger, planned and measured, and what the engine is doing; one try."""
-        with failures.told(self._address):
+        with failures.translating(self._address):
             value = self._once().get(self._address.url("/memory"), cast_to=object)
         return understood(answers.memory, value)
 
     def get(self, path: str) -> Any:
         """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
-        with failures.told(self._address):
+        with failures.translating(self._address):
             return self.openai.get(self._address.url(path), cast_to=object)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class ClientStream:
 
     def __iter__(self) -> Iterator[Delta]:
         finished = False
-        with failures.told(self._address, self._call.body):
+        with failures.translating(self._address, self._call.body):
             for event in self._events:
                 for delta in understood(self._call.read, event):
                     finished = finished or delta.finish_reason is not None
@@ -206,7 +206,7 @@ class AsyncClient(
 
     async def health(self) -> Health:
         """Where the engine stands, ready or not; one try."""
-        with failures.told(self._address):
+        with failures.translating(self._address):
             try:
                 value = await self._once().get(self._address.url("/health"), cast_to=object)
             except openai.APIStatusError as error:
@@ -215,13 +215,13 @@ class AsyncClient(
 
     async def memory(self) -> Memory:
         """The ledger, planned and measured, and what the engine is doing; one try."""
-        with failures.told(self._address):
+        with failures.translating(self._address):
             value = await self._once().get(self._address.url("/memory"), cast_to=object)
         return understood(answers.memory, value)
 
     async def get(self, path: str) -> Any:
         """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
-        with failures.told(self._address):
+        with failures.translating(self._address):
             return await self.openai.get(self._address.url(path), cast_to=object)
 
     async def close(self) -> None:
@@ -264,7 +264,7 @@ class AsyncClientStream:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         finished = False
-        with failures.told(self._address, self._call.body):
+        with failures.translating(self._address, self._call.body):
             async for event in self._events:
                 for delta in understood(self._call.read, event):
                     finished = finished or delta.finish_reason is not None

@@ -41,7 +41,7 @@ _NO_TLS: Final = "WRONG_VERSION_NUMBER"  # OpenSSL's word for an answer that isn
 
 
 @contextmanager
-def told(address: Address, body: object = None) -> Iterator[None]:
+def translating(address: Address, body: object = None) -> Iterator[None]:
     """Turns the SDK's and the network's exceptions into ours.
 
     Args:
@@ -58,10 +58,10 @@ def told(address: Address, body: object = None) -> Iterator[None]:
 
 @contextmanager
 def sending(address: Address, body: object) -> Iterator[None]:
-    """`told` of a request that is sent within the block; warnings have the names, too."""
+    """`translating` of a request that is sent within the block; warnings have the names, too."""
     before = sent.set(body)
     try:
-        with told(address, body):
+        with translating(address, body):
             yield
     finally:
         sent.reset(before)

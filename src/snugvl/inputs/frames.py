@@ -22,7 +22,7 @@ from PIL import Image
 from snugvl.core.messages import Video
 from snugvl.core.sizes import MIB
 from snugvl.errors import ImageError, ImageTooLarge
-from snugvl.inputs import iso_media
+from snugvl.inputs import looks_like
 from snugvl.inputs.image import FORMATS, to_rgb
 
 _ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF", "HEIF")
@@ -81,7 +81,7 @@ def preload() -> None:
 
 def is_video(data: bytes) -> bool:
     """Whether a file is a video, by its content. Animations are pictures unless a video is asked for."""
-    return _container(data) is not None and iso_media.kind_of(data) not in ("HEIF", "AVIF")
+    return _container(data) is not None and looks_like.kind_of(data) not in ("HEIF", "AVIF")
 
 
 def open_video(data: bytes, name: str) -> Video:
@@ -141,8 +141,8 @@ def scaled_size(width: int, height: int, frames: int, limits: VideoLimits) -> tu
 
 def _container(data: bytes) -> str | None:
     """FFmpeg's name of the container, by content; None for what Pillow may read."""
-    kind = iso_media.kind_of(data)
-    if kind in ("film", "sequence") or (kind == "HEIF" and iso_media.has_track(data)):
+    kind = looks_like.kind_of(data)
+    if kind in ("film", "sequence") or (kind == "HEIF" and looks_like.has_track(data)):
         return "mov"
     if data.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"
@@ -212,7 +212,7 @@ def _decode_container(data: bytes, kind: str, limits: VideoLimits, fps: float, n
             f"{name} is a video file, and PyAV, which reads those, is not installed: "
             "pip install 'snugvl[video]', or send its frames as a list of pictures"
         )
-    with av.open(BytesIO(iso_media.hide(data, b"meta")), format=kind, metadata_errors="ignore") as container:
+    with av.open(BytesIO(looks_like.hide(data, b"meta")), format=kind, metadata_errors="ignore") as container:
         if not container.streams.video:
             raise ImageError(f"{name} has no video in it; send a video, or a picture")
         stream = container.streams.video[0]

@@ -32,7 +32,7 @@ from PIL import (
 )
 
 from snugvl.errors import ImageError, ImageTooLarge, warn
-from snugvl.inputs import iso_media
+from snugvl.inputs import looks_like
 from snugvl.inputs.looks_like import describe
 
 try:
@@ -260,7 +260,7 @@ def _quiet() -> Iterator[None]:
 def _open_header(data: bytes, name: str, quote: bool) -> Image.Image:
     try:
         with _quiet():
-            return Image.open(BytesIO(iso_media.hide(data, b"moov")), formats=FORMATS)
+            return Image.open(BytesIO(looks_like.hide(data, b"moov")), formats=FORMATS)
     except Image.DecompressionBombError:
         raise ImageTooLarge(f"{name} is far larger than 100 million pixels; scale it down first") from None
     except Exception:  # an unknown format, or a header that its plugin stumbles over

@@ -79,8 +79,9 @@ def _drawn(name: str, number: int | None = None) -> Image:
     with _opened(name) as (document, held):
         if number is None:
             if len(document) > 1:
-                told = f"{name} has {len(document):,} pages, and a picture is one"
-                raise ImageError(f"{told}: name it, as {name}#page=1")
+                raise ImageError(
+                    f"{name} has {len(document):,} pages, and a picture is one: name it, as {name}#page=1"
+                )
             number = 1
         if not 1 <= number <= len(document):
             raise ImageError(f"{name} has {len(document):,} pages, and no page {number}")

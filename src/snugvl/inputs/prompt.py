@@ -37,12 +37,11 @@ from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
 from snugvl.inputs.defusing import defused
-from snugvl.inputs.pixels import ImagePreprocessor
+from snugvl.inputs.pixels import ImagePreprocessor, VideoPreprocessor, read_video_preprocessor
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.settings import PixelSettings
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.in_text import tool_json
-from snugvl.inputs.video import VideoPreprocessor, read_video_preprocessor
 
 COUNTED_CONTEXTS = 4  # what is only counted may be so many times as long as what is answered
 

@@ -152,10 +152,10 @@ def turns(said: Spoken | Sequence[Spoken], system: str | None = None) -> list[Tu
         found = [_turn(one, f"messages[{index}]") for index, one in enumerate(said)]
     else:
         found = [_turn(said, "the message")]
-    return [*told(system), *found]
+    return [*system_turn(system), *found]
 
 
-def told(system: str | None) -> tuple[Turn, ...]:
+def system_turn(system: str | None) -> tuple[Turn, ...]:
     """System prompt as a turn of its own; no turn where there is none.
 
     Raises:

@@ -196,10 +196,10 @@ def serve(verdict: Callable[[str], tuple[str, object]], most_bytes: int | None =
         verdict: what is wrong with a question, or nothing, and what it has made, whose memory is measured.
         most_bytes: that the work on one question may take; what asks for more ends the process.
     """
-    asked, told = sys.stdin.buffer, sys.stdout.buffer
+    questions, answers = sys.stdin.buffer, sys.stdout.buffer
     first = None
-    while len(head := asked.read(LENGTH.size)) == LENGTH.size:
-        question = asked.read(LENGTH.unpack(head)[0]).decode()
+    while len(head := questions.read(LENGTH.size)) == LENGTH.size:
+        question = questions.read(LENGTH.unpack(head)[0]).decode()
         give_back_heap()  # or what a question before it has left would hide what this one takes
         size, before = _memory()
         first = before if first is None else first
@@ -212,8 +212,8 @@ def serve(verdict: Callable[[str], tuple[str, object]], most_bytes: int | None =
         del made
         memory = {"held_bytes": max(after - before, 0), "grown_bytes": after - first}
         answer = json.dumps({"error": error, **memory}).encode()
-        told.write(LENGTH.pack(len(answer)) + answer)
-        told.flush()
+        answers.write(LENGTH.pack(len(answer)) + answer)
+        answers.flush()
     os._exit(0)  # at once: whoever asked is gone
 
 

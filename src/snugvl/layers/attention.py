@@ -162,7 +162,7 @@ def _each(
     assert each is not None
     assert each.lengths is not None
     keys, values, _ = where
-    parts = (part.split(4 * FEW) for part in (query, each.block_tables, each.lengths))
+    parts = (torch.split(part, 4 * FEW) for part in (query, each.block_tables, each.lengths))
     return torch.cat(
         [
             decode(q, keys, values, tables, lengths, metadata.block_size, scale, window)

@@ -27,10 +27,17 @@ _WIDE_ROWS = 4096  # dequantized at a time by the plain path
 class Linear(nn.Module):
     """`[columns] → [rows]`, by default with the weights as a parameter of the network's dtype."""
 
-    def __init__(self, columns: int, rows: int, *, bias: bool = False, quantises: bool = True) -> None:
-        """`quantises`: whether its weights may take another format than the network's."""
+    def __init__(
+        self, columns: int, rows: int, *, bias: bool = False, quantises: bool = True, unit: int = 0
+    ) -> None:
+        """A matrix without values.
+
+        Args:
+            quantises: whether its weights may take another format than the network's.
+            unit: rows of each of the matrices that stand below one another in it; 0 where it is one.
+        """
         super().__init__()
-        self.rows, self.columns, self.quantises = rows, columns, quantises
+        self.rows, self.columns, self.quantises, self.unit = rows, columns, quantises, unit
         self.format: FormatName = "bf16"
         self.group = GROUP
         self.parts: tuple[TypedRows, ...] = ()

@@ -15,7 +15,8 @@ import torch
 # kind of step takes the other's kernels first.
 _ON_HOST: Final = (
     {"rope_and_cache"}, {"convolve"}, {"slide"}, {"correct"}, {"solve"}, {"scan"}, {"gate"},
-    {"attend_chunk", "attend_splits"}, {"attend_chunk", "merge_splits"},
+    {"sort_pairs"}, {"grouped"}, {"grouped_blocks"}, {"attend_chunk", "attend_splits"},
+    {"attend_chunk", "merge_splits"},
 )  # fmt: skip
 _withdrawn: set[str] = set()
 _plainly: list[bool] = []

@@ -179,6 +179,7 @@ class GatedDeltaNet(nn.Module):
         layer = convolution.DeltaNet(
             *(self.conv1d.weight, self.A_log, self.dt_bias, self.norm.weight, self.norm.eps),
             *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS),
+            tiled=sizes.tiled,
         )
         where = (states.inputs[self.layer], states.recurrent[self.layer], metadata.state_slots)
         ends = (None if metadata.decodes else metadata.starts, metadata.lengths)
@@ -221,7 +222,7 @@ class GatedDeltaNet(nn.Module):
         query, key, value = torch.split(mixed, [keys, keys, sizes.values], dim=-1)
         shape = (len(mixed), -1, sizes.key_dim)
         value = value.view(len(mixed), -1, sizes.value_dim)
-        return Rule(query.view(shape), key.view(shape), value, decay, beta)
+        return Rule(query.view(shape), key.view(shape), value, decay, beta, sizes.tiled)
 
     def _step(self, mixed: torch.Tensor, states: StateCache, state_slots: torch.Tensor) -> torch.Tensor:
         """The convolution at one token `[sequences, channels]` of each of the sequences at `state_slots`."""

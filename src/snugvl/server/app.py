@@ -1,7 +1,15 @@
-"""The app: routes and middleware, put together, and the OpenAPI document of it."""
+"""The app: routes and middleware, put together, its outermost layer, and the OpenAPI document of it.
+
+The outermost layer (`Logs`) sees to a record for every request, one access line, and an answer whatever
+happens. The line holds no prompt, image, query string or key:
+
+    POST /v1/chat/completions 200 412.3 ms id=… key=5994471a prompt=312 generated=41 image=256 code=-
+"""
 
 import asyncio
 import json
+import logging
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -13,18 +21,18 @@ from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from snugvl.server import errors, system, vision
+from snugvl.errors import SnugvlError
+from snugvl.server import anthropic, errors, page, system, vision
 from snugvl.server.access import Auth, RateLimits, open_to_all
-from snugvl.server.anthropic import routes as anthropic
 from snugvl.server.context import Context
-from snugvl.server.errors import Family, family_of
-from snugvl.server.logs import Logs
+from snugvl.server.errors import Family, code_of, error_response, family_of, status_of
 from snugvl.server.ollama import routes as ollama
 from snugvl.server.openai import chat, completions, responses, tokens
-from snugvl.server.page import routes as page
 from snugvl.server.receiving import Receiving
+from snugvl.server.record import RequestRecord, begin_record
+from snugvl.server.streaming import SlowClient
 from snugvl.version import __version__
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
@@ -98,8 +106,6 @@ class _DocumentRoute:
         return json.dumps(self._app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-Responses = dict[int | str, dict[str, Any]]
-
 MEANINGS = {
     400: "The request is wrong; the message says which field, which value and what to do.",
     401: "No API key, or a wrong one.",
@@ -162,14 +168,6 @@ FORMS: dict[Family, type[BaseModel]] = {
 }
 
 
-def responses_of(*statuses: int, family: Family = "openai") -> Responses:
-    """`responses=` of a route that answers with more errors than every route does.
-
-    `document` adds what the layers before the routes answer, and what any request with a body may get.
-    """
-    return {status: {"model": FORMS[family], "description": MEANINGS[status]} for status in statuses}
-
-
 def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document of `app`, with the errors that every route can answer."""
     values = get_openapi(
@@ -213,3 +211,134 @@ def _define(schemas: dict[str, Any], model: type[BaseModel]) -> None:
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schema.pop("$defs", {}))
     schemas[model.__name__] = schema
+
+
+CLIENT_LEFT = 499
+LOGGED_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+POLLED = {
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/memory",
+    "/metrics",
+}  # `top`, the page: once a second and more
+LINGER_S = 2.0  # how long the rest of a refused body is read and dropped, so that its answer arrives
+
+access_log = logging.getLogger("snugvl.access")
+log = logging.getLogger("snugvl.server")
+
+
+class Logs:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request, and write down how it went."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(f"req_{uuid.uuid4().hex}")
+        begin_record(scope, record)
+        self._context.metrics.in_flight.inc()
+        try:
+            await self._run(scope, receive, _AnswerSender(self._context, record, scope, send))
+        finally:
+            self._context.metrics.in_flight.dec()
+            self._note(scope, record)
+
+    async def _run(self, scope: Scope, receive: Receive, answer: "_AnswerSender") -> None:
+        record = answer.record
+        try:
+            await self._app(scope, receive, answer.send)
+        except SlowClient as error:
+            record.error, record.left = error, True
+        except Exception as error:
+            record.error = error
+            if not isinstance(error, SnugvlError) and status_of(error) >= 500:
+                log.exception("%s failed", record.id)
+            if record.status is None:
+                await answer.refuse(error, receive)
+        if record.left and record.status is None:
+            record.status = CLIENT_LEFT
+
+    def _note(self, scope: Scope, record: RequestRecord) -> None:
+        metrics, path = self._context.metrics, _template(scope)
+        method = scope["method"] if scope["method"] in LOGGED_METHODS else "other"
+        metrics.requests.labels(method, path, str(record.status)).inc()
+        metrics.request_seconds.labels(path).observe(record.seconds)
+        code = "-"
+        if record.error is not None:
+            code = code_of(record.error) or "invalid_request"
+            metrics.refusals.labels(str(status_of(record.error)), code).inc()
+        if record.left:
+            metrics.departures.inc()
+        tokens = ""
+        if record.usage is not None:
+            used = record.usage
+            tokens = (
+                f" prompt={used.prompt_tokens} generated={used.completion_tokens} image={used.image_tokens}"
+            )
+        left = " left" if record.left else ""
+        polled = path in POLLED and method == "GET" and record.error is None and record.status == 200
+        access_log.log(
+            logging.DEBUG if polled else logging.INFO,
+            "%s %s %s %.1f ms id=%s key=%s%s code=%s%s",
+            *(method, path, record.status, record.seconds * 1000, record.id, record.key, tokens, code, left),
+        )
+
+
+class _AnswerSender:
+    """The way out of one answer: adds what every answer has, sees its status."""
+
+    def __init__(self, context: Context, record: RequestRecord, scope: Scope, send: Send) -> None:
+        self._context = context
+        self._scope = scope
+        self._send = send
+        self.record = record
+
+    async def send(self, message: Message) -> None:
+        """Pass a piece on."""
+        if message["type"] == "http.response.start":
+            self.record.status = message["status"]
+            name = "request-id" if family_of(self._scope["path"]) == "anthropic" else "x-request-id"
+            extra = [(name.encode(), self.record.id.encode())]
+            if self.record.notes.warnings:
+                extra.append((b"snugvl-warning", "; ".join(self.record.notes.warnings).encode()))
+            if self._context.service.health.state == "draining":
+                extra.append((b"connection", b"close"))
+            message = {**message, "headers": [*message.get("headers", ()), *extra]}
+        await self._send(message)
+
+    async def refuse(self, error: Exception, receive: Receive) -> None:
+        """Answer with an error, perhaps before the body was read: then the connection ends with it."""
+        response = error_response(error, self._scope)
+        close = self._scope["method"] not in ("GET", "HEAD")
+        headers = [*response.raw_headers, *([(b"connection", b"close")] if close else [])]
+        await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        body: dict[str, Any] = {"type": "http.response.body", "body": response.body}
+        if close:
+            # Closing while the client still sends would reset the connection, and the answer with it.
+            await self.send({**body, "more_body": True})
+            await _discard(receive)
+            body["body"] = b""
+        await self.send({**body, "more_body": False})
+
+
+async def _discard(receive: Receive) -> None:
+    try:
+        async with asyncio.timeout(LINGER_S):
+            more = True
+            while more:
+                message = await receive()
+                more = message["type"] == "http.request" and message.get("more_body", False)
+    except TimeoutError:
+        return
+
+
+def _template(scope: Scope) -> str:
+    """The path as the route writes it, without what a user put in it."""
+    path = getattr(scope.get("route"), "path", None)
+    return path if isinstance(path, str) else "other"

@@ -3,12 +3,19 @@
 A large body of JSON is read and checked against its schema in a thread of its own, one at a time, so that it
 stops nobody's stream; and its values are counted before the parser makes objects of them, by the commas and
 brackets outside of strings.
+
+multipart/form-data is another way to send a JSON request, together with the files that it refers to. The
+field `request` (or `payload_json`) holds the JSON; every other field is a file, which the JSON refers to by
+the field's name:
+
+    curl URL/v1/chat/completions -F cat=@cat.jpg -F 'request={"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "attachment:cat"}}]}]}'
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -17,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData, Headers, MutableHeaders, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
+from snugvl.errors import RequestError
 from snugvl.inputs.looks_like import media_type
 from snugvl.server.context import context_of
 from snugvl.server.errors import InvalidRequest
@@ -62,7 +71,7 @@ class JsonRoute(APIRoute):
 
         async def parsed(request: Request) -> Response:
             scope, field = request.scope, self.body_field
-            if scope.get(_PARSED) is not None and field is not None:
+            if scope.get(_PARSED) is not None and field is not None and not self._embed_body_fields:
                 kind, notes = cast("type[BaseModel]", field.field_info.annotation), record_of(scope).notes
                 check = partial(validated, kind, scope[_PARSED], notes)
                 scope[_PARSED] = await _in_thread(check) if scope[_LARGE] else check()
@@ -252,6 +261,14 @@ def _wrong(message: str, *, field: str | None = None) -> InvalidRequest:
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
+FORM: Final = "multipart/form-data"
+
+
+def is_form(request: Request) -> bool:
+    """Whether the body of a request is a form that may hold files."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM
+
+
 @asynccontextmanager
 async def form_of(request: Request, *, max_files: int, max_fields: int) -> AsyncIterator[FormData]:
     """The form in a request's body; its files are closed at the end of the block.
@@ -303,3 +320,80 @@ class _FormParser(MultiPartParser):
                     code="invalid_form",
                 ) from None
         super().on_part_end()
+
+
+NAMES = ("request", "payload_json")
+_KEY = "snugvl.attachments"
+
+
+def multipart_document(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra=` of a route: the form that it takes beside JSON."""
+    form = {
+        "type": "object",
+        "description": "The JSON request, and files that it refers to as attachment:NAME.",
+        "properties": {"request": {"$ref": f"#/components/schemas/{model.__name__}"}},
+        "additionalProperties": {"type": "string", "format": "binary"},
+        "required": ["request"],
+    }
+    return {"requestBody": {"content": {FORM: {"schema": form}}}}
+
+
+class UploadRoute(JsonRoute):
+    """A route with a JSON body that takes the same JSON in a multipart upload."""
+
+    def get_route_handler(self) -> Handler:
+        """The handler of JSON requests, with uploads turned into such."""
+        handle_json = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handle_json(await _unpack(request) if is_form(request) else request)
+
+        return handle
+
+
+def attachments_of(request: Request) -> Mapping[str, bytes]:
+    """Files that came with a request, by name."""
+    files: Mapping[str, bytes] = request.scope.get(_KEY, {})
+    return files
+
+
+async def _unpack(request: Request) -> Request:
+    """The JSON request inside a multipart one.
+
+    Raises:
+        RequestError: no JSON, two of them, or two files of one name.
+    """
+    content: dict[str, bytes] = {}
+    async with form_of(request, max_files=MAX_FORM_FILES, max_fields=MAX_FORM_FILES) as form:
+        for name, value in form.multi_items():
+            if name in content:
+                raise RequestError(f"the form has two parts named {name!r}; names must differ", field=name)
+            content[name] = await bytes_of(value) if isinstance(value, UploadFile) else value.encode()
+    given = [name for name in NAMES if name in content]
+    if len(given) != 1:
+        raise RequestError(
+            f"the form has {len(given) or 'no'} JSON parts; send the request once, in a part named 'request'",
+            field="request",
+        )
+    body = content.pop(given[0])
+    unpacked = _json_request(request, body[:1], content)
+    await read_json(body, unpacked.scope)  # as `receiving.py` does with other requests
+    return unpacked
+
+
+def _json_request(request: Request, body: bytes, files: Mapping[str, bytes]) -> Request:
+    headers = MutableHeaders(raw=list(Headers(scope=request.scope).raw))
+    headers["content-type"] = "application/json"
+    headers["content-length"] = str(len(body))
+    scope = {**request.scope, "headers": headers.raw, _KEY: files}
+    return Request(scope, _replay(body, request.receive))
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Receives `body` once, then whatever the connection has to say."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return next_message

@@ -1,7 +1,18 @@
-"""What every handler gets: the engine, the settings, the media, the metrics, the validation."""
+"""What every handler gets: the engine, the settings, the media, the metrics, the validation.
 
+A keyword that can't be enforced token by token is left out of a grammar (`forms.py`), so that the answer may
+break it. Its text, or the arguments of its calls, are validated against the whole schema in a process of its
+own (`inputs.valid`), and what doesn't hold is a warning (`AnswerCheck` of `generation.py`): in the answer's
+header where it is whole, in a comment before the last events of a stream, in the log in any case.
+"""
+
+import asyncio
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, Final
 
 from starlette.requests import HTTPConnection
 
@@ -11,11 +22,48 @@ from snugvl.core.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallParser
+from snugvl.inputs.trials import PROCESSES, Trials
 from snugvl.server.media.loading import MediaLoader, RequestMedia
 from snugvl.server.metrics import Metrics
 from snugvl.server.record import RequestRecord
 from snugvl.server.settings import ServerSettings
-from snugvl.server.validation import Validation
+
+LIMIT_S: Final = 10.0  # for one answer, waiting included
+ANSWER: Final = "the answer"
+log = logging.getLogger("snugvl.server")
+
+
+class _Left(Exception):
+    """Nobody waits any more."""
+
+
+class Validation:
+    """Validates answers, a few at a time; its processes start when the first one is needed."""
+
+    def __init__(self) -> None:
+        late = "not validated: it takes too much time or memory"
+        self._trials = Trials(worker="snugvl.inputs.valid", overrun=late)
+        self._turns = asyncio.Semaphore(PROCESSES)
+
+    async def broken(
+        self, schemas: Mapping[str, Mapping[str, Any]], values: list[tuple[str, str]]
+    ) -> list[str]:
+        """A line for each value that doesn't follow its schema. `values`: JSON and its schema's name."""
+        question = json.dumps({"schemas": schemas, "values": values})
+        left = Event()
+
+        def go_on() -> None:
+            if left.is_set():
+                raise _Left
+
+        try:
+            async with asyncio.timeout(LIMIT_S), self._turns:
+                verdict = await asyncio.to_thread(self._trials.check, question, go_on)
+        except TimeoutError:
+            return [f"not validated: it took more than {LIMIT_S:g} s"]
+        finally:
+            left.set()
+        return verdict.error.splitlines()
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,24 +122,23 @@ class Strict(BaseModel):
 
     Attributes:
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
+        known: names of these, and of its fields as a request writes them.
         warns: whether names that nobody here knows are a warning; `place`: what stands before them in it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     unsupported: ClassVar[UnsupportedFields] = {}
+    known: ClassVar[frozenset[str]] = frozenset()
     warns: ClassVar[bool] = False
     place: ClassVar[str] = ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
         super().__pydantic_init_subclass__(**given)
-        cls.unsupported = settled(cls.unsupported, cls._declared())
-
-    @classmethod
-    def _declared(cls) -> set[str]:
-        """Names of its fields, as a request writes them."""
-        return {field.alias or name for name, field in cls.model_fields.items()}
+        declared = {field.alias or name for name, field in cls.model_fields.items()}
+        cls.unsupported = settled(cls.unsupported, declared)
+        cls.known = frozenset(declared | cls.unsupported.keys())
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -168,9 +167,8 @@ class Strict(BaseModel):
     @classmethod
     def _warn_ignored(cls, values: dict[str, Any], notes: Notes) -> None:
         """Name what is ignored and was asked for."""
-        known = cls._declared() | cls.unsupported.keys()
         for name, value in values.items():
-            if name in known or value in (None, False, "", [], {}):
+            if name in cls.known or value in (None, False, "", [], {}):
                 continue
             if len(notes.warnings) < MOST_IGNORED:
                 notes.warn(f"ignored {cls.place}{name}")

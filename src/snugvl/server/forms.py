@@ -12,7 +12,7 @@ from snugvl.core.sampling import MAX_STOP, SamplingParams
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
 from snugvl.server.body import count_values
-from snugvl.server.fields import STRING_OR_ARRAY
+from snugvl.server.fields import STRING_OR_ARRAY, WHOLE
 from snugvl.server.record import Notes
 
 JsonSchema = dict[str, Any]
@@ -27,6 +27,15 @@ Stop = Annotated[
     | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP), Tag("array")],
     STRING_OR_ARRAY,
 ]
+
+# Numbers of sampling, as every protocol bounds them.
+Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
+TopP = Annotated[float, Field(ge=0, le=1, description="0 is greedy")]
+MinP = Annotated[float, Field(ge=0, le=1)]
+TopK = Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 
 
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from snugvl.core.messages import (
     Delta,
@@ -33,12 +33,13 @@ from snugvl.core.service import Tokens
 from snugvl.core.training import Training
 from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
-from snugvl.server.context import Context
+from snugvl.server.context import Context, Validation
 from snugvl.server.record import RequestRecord
-from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
 TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"
+ANSWER: Final = "the answer"
+log = logging.getLogger("snugvl.server")
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
 
@@ -404,6 +405,25 @@ class AnswerChoice:
             self.blocks.append(AnswerBlock(event, self._pieces))
         self._pieces.append(text)
         return begins
+
+
+class AnswerCheck:
+    """The choices of one answer, validated against the schemas that its request's notes call unenforced."""
+
+    def __init__(self, validation: Validation, record: RequestRecord) -> None:
+        self._validation = validation
+        self._record = record
+        schemas = record.notes.unenforced
+        self._schemas = {ANSWER if name is None else f"{name}()": schema for name, schema in schemas.items()}
+
+    async def warn(self, choices: Sequence[tuple[str, Sequence[ToolCall]]]) -> None:
+        """Warn of what doesn't hold. `choices`: the text and the calls of each, complete."""
+        values: list[tuple[str, str]] = []
+        for text, calls in choices:
+            found = [(f"{call.name}()", call.arguments) for call in calls] or [(ANSWER, text)]
+            values += [(name, value) for name, value in found if name in self._schemas]
+        for line in await self._validation.broken(self._schemas, values) if values else ():
+            log.info("%s %s", self._record.id, self._record.notes.warn(line))
 
 
 class GeneratedAnswer:

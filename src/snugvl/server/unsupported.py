@@ -318,7 +318,7 @@ DECLARED_ONLY: Final[Mapping[str, str]] = {
     "safety_identifier": "requests are told apart by API key",
     "cache_control": "beginnings of prompts are cached anyway",
     "keep_alive": "the model stays as long as the server runs",
-    "verbose": "everything is told anyway",
+    "verbose": "everything is shown anyway",
     "best_of": "only as many as n",
 }
 """Fields that bodies declare to check their form, and that are otherwise without effect."""

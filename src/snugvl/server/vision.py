@@ -26,7 +26,7 @@ from snugvl.core.messages import Capabilities, Picture, Request, Usage, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
 from snugvl.inputs.tools.parser import TextPiece
-from snugvl.server.body import JsonRoute, bytes_of, form_of, validated
+from snugvl.server.body import FORM, JsonRoute, bytes_of, form_of, is_form, validated
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
 from snugvl.server.generation import GeneratedAnswer, read_answer
@@ -151,10 +151,10 @@ class DetectionsResponse(Detections):
 
 
 MAX_FIELDS = 256
-FORM = "multipart/form-data"
 LISTS = ("objects",)  # form fields that may be given several times, or with commas
 
 OptionsT = TypeVar("OptionsT", bound=TaskOptions)
+ResultT = TypeVar("ResultT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,23 @@ class Received(Generic[OptionsT]):
     def capabilities(self) -> Capabilities:
         """Capabilities of the loaded model; raises `EngineUnavailable` where it isn't ready."""
         return self.context.capabilities
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the request of every task is made with."""
+        options = self.options
+        return {
+            "capabilities": self.capabilities,
+            "sampling": options.sampling(),
+            "max_pixels": options.max_pixels,
+        }
+
+    def finish(
+        self, kind: Callable[..., ResultT], read: Callable[[Reply], BaseModel]
+    ) -> Callable[[Reply], ResultT]:
+        """What makes the response of a reply: the result that `read` finds, with the name of the model."""
+        name = self.model
+        return lambda reply: kind(model=name, **dict(read(reply)))
 
     async def several(self) -> list[Picture | Video]:
         """The pictures and videos, loaded together.
@@ -243,7 +260,7 @@ class Bodies(Generic[OptionsT]):
             RequestError, RequestValidationError: it is neither of the two, or a field of it is wrong.
         """
         record = record_of(http.scope)
-        if http.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM:
+        if is_form(http):
             options, sources = await self._read_form(http, record.notes)
         else:
             options, sources = self._read_json(await http.json(), record.notes)
@@ -317,9 +334,6 @@ def _fields(form: FormData) -> dict[str, object]:
 
 SHOWN: Final = 2000  # characters of the model's text in an error
 
-ResultT = TypeVar("ResultT", bound=BaseModel)
-
-
 router = APIRouter(prefix="/v1/vision", tags=["vision"], route_class=JsonRoute)
 
 CAPTION: Final = Bodies(CaptionRequest, CaptionOptions)
@@ -340,21 +354,9 @@ PNG: Final[dict[str, Any]] = {"image/png": {"schema": {"type": "string", "format
 async def post_caption(http: HttpRequest) -> Any:
     """Describe a picture, in one sentence or in detail."""
     task = await CAPTION.read(http)
-    options, name, capabilities = task.options, task.model, task.capabilities
-    request = caption.request(
-        await task.one(),
-        capabilities,
-        detail=options.detail,
-        sampling=options.sampling(),
-        max_pixels=options.max_pixels,
-    )
-
-    def finish(reply: Reply) -> CaptionResponse:
-        return CaptionResponse(model=name, **dict(caption.result(reply)))
-
-    answer = _stream(task, request, finish) if options.stream else _answer(task, request, finish)
-    del request
-    return await answer
+    finish = task.finish(CaptionResponse, caption.result)
+    detail, given = task.options.detail, task.given
+    return await _answer(task, caption.request(await task.one(), detail=detail, **given), finish)
 
 
 @router.post(
@@ -363,37 +365,18 @@ async def post_caption(http: HttpRequest) -> Any:
 async def post_ask(http: HttpRequest) -> Any:
     """Answer a question about one picture, or about several together."""
     task = await ASK.read(http)
-    options, name, capabilities = task.options, task.model, task.capabilities
-    request = ask.request(
-        await task.several(),
-        options.question,
-        capabilities,
-        sampling=options.sampling(),
-        max_pixels=options.max_pixels,
-    )
-
-    def finish(reply: Reply) -> AnswerResponse:
-        return AnswerResponse(model=name, **dict(ask.result(reply)))
-
-    answer = _stream(task, request, finish) if options.stream else _answer(task, request, finish)
-    del request
-    return await answer
+    finish = task.finish(AnswerResponse, ask.result)
+    question, given = task.options.question, task.given
+    return await _answer(task, ask.request(await task.several(), question, **given), finish)
 
 
 @router.post("/scene", response_model=SceneResponse, openapi_extra=SCENE.openapi())
 async def post_scene(http: HttpRequest) -> Any:
     """Analyse a picture: summary, setting, objects with counts and positions, written text, relations."""
     task = await SCENE.read(http)
-    options, name, capabilities = task.options, task.model, task.capabilities
-    scene.check(capabilities)
-    answer = _answer(
-        task,
-        scene.request(
-            await task.one(), capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
-        ),
-        lambda reply: SceneResponse(model=name, **dict(scene.result(reply))),
-    )
-    return await answer
+    finish, given = task.finish(SceneResponse, scene.result), task.given
+    scene.check(task.capabilities)
+    return await _answer(task, scene.request(await task.one(), **given), finish)
 
 
 @router.post(
@@ -406,16 +389,14 @@ async def post_detect(http: HttpRequest) -> Any:
     """Find objects: boxes in pixels of the picture that was sent, a COCO data set, or a drawn picture."""
     task = await DETECT.read(http)
     names = detect.check_names(task.options.objects)
-    options, name, capabilities = task.options, task.model, task.capabilities
-    detect.check(names, capabilities)
+    options, name, given = task.options, task.model, task.given
+    detect.check(names, task.capabilities)
     picture = await task.picture()
     size, drawn = picture.image.size, picture.image if options.format == "png" else None
-    request = detect.request(
-        picture, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
-    )
+    request = detect.request(picture, names, **given)
 
     def finish(reply: Reply) -> Detections:
-        return detect.result(reply, size, names, capabilities, max_pixels=options.max_pixels)
+        return detect.result(reply, size, names, task.capabilities, max_pixels=options.max_pixels)
 
     answer = _answer(task, request, finish)
     del picture, request
@@ -428,24 +409,20 @@ async def post_detect(http: HttpRequest) -> Any:
     return DetectionsResponse(model=name, **vars(found))
 
 
-async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply], ResultT]) -> ResultT:
-    """The response to a task, complete.
+async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply], BaseModel]) -> Any:
+    """The response to a task: complete, or as events where its options ask for them.
 
     Raises:
         OutputError: the model's answer isn't what the task asked for; the message shows it.
         RequestError: it isn't because `max_tokens` cut it.
     """
     reading = read_answer(task.context, task.record, request)
-    del request
+    del request  # with the picture in it
     answer = await reading
+    if getattr(task.options, "stream", False):
+        return event_stream(task.context, _events(answer, task.options, finish))
     await answer.complete()
     return _result(answer, task.options, finish)
-
-
-async def _stream(task: Received[Any], request: Request, finish: Callable[[Reply], BaseModel]) -> Response:
-    """The response to a task as events."""
-    answer = await read_answer(task.context, task.record, request)
-    return event_stream(task.context, _events(answer, task.options, finish))
 
 
 async def _events(

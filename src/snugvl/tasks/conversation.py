@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVa
 from snugvl.core.guesses import arguments_hinted, unknown
 from snugvl.core.messages import Delta, Text
 from snugvl.core.sampling import SamplingParams, chosen
-from snugvl.inputs.talk import Shown, Turn, of_user, told
+from snugvl.inputs.talk import Shown, Turn, of_user, system_turn
 from snugvl.tasks.request import collect
 from snugvl.tasks.results import Reply
 
@@ -46,7 +46,7 @@ class _Remembers(Generic[M]):
 
     def __init__(self, take: Callable[[Turn], M], system: str | None, name: str) -> None:
         self._take, self._name = take, name
-        self._system = [take(turn) for turn in told(system)]
+        self._system = [take(turn) for turn in system_turn(system)]
         self._said: list[M] = []
 
     @property

@@ -12,7 +12,7 @@ import pytest
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull
 from snugvl.server.media.budget import PixelBudget
 from snugvl.server.media.decoders import Decoders
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.loading import MediaSettings
 from snugvl.server.together import together
 from tests.server.media.pictures import encoded, png
 from tests.server.media.pool import LIMITS

@@ -10,8 +10,8 @@ from ipaddress import ip_address
 import pytest
 
 from snugvl.inputs.image import ImageLimits
-from snugvl.server.media.fetch import Address, Fetcher, is_foreign
-from snugvl.server.media.settings import FetchLimits, MediaSettings
+from snugvl.server.media.fetch import Address, Fetcher, FetchLimits, is_foreign
+from snugvl.server.media.loading import MediaSettings
 from tests.patience import PATIENCE_S
 from tests.server.media import corpus
 from tests.server.media.corpus import Case

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.loading import MediaSettings
 from tests.server.media.films import film
 from tests.server.media.pictures import animation, encoded
 from tests.server.media.single import Loader

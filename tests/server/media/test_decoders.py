@@ -19,7 +19,7 @@ from snugvl.errors import EngineUnavailable, ImageTooLarge
 from snugvl.inputs.image import open_image
 from snugvl.server.media import pipe
 from snugvl.server.media.decoders import Decoders, memory_for_pictures
-from snugvl.server.media.settings import MediaSettings, workers_for
+from snugvl.server.media.loading import MediaSettings, workers_for
 from tests.patience import PATIENCE_S, until_async
 from tests.server.media.pictures import encoded, png_bomb
 from tests.server.media.pool import LIMITS, MIB, decoded, only_process, pixels

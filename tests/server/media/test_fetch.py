@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError, QueueFull, SnugvlError
-from snugvl.server.media.fetch import Address, Fetcher, resolve
-from snugvl.server.media.settings import FetchLimits, MediaSettings
+from snugvl.server.media.fetch import Address, Fetcher, FetchLimits, resolve
+from snugvl.server.media.loading import MediaSettings
 from tests.patience import PATIENCE_S
 from tests.server.media.pictures import encoded
 from tests.server.media.single import Loader

@@ -14,7 +14,7 @@ from snugvl.core.messages import Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
 from snugvl.inputs import frames
 from snugvl.inputs.frames import VideoLimits, decode_video, frame_indices, scaled_size
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.loading import MediaSettings
 from tests.server.media.films import film, sound
 from tests.server.media.pictures import animation, encoded, gif_claim
 from tests.server.media.single import Loader

@@ -11,7 +11,7 @@ from PIL import Image
 from snugvl.core.messages import Picture
 from snugvl.errors import ImageError
 from snugvl.server.media.budget import PIXEL_BYTES
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.loading import MediaSettings
 from tests.server.media.single import Loader
 
 LIMIT = 100  # pixels of all pictures

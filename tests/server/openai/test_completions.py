@@ -13,7 +13,8 @@ from openai.types import Completion
 from snugvl.core.messages import Delta, Request, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError
-from snugvl.server.openai import completions, document
+from snugvl.server.openai import common as document
+from snugvl.server.openai import completions
 from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService, Script
 from tests.server.live import live

@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response
 
 from snugvl.core.messages import Message, Text, Tool, ToolCall, ToolUse
-from snugvl.server.openai.responses_tools import full_name
+from snugvl.server.openai.responses_request import full_name
 from tests.server.openai.scripted import OURS, Scripted, says, unknown
 from tests.server.openai.test_responses import EVENT, kinds
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from snugvl.server.page import routes
+from snugvl.server import page as routes
 from snugvl.server.settings import ServerSettings
 from tests.server.fake import FakeService
 from tests.server.live import live

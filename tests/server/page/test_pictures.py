@@ -16,8 +16,8 @@ from playwright.sync_api import JSHandle, Page, Route, expect
 from snugvl.core.messages import Capabilities, Picture, Request, Text, Video
 from snugvl.core.training import Training
 from snugvl.inputs.image import FORMATS
-from snugvl.server.media.settings import MediaSettings
-from snugvl.server.page import routes
+from snugvl.server import page as routes
+from snugvl.server.media.loading import MediaSettings
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S, until
 from tests.server.fake import CAPABILITIES, FakeService, Script

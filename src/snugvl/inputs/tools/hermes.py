@@ -18,8 +18,7 @@ from typing import Final
 
 from snugvl.core.messages import ToolUse
 from snugvl.inputs.tools.grammar import arguments_rules, called, marked, marker, quoted
-from snugvl.inputs.tools.objects import HEAD, Nesting, call_of
-from snugvl.inputs.tools.parser import HEAD_LIMIT, CallParser
+from snugvl.inputs.tools.parser import HEAD, HEAD_LIMIT, CallParser, Nesting, call_of
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"

@@ -14,8 +14,7 @@ from typing import Final
 
 from snugvl.core.messages import ToolUse
 from snugvl.inputs.tools.grammar import ANY, arguments_rules, called, form_rule, marker, quoted, several
-from snugvl.inputs.tools.objects import HEAD, ObjectParser
-from snugvl.inputs.tools.parser import HEAD_LIMIT, held
+from snugvl.inputs.tools.parser import HEAD, HEAD_LIMIT, ObjectParser, held
 
 TAG: Final = "<|python_tag|>"
 _CANDIDATE = re.compile(re.escape(TAG) + r"|\{")

@@ -15,8 +15,7 @@ from typing import Final
 
 from snugvl.core.messages import ToolUse
 from snugvl.inputs.tools.grammar import arguments_rules, called, marked, marker, quoted, several
-from snugvl.inputs.tools.objects import ObjectParser
-from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME
+from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, ObjectParser
 
 OPENING: Final = "[TOOL_CALLS]"
 ARGS: Final = "[ARGS]"

@@ -29,6 +29,7 @@ class DeltaNet(NamedTuple):
         norm, norm_eps: `[value_dim]`, of the outputs.
         key_heads, value_heads, key_dim, value_dim: sizes.
         eps: under the root of a key's length.
+        tiled: see `LinearAttention`.
     """
 
     conv: torch.Tensor
@@ -41,6 +42,7 @@ class DeltaNet(NamedTuple):
     key_dim: int
     value_dim: int
     eps: float
+    tiled: bool = False
 
     @property
     def channels(self) -> int:

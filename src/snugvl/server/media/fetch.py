@@ -18,6 +18,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address, ip_network
 from urllib.parse import urljoin
 from weakref import WeakValueDictionary
@@ -26,7 +27,6 @@ import httpcore2
 import psutil
 
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
-from snugvl.server.media.settings import FetchLimits
 from snugvl.server.media.urls import Address, FetchTarget, parse_target
 
 _SPECIAL_V4 = tuple(
@@ -98,6 +98,25 @@ def resolve(host: str, port: int) -> list[str]:
     """The addresses of a name, as the system resolves it. Blocks."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Limits of one fetch over http(s), redirects included.
+
+    Attributes:
+        total_s: from the first look-up to the last byte, waiting for a free slot included.
+        connect_s, read_s: for one connection; for the first byte, and between two pieces of data.
+        max_redirects: followed before giving up.
+        concurrent, per_address: fetches at once in all, and from one address.
+    """
+
+    total_s: float = 20.0
+    connect_s: float = 5.0
+    read_s: float = 10.0
+    max_redirects: int = 3
+    concurrent: int = 16
+    per_address: int = 4
 
 
 class Fetcher:

@@ -13,25 +13,69 @@ its media type or ending says.
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Final, Literal, Self, cast
 
 from PIL import Image
 
 from snugvl.core.messages import Picture, Size, Video
+from snugvl.core.sizes import MIB
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
-from snugvl.inputs.frames import is_video
+from snugvl.inputs.frames import VideoLimits, is_video
+from snugvl.inputs.image import ImageLimits
 from snugvl.server.media.budget import PIXEL_BYTES, PixelBudget, PixelShare
 from snugvl.server.media.decoders import Decoders, memory_for_pictures, memory_for_videos
-from snugvl.server.media.fetch import Fetcher, is_foreign
-from snugvl.server.media.settings import MediaSettings
+from snugvl.server.media.fetch import Fetcher, FetchLimits, is_foreign
 from snugvl.server.media.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
 from snugvl.server.record import Notes, RequestRecord
 from snugvl.server.settings import ServerSettings
 from snugvl.server.together import together
+
+FEWEST_WORKERS, MOST_WORKERS = 2, 4  # of which the largest picture may take 1.9 GB each
+
+
+def workers_for(cores: int | None = None) -> int:
+    """A quarter of the cores that this process may use, or of so many, within bounds."""
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cores // 4, FEWEST_WORKERS), MOST_WORKERS)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """Settings of a server's media loading.
+
+    Attributes:
+        image: bytes and pixels of one picture, checked before it is decoded.
+        local_folder: from which `file:` URLs are read; None for none.
+        allow_private: whether http(s) URLs may point to private addresses.
+        domains: hosts, with all below them, that http(s) URLs may name; None for any.
+        workers: pictures decoded at once, each in a process of its own; processes start when first needed.
+        decode_s: seconds one picture may take to decode.
+        max_live_bytes: of all decoded pictures and videos of one request, 3 for each pixel; reserved before
+            one is decoded, until the engine has them. It is 14 photos of 12 megapixels.
+        shared_bytes: the same of several requests: those that don't fit together take turns. A request that
+            needs more has its turn alone. The largest picture that there is fits.
+        wait_s: seconds that a picture waits for others to leave room, before `QueueFull`.
+    """
+
+    image: ImageLimits = field(default_factory=lambda: ImageLimits(max_pixels=64_000_000))
+    video: VideoLimits = field(default_factory=VideoLimits)
+    fetch: FetchLimits = field(default_factory=FetchLimits)
+    local_folder: Path | None = None
+    allow_private: bool = False
+    domains: tuple[str, ...] | None = None
+    workers: int = field(default_factory=workers_for)
+    decode_s: float = 15.0
+    max_live_bytes: int = 512 * MIB
+    shared_bytes: int = 192 * MIB
+    wait_s: float = 20.0
+
 
 MAX_MEDIA: Final = 256  # pictures and videos of one request, in every protocol
 MAX_FRAMES: Final = 1024  # of its videos that come as lists of frames

@@ -25,7 +25,7 @@ from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.frames import Frames, VideoLimits, decode_video
 from snugvl.inputs.frames import preload as preload_video_reader
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image
-from snugvl.inputs.iso_media import hide
+from snugvl.inputs.looks_like import hide
 from snugvl.server.media import pipe
 from snugvl.server.media.confine import confine
 

@@ -4,13 +4,13 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
-from snugvl.core.messages import Logprob
+from snugvl.core.messages import Capabilities, Logprob, Request
 from snugvl.errors import ModelNotServed, RequestError
 from snugvl.inputs.tools.parser import CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
@@ -18,8 +18,15 @@ from snugvl.server.context import context_of
 from snugvl.server.generation import AnswerBlock, GeneratedAnswer, ReasoningPiece, arguments_of, read_answer
 from snugvl.server.media.loading import RequestMedia
 from snugvl.server.ollama import models
-from snugvl.server.ollama.conversation import chat_request, generate_request
-from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
+from snugvl.server.ollama.request import (
+    ChatRequest,
+    GenerateRequest,
+    Generating,
+    PullRequest,
+    ShowRequest,
+    chat_request,
+    generate_request,
+)
 from snugvl.server.record import Notes, record_of
 from snugvl.server.streaming import Event, line_stream, lines_document
 
@@ -110,6 +117,8 @@ class AnswerPiece:
 
 
 Shape = Callable[..., AnswerLine]  # (piece, **fields of AnswerLine) → a line of chat or generate
+BodyT = TypeVar("BodyT", bound=Generating)
+Make = Callable[[RequestMedia, Capabilities, BodyT], Awaitable[Request]]
 
 
 def chat_line(piece: AnswerPiece, **fields: Any) -> ChatLine:
@@ -238,16 +247,9 @@ ELSEWHERE: Final = (  # method, path, what to do instead
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("ChatLine")}},
 )
-async def post_chat(http: Request, body: ChatRequest) -> Any:
+async def post_chat(http: HttpRequest, body: ChatRequest) -> Any:
     """Continue a conversation, with pictures and tools."""
-    context, record, started_ns = context_of(http), record_of(http.scope), time.perf_counter_ns()
-    name, capabilities = models.served_name(context, body.model), context.capabilities
-    if not body.messages:
-        return _load_answer(body, name, chat_line, record.notes)
-    request = chat_request(RequestMedia(context.media, record), capabilities, body)
-    reading = await read_answer(context, record, await request, ceiling=True)
-    answer = LineAnswer(name, reading, chat_line, started_ns)
-    return await answer.whole() if body.stream is False else line_stream(context, answer.lines())
+    return await _answer(http, body, chat_line, chat_request if body.messages else None)
 
 
 @router.post(
@@ -256,32 +258,38 @@ async def post_chat(http: Request, body: ChatRequest) -> Any:
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("GenerateLine")}},
 )
-async def post_generate(http: Request, body: GenerateRequest) -> Any:
+async def post_generate(http: HttpRequest, body: GenerateRequest) -> Any:
     """Answer a prompt, with pictures."""
+    return await _answer(http, body, generate_line, generate_request if body.prompt or body.images else None)
+
+
+async def _answer(http: HttpRequest, body: BodyT, shape: Shape, make: Make[BodyT] | None) -> Any:
+    """An answer of `make`'s request, in one line or several; of none, that the model is loaded."""
     context, record, started_ns = context_of(http), record_of(http.scope), time.perf_counter_ns()
     name, capabilities = models.served_name(context, body.model), context.capabilities
-    if not body.prompt and not body.images:
-        return _load_answer(body, name, generate_line, record.notes)
-    request = generate_request(RequestMedia(context.media, record), capabilities, body)
-    reading = await read_answer(context, record, await request, ceiling=True)
-    answer = LineAnswer(name, reading, generate_line, started_ns)
+    if make is None:
+        return _load_answer(body, name, shape, record.notes)
+    request = make(RequestMedia(context.media, record), capabilities, body)
+    answer = LineAnswer(
+        name, await read_answer(context, record, await request, ceiling=True), shape, started_ns
+    )
     return await answer.whole() if body.stream is False else line_stream(context, answer.lines())
 
 
 @router.get("/tags", response_model=models.Tags)
-async def get_tags(http: Request) -> Any:
+async def get_tags(http: HttpRequest) -> Any:
     """The names that are served."""
     return models.tags(context_of(http))
 
 
 @router.get("/ps", response_model=models.Running)
-async def get_ps(http: Request) -> Any:
+async def get_ps(http: HttpRequest) -> Any:
     """The model that is loaded, and what it holds."""
     return models.running_models(context_of(http))
 
 
 @router.post("/show", response_model=models.Shown)
-async def post_show(http: Request, body: ShowRequest) -> Any:
+async def post_show(http: HttpRequest, body: ShowRequest) -> Any:
     """What is known about a model."""
     context, name = context_of(http), body.model or body.name
     if name is None:
@@ -291,7 +299,7 @@ async def post_show(http: Request, body: ShowRequest) -> Any:
 
 
 @router.post("/pull", response_model=Pulled)
-async def post_pull(http: Request, body: PullRequest) -> Any:
+async def post_pull(http: HttpRequest, body: PullRequest) -> Any:
     """Nothing to do for a model that is served; others are downloaded with `snugvl pull`."""
     context, name = context_of(http), body.model or body.name
     if name is None:

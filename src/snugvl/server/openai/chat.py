@@ -12,13 +12,32 @@ from starlette.responses import Response
 from snugvl.core.messages import Logprob, Request
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
+from snugvl.server.body import (
+    UploadRoute,
+    attachments_of,
+    multipart_document,
+)
 from snugvl.server.context import context_of
-from snugvl.server.fields import WHOLE, Part
-from snugvl.server.forms import MAX_TOOLS, either
+from snugvl.server.fields import Part
+from snugvl.server.forms import MAX_TOOLS, TopLogprobs, either
 from snugvl.server.generation import AnswerChoice, GeneratedAnswer, ReasoningPiece, Step, read_answer
 from snugvl.server.media.loading import RequestMedia
+from snugvl.server.openai.chat_request import (
+    MAX_MESSAGES,
+    ChatMessage,
+    ChatTool,
+    ChatToolChoice,
+    Choices,
+    Pixels,
+    ResponseFormat,
+    StructuredOutputs,
+    chat_tool_use,
+    conversation_of,
+    form_of,
+)
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
+    ChatCompletion,
     ChunkWriter,
     Effort,
     MaxTokens,
@@ -33,22 +52,6 @@ from snugvl.server.openai.common import (
     stream_options_of,
     token_logprobs,
     usage_of,
-)
-from snugvl.server.openai.constraints import (
-    ChatTool,
-    ChatToolChoice,
-    Choices,
-    ResponseFormat,
-    StructuredOutputs,
-    chat_tool_use,
-    form_of,
-)
-from snugvl.server.openai.document import ChatCompletion
-from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, Pixels, conversation_of
-from snugvl.server.openai.upload import (
-    UploadRoute,
-    attachments_of,
-    multipart_document,
 )
 from snugvl.server.record import record_of
 from snugvl.server.streaming import Event, compact, event_stream
@@ -85,7 +88,7 @@ class ChatCompletionRequest(SamplingFields):
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="as structured_outputs.json")

@@ -1,4 +1,9 @@
-"""What chat completions, completions and responses share: fields of sampling, forms of answers."""
+"""What chat completions, completions and responses share: fields of sampling, forms of answers.
+
+The classes at the end describe answers for the OpenAPI document; the tests hold the answers against OpenAI's
+own types. Importing those takes as long as the rest of the server, and its `Response` describes dozens of
+items that only its own tools make.
+"""
 
 import re
 import time
@@ -7,7 +12,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -16,7 +21,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part, at_most
-from snugvl.server.forms import Stop, stops_of
+from snugvl.server.forms import MinP, Penalty, RepetitionPenalty, Stop, Temperature, TopP, stops_of
 from snugvl.server.generation import AnswerUsage
 from snugvl.server.streaming import Event, compact, events_document
 from snugvl.version import __version__
@@ -42,9 +47,6 @@ def no_limit(value: object) -> object:
     return None if type(value) is int and value == -1 else value
 
 
-Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
-TopP = Annotated[float, Field(ge=0, le=1, description="0 is greedy")]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[
     Annotated[
         int, Field(ge=1, le=MAX_TOKENS, description="at most; null and -1: what the context leaves"), WHOLE
@@ -107,8 +109,8 @@ class SamplingFields(Body):
     logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), WHOLE] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="0 and -1 are off"), WHOLE] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     no_repeat_ngram_size: NgramSize | None = None
     vllm_xargs: ProcessorArguments | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=128)] | None = None
@@ -262,3 +264,273 @@ def token_logprobs(tokens: Iterable[Logprob]) -> list[dict[str, Any]]:
         {**token_logprob(token), "top_logprobs": [token_logprob(other) for other in token.top]}
         for token in tokens
     ]
+
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Closed(BaseModel):
+    """An object with these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PromptTokens(_Closed):
+    """What is among the tokens of a prompt."""
+
+    image_tokens: int
+    cached_tokens: int
+
+
+class CompletionTokens(_Closed):
+    """What is among the tokens of an answer, and what was guessed in vain (`--speculation`)."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class CompletionUsage(_Closed):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens | None = None
+
+
+class AlternativeToken(_Closed):
+    """A token and its log-probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class AnswerToken(AlternativeToken):
+    """A token of the answer, with the most likely others."""
+
+    top_logprobs: list[AlternativeToken]
+
+
+class ChatLogprobs(_Closed):
+    """Log-probabilities of a choice."""
+
+    content: list[AnswerToken]
+    refusal: None
+
+
+class ChatFunction(_Closed):
+    """A function with its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ChatCall(_Closed):
+    """A call that the model made."""
+
+    id: str
+    type: Literal["function"]
+    function: ChatFunction
+
+
+class ChatAnswer(_Closed):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ChatCall] = []
+
+
+class ChatChoice(_Closed):
+    """One answer."""
+
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(_Closed):
+    """The answers to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class TextLogprobs(_Closed):
+    """Log-probabilities of a choice: four lists of equal length. The first token of a prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(_Closed):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(_Closed):
+    """The continuations of prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChoice]
+    usage: CompletionUsage
+
+
+class ResponseText(_Closed):
+    """The text of a message."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] = Field(max_length=0)
+    logprobs: list[AnswerToken]
+
+
+class ResponseMessage(_Closed):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Status
+    content: list[ResponseText]
+
+
+class _Call(_Closed):
+    """A call of a tool."""
+
+    id: str
+    call_id: str
+    name: str
+    namespace: str | None = None
+    status: Status
+
+
+class ResponseCall(_Call):
+    """A call of a function."""
+
+    type: Literal["function_call"]
+    arguments: str
+
+
+class ResponseCustomCall(_Call):
+    """A call of a free-form tool."""
+
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class InputTokens(_Closed):
+    """What the input consists of; `image_tokens` is our addition."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+    image_tokens: int
+
+
+class OutputTokens(_Closed):
+    """What the output consists of."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(_Closed):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokens
+    output_tokens: int
+    output_tokens_details: OutputTokens
+    total_tokens: int
+
+
+class ResponseError(_Closed):
+    """Why a streamed response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(_Closed):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class Reasoning(_Closed):
+    """The reasoning that was asked for; there are no summaries, as items have all of it."""
+
+    effort: Effort | None
+    summary: None
+
+
+class ReasoningText(_Closed):
+    """A piece of the model's reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ResponseReasoning(_Closed):
+    """The model's reasoning before its answer."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[ReasoningText]
+    encrypted_content: None
+    status: Status
+
+
+class ResponseAnswer(_Closed):
+    """A response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    completed_at: int | None
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: Metadata
+    model: str
+    output: list[ResponseReasoning | ResponseMessage | ResponseCall | ResponseCustomCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: Reasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | None

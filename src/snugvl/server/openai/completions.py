@@ -17,12 +17,14 @@ from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE
+from snugvl.server.forms import TopLogprobs
 from snugvl.server.generation import AnswerUsage, GeneratedAnswer, Generation, generate, read_answer
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     LOWEST,
     MAX_TOKENS,
     ChunkWriter,
+    Completion,
     SamplingFields,
     StreamOptions,
     head,
@@ -33,7 +35,6 @@ from snugvl.server.openai.common import (
     stream_options_of,
     usage_of,
 )
-from snugvl.server.openai.document import Completion
 from snugvl.server.record import RequestRecord, record_of
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
@@ -96,7 +97,7 @@ class CompletionRequest(SamplingFields):
     prompt: Prompt
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     max_tokens: EchoedTokens = None
-    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = Field(
         None, description="the answer starts with the prompt; with logprobs, it has those of its tokens, too"
     )

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from snugvl.core.messages import Logprob, Request, ToolCall
 from snugvl.errors import QueueFull, RequestError
 from snugvl.inputs.tools.parser import CallArguments, TextPiece
+from snugvl.server.body import UploadRoute, attachments_of, multipart_document
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.forms import either, sampling_of
@@ -17,6 +18,7 @@ from snugvl.server.generation import AnswerBlock, AnswerEvent, GeneratedAnswer, 
 from snugvl.server.media.loading import RequestMedia
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
+    ResponseAnswer,
     effort_of,
     json_answer,
     new_id,
@@ -24,10 +26,14 @@ from snugvl.server.openai.common import (
     rename_fields,
     token_logprobs,
 )
-from snugvl.server.openai.document import ResponseAnswer
-from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
-from snugvl.server.openai.responses_tools import VENDOR, Called, called_names
-from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
+from snugvl.server.openai.responses_request import (
+    LOGPROBS,
+    VENDOR,
+    Called,
+    ResponseRequest,
+    called_names,
+    conversation_of,
+)
 from snugvl.server.record import record_of
 from snugvl.server.streaming import Event, compact, event_stream
 

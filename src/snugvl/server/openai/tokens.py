@@ -12,8 +12,13 @@ from snugvl.server.context import context_of
 from snugvl.server.fields import Body
 from snugvl.server.forms import MAX_TOOLS
 from snugvl.server.generation import tokens_of
-from snugvl.server.openai.constraints import ChatTool, chat_tool_use
-from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
+from snugvl.server.openai.chat_request import (
+    MAX_MESSAGES,
+    ChatMessage,
+    ChatTool,
+    chat_tool_use,
+    conversation_of,
+)
 from snugvl.server.record import record_of
 from snugvl.server.unsupported import TOKENIZE, UnsupportedFields
 

@@ -1,15 +1,16 @@
-"""From Ollama's requests to the engine's."""
+"""Ollama's requests: /api/chat, /api/generate, /api/show, and their `options`."""
 
 import json
 from collections import defaultdict, deque
 from itertools import product
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
 
 from snugvl.core.messages import (
     Capabilities,
     Grammar,
     Message,
-    Part,
     Picture,
     Request,
     Text,
@@ -17,24 +18,202 @@ from snugvl.core.messages import (
     ToolUse,
     Video,
 )
+from snugvl.core.messages import (
+    Part as Content,
+)
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
+from snugvl.server import forms
+from snugvl.server.fields import WHOLE, Body, Part
 from snugvl.server.forms import (
+    MAX_TOOLS,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Stop,
+    Temperature,
+    ToolName,
+    TopK,
+    TopLogprobs,
+    TopP,
     call_arguments,
     either,
     offered_tool,
     schema_grammar,
+    stops_of,
     tool_use,
 )
 from snugvl.server.media.loading import MediaRef, RequestMedia
-from snugvl.server.ollama import schemas
-from snugvl.server.ollama.schemas import sampling_of
 from snugvl.server.record import Notes
 from snugvl.server.together import in_turns
+from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
+
+UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
+
+
+class OllamaOptions(Body):
+    """What Ollama's options mean here. Those that tune llama.cpp are ignored."""
+
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA_OPTIONS
+    place: ClassVar[str] = "options."
+
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
+    num_predict: (
+        Annotated[int, Field(ge=-2, lt=2**31, description="new tokens at most; -1 and -2: what fits"), WHOLE]
+        | None
+    ) = None
+    num_ctx: (
+        Annotated[int, Field(ge=1, lt=2**63, description="a ceiling: the context is what is served"), WHOLE]
+        | None
+    ) = None
+    stop: Stop | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+
+
+def sampling_of(
+    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities, notes: Notes
+) -> SamplingParams:
+    """The sampling parameters behind `options`; `logprobs` as in `SamplingParams`.
+
+    Raises:
+        RequestError: an answer of no tokens.
+    """
+    options = options or OllamaOptions()
+    if options.num_ctx is not None and options.num_ctx > capabilities.context_tokens:
+        notes.warn(f"lowered options.num_ctx to {capabilities.context_tokens}, the context that is served")
+    if options.num_predict == 0:
+        raise RequestError(
+            "options.num_predict is 0, which leaves no answer; -1 is what fits", field="options.num_predict"
+        )
+    return forms.sampling_of(
+        options,
+        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+        max_tokens=None if options.num_predict in UNLIMITED else options.num_predict,
+        repetition_penalty=options.repeat_penalty,
+        stop=stops_of(options.stop),
+        seed=None if options.seed == -1 else options.seed,
+        logprobs=logprobs,
+    )
+
+
+Base64Images = Annotated[
+    Annotated[list[str], Field(max_length=64)] | None,
+    Field(description="pictures, base64 without the head of a data URL"),
+]
+Format = Annotated[
+    Literal["", "json"] | dict[str, Any] | None, Field(description='"json" for any object, or a JSON schema')
+]
+KeepAlive = Annotated[
+    Any,
+    Field(description="accepted; the model stays loaded as long as the server runs"),
+]
+Name = Annotated[str, Field(min_length=1, description='with or without ":latest"')]
+
+
+class CallFunction(Part):
+    """A function with its arguments."""
+
+    name: str
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
+
+
+class PastCall(Part):
+    """A call that the assistant made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CallFunction
+
+
+class ChatMessage(Part):
+    """One turn. `images`: shown before the text; `tool_name`, `tool_call_id`: which call a tool answers."""
+
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA_PICTURES
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    images: Base64Images = None
+    thinking: str | None = Field(default=None, description="what the assistant thought before it")
+    tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaFunction(Part):
+    """A function that may be called."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class OllamaTool(Part):
+    """A tool."""
+
+    type: Literal["function"] = "function"
+    function: OllamaFunction
+
+
+class Generating(Body):
+    """What chat and generate have in common."""
+
+    unsupported: ClassVar[UnsupportedFields] = OLLAMA
+
+    model: Name
+    stream: bool | None = Field(default=None, description="a line of JSON for each piece; true without")
+    format: Format = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    think: bool | str | None = Field(
+        None, description="whether a model that can think does so, where its chat template takes it"
+    )
+
+
+class ChatRequest(Generating):
+    """A conversation to continue. Without messages it only asks whether the model is there."""
+
+    messages: Annotated[list[ChatMessage], Field(max_length=10_000)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class GenerateRequest(Generating):
+    """A prompt to answer. Without one it only asks whether the model is there."""
+
+    prompt: str | None = None
+    system: str | None = None
+    images: Base64Images = None
+    raw: bool | None = Field(default=None, description="the prompt as it is, without the chat template")
+
+
+class ShowRequest(Body):
+    """A model to describe."""
+
+    model: Name | None = None
+    name: Name | None = Field(default=None, description="what `model` was called before")
+    verbose: bool | None = Field(default=None, description="accepted; everything is shown anyway")
+
+
+class PullRequest(Body):
+    """A model to have."""
+
+    model: Name | None = None
+    name: Name | None = Field(default=None, description="what `model` was called before")
+    stream: bool | None = None
+    insecure: bool | None = None
+
 
 MARKER: Final = "[img]"  # of Ollama, in a message's text: the next of its pictures stands here
 
 
-async def chat_request(media: RequestMedia, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:
+async def chat_request(media: RequestMedia, capabilities: Capabilities, chat: ChatRequest) -> Request:
     """The request behind /api/chat, its pictures decoded.
 
     Raises:
@@ -54,9 +233,7 @@ async def chat_request(media: RequestMedia, capabilities: Capabilities, chat: sc
     return Request(conversation, sampling, tools=tools, grammar=grammar, template=_template(chat))
 
 
-async def generate_request(
-    media: RequestMedia, capabilities: Capabilities, body: schemas.GenerateRequest
-) -> Request:
+async def generate_request(media: RequestMedia, capabilities: Capabilities, body: GenerateRequest) -> Request:
     """The request behind /api/generate, its pictures decoded.
 
     Raises:
@@ -77,7 +254,7 @@ async def generate_request(
     return Request((*system, user), sampling, grammar=grammar, template=_template(body))
 
 
-def _logprobs(body: schemas.Generating) -> int | None:
+def _logprobs(body: Generating) -> int | None:
     """How many alternatives to tell; None for no log-probabilities.
 
     Raises:
@@ -90,7 +267,7 @@ def _logprobs(body: schemas.Generating) -> int | None:
     return None
 
 
-def _template(body: schemas.Generating) -> dict[str, Any]:
+def _template(body: Generating) -> dict[str, Any]:
     """Whether a model that can think does so, where its chat template can be told."""
     return {} if body.think is None else {"enable_thinking": bool(body.think)}
 
@@ -101,13 +278,13 @@ def _grammar(form: str | dict[str, Any] | None, notes: Notes) -> Grammar | None:
     return Grammar("json_schema", '{"type": "object"}') if form == "json" else None
 
 
-def _tools(tools: list[schemas.OllamaTool] | None, notes: Notes) -> ToolUse | None:
+def _tools(tools: list[OllamaTool] | None, notes: Notes) -> ToolUse | None:
     functions = [tool.function for tool in tools or ()]
     offered = [offered_tool(each.name, each.description, each.parameters, None) for each in functions]
     return tool_use(offered, notes, words=False)
 
 
-async def _conversation(media: RequestMedia, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:
+async def _conversation(media: RequestMedia, messages: list[ChatMessage]) -> tuple[Message, ...]:
     """The messages, each answer of a tool with the id of the call that it answers.
 
     Chat templates show pictures of users and tools alone: those of others begin the next such turn.
@@ -142,13 +319,13 @@ async def _conversation(media: RequestMedia, messages: list[schemas.ChatMessage]
     return (*conversation, *([Message("user", tuple(images))] if images else ()))
 
 
-def _arguments(call: schemas.PastCall, field: str, notes: Notes) -> str:
+def _arguments(call: PastCall, field: str, notes: Notes) -> str:
     """As JSON text; Ollama has an object there, and some clients OpenAI's text."""
     value = call.function.arguments
     return call_arguments(value, field, notes) if isinstance(value, str) else json.dumps(value)
 
 
-def _check(message: schemas.ChatMessage, field: str) -> None:
+def _check(message: ChatMessage, field: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise RequestError(f"{field}: only the assistant makes calls", field=f"{field}.tool_calls")
 
@@ -169,7 +346,7 @@ class _Waiting:
             self._queues[key].append((len(self._answered), call.id))
         self._answered.append(False)
 
-    def answered_by(self, message: schemas.ChatMessage) -> str | None:
+    def answered_by(self, message: ChatMessage) -> str | None:
         """Id of the first call left that a tool's message may answer, by the id and the name that it has.
 
         The message's own id, or None, where the conversation no longer has the call.
@@ -183,10 +360,10 @@ class _Waiting:
         return message.tool_call_id
 
 
-def _placed(text: str | None, images: list[Picture | Video]) -> tuple[Part, ...]:
+def _placed(text: str | None, images: list[Picture | Video]) -> tuple[Content, ...]:
     """A message's pictures and text: pictures where markers in the text stand for them, the others first."""
     first, *rest = (text or "").split(MARKER, len(images))
-    parts: list[Part] = [*images[len(rest) :], *_text(first)]
+    parts: list[Content] = [*images[len(rest) :], *_text(first)]
     for image, after in zip(images, rest, strict=False):
         parts += [image, *_text(after)]
     return tuple(parts)

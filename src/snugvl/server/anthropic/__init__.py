@@ -1,1 +1,0 @@
-"""Anthropic: /v1/messages."""
