@@ -102,9 +102,7 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
         if named is None and mine is not None and candidate.quality <= mine.quality:
             break  # best first
         other = _as_served(solve([candidate], machine, wishes), [candidate], machine)
-        short += [
-            replace(each, remedy=f"as {each.model} {each.remedy}") for each in other.refusals if each.remedy
-        ]
+        short += [each for each in other.refusals if each.remedy]
         if other.choice is None or not _quick_enough(other.choice, mine, wishes):
             continue
         if beside_gpu_bytes(other.choice) <= room:

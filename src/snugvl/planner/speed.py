@@ -59,8 +59,8 @@ SLOWEST_DDR, QUICKEST_DDR = "DDR4-2133", "DDR5-6000"
 class Speed:
     """Speed of one request alone: tokens per second, and seconds to the first token after one full image.
 
-    Upper bounds; predictions where `crossing_bytes` cross from host memory to the GPU for every token.
-    `assumed`: by assumed rates, in host memory. `predicted`: the decoding rate is no bound (llama.cpp's).
+    Both are bounds; predictions where `crossing_bytes` are copied from host memory for every token.
+    `assumed`: by assumed rates of host memory. `predicted`: the decoding rate is no bound (llama.cpp's).
     `ddr`: the kind of host memory that is assumed, and the rates with the slowest and the quickest kind.
     """
 
@@ -190,7 +190,7 @@ def host_rates(settings: Settings, budget: Budget) -> tuple[str, tuple[float, ..
 def _first_token_s(
     model: Inventory, settings: Settings, flops: float | None, gpu: Gpu | None
 ) -> float | None:
-    """Least seconds to a GGUF's first token: arithmetic, dequantizing, and what crosses for it."""
+    """Least seconds to a GGUF's first token: arithmetic, and experts that cross for each step of a prompt."""
     if flops is None or settings.offloaded or settings.vision == "cpu":
         return None
     image = largest_image(model, settings.max_pixels)
