@@ -44,7 +44,7 @@ from snugvl.models.loader import Storage, load_model
 WARM_STEPS = 24
 SMALL_CARD = 448e9  # bytes per second
 GROUPS = (
-    ("products", r"gemv|gemm|skinny|lone|widen|sixteenth|gated|nvjet|cutlass"),
+    ("products", r"gemv|gemm|skinny|lone|dequantize|sixteenth|gated|nvjet|cutlass"),
     ("attention", r"attend|merge_splits|flash|fmha"),
     ("norm, rotary, activation", r"norm|rope|rotary|silu|swiglu"),
     ("recurrent states", r"correct|convolve"),

@@ -14,7 +14,7 @@ with it in one interpreter. Then forced tokens are always appended at once.
 `--schema limited` has a `maxLength` for each string, near which a mask takes longest; `plain` has none.
 Then tasks: objects and boxes of the pictures in `examples/images`, tokens a second and seconds an answer,
 with forced tokens one by one and at once. `--least-run` is how many forced tokens are worth a step of chunks
-on a GPU (`engine/in_flight.py`); `--step-graphs` captures CUDA graphs of such steps wherever they fit.
+on a GPU (`engine/runner.py`); `--step-graphs` captures CUDA graphs of such steps wherever they fit.
 """
 
 import argparse

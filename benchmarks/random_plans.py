@@ -64,7 +64,8 @@ MODELS: Final = (
     "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-2B", "Qwen/Qwen3.5-4B",
     "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "google/gemma-3-4b-it", "google/gemma-3-12b-it",
     "OpenGVLab/InternVL3-2B-hf", "HuggingFaceTB/SmolVLM-256M-Instruct", "Qwen/Qwen2.5-1.5B-Instruct",
-    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-8B", "Qwen/Qwen3.6-35B-A3B", "Qwen/Qwen3.5-35B-A3B-FP8", "Qwen/Qwen3.5-35B-A3B-GPTQ-Int4",
+    "ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_M", "Qwen/Qwen3.5-122B-A10B",
     "meta-llama/Llama-3.1-8B-Instruct", "microsoft/Phi-4-mini-instruct", "mistralai/Mistral-7B-Instruct-v0.3",
 )  # fmt: skip
 GGUFS: Final = (
@@ -155,6 +156,8 @@ def random_machine(pick: random.Random) -> tuple[tuple[str, str], ...]:
         words |= {"--gpus": str(pick.choice([1, 2, 2, 3, 4, 8]))}
     if pick.random() < 0.6 or kind in ("none", "apple"):
         words |= {"--ram": f"{pick.choice([2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 128, 256])}GiB"}
+        if pick.random() < 0.3:
+            words |= {"--ddr": pick.choice(["DDR4-2666", "DDR4-3200", "DDR5-6000"])}
     return tuple(words.items())
 
 
@@ -353,6 +356,7 @@ def check_steps(plan: Plan, outcome: Outcome) -> Iterator[Violation]:
 REMEDY: Final = re.compile(
     r"it fits (?:with (?P<words>--\S+ \S+)|when other programs give (?P<size>[\d,.]+ \w+) back)"
 )
+HOST: Final = re.compile(r"(?:as (?P<model>\S+) )?it fits with (?P<size>[\d.]+) GiB of host memory")
 INSTEAD: Final = re.compile(r"^(?P<model>\S+) fits, in ")
 BIGGER: Final = "with more memory"
 
@@ -423,7 +427,11 @@ def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]
 
 def _follow(case: Case, outcome: Outcome, text: str) -> Iterator[Violation]:
     assert outcome.machine is not None
-    if found := REMEDY.search(text):
+    if found := HOST.search(text):
+        larger = replace(case, model=found["model"] or case.model).on(ram=f"{found['size']}GiB")
+        if planned(larger).choice is None:
+            yield "remedy", f"{text}: no plan then"
+    elif found := REMEDY.search(text):
         if found["words"]:
             after = planned(case.wishing(found["words"].rstrip(",;").split()))
         else:

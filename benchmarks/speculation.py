@@ -40,8 +40,8 @@ from snugvl.core.messages import Grammar, Picture, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
 from snugvl.engine.drafts import NgramIndex
-from snugvl.engine.engine import Engine, OutputProcessor
-from snugvl.engine.sampling.sampler import Sampled
+from snugvl.engine.engine import Engine
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.speculation import Speculation
 from snugvl.tasks import grammar
 from snugvl.tasks.prompts import SCENE
@@ -154,17 +154,19 @@ class Blind:
 
 
 def decided(take: Callable[..., Any]) -> Callable[..., Any]:
-    """`OutputProcessor.take`, for whom one guess and two are right in turn, whatever the network chose."""
+    """`Speculation.take`, for whom one guess and two are right in turn, whatever the network chose."""
     right = cycle((1, 2))
 
-    def decides(teller: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled]) -> Any:
+    def decides(
+        own: Any, sequence: Any, drafts: tuple[int, ...], results: Iterable[Sampled], *rest: Any, **named: Any
+    ) -> Any:
         chosen = list(results)
         if drafts and sequence.grammar is None:
             count = min(next(right), len(drafts))
             chosen[:count] = map(Sampled, drafts[:count])
             if count < len(drafts) and chosen[count].token_id == drafts[count]:
                 chosen[count] = Sampled(drafts[count] + 1)
-        return take(teller, sequence, drafts, chosen)
+        return take(own, sequence, drafts, chosen, *rest, **named)
 
     return decides
 
@@ -184,7 +186,7 @@ def forced(
             before = engine.steps
             with (
                 patch.object(speculation, "NgramProposer", Blind),
-                patch.object(OutputProcessor, "take", decided(OutputProcessor.take)),
+                patch.object(Speculation, "take", decided(Speculation.take)),
             ):
                 _, speed = timed(model, asked, clients)
             if round_:

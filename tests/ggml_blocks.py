@@ -10,8 +10,14 @@ from snugvl.layers.ggml import LAYOUTS, GgmlType, parts_of, sort_bytes
 from snugvl.layers.weights import Weights
 
 KNOWN = find_spec("gguf") is not None
-HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-SPREAD = {"Q4_0": 9.0, "Q4_1": 9.0, "Q8_0": 74.0, "Q4_K": 300.0, "Q5_K": 600.0, "Q6_K": 1370.0}
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q5_0": (0,),
+    "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+}  # fmt: skip
+SPREAD = {
+    "Q4_0": 9.0, "Q4_1": 9.0, "Q8_0": 74.0, "Q4_K": 300.0, "Q5_K": 600.0, "Q6_K": 1370.0, "Q5_0": 18.0,
+    "Q5_1": 18.0, "Q2_K": 12.0, "Q3_K": 45.0, "IQ4_NL": 66.0, "IQ4_XS": 1300.0,
+}  # fmt: skip
 
 
 def random_blocks(kind: GgmlType, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -21,6 +27,8 @@ def random_blocks(kind: GgmlType, rows: int, columns: int, seed: int = 0) -> np.
     for at in HALVES[kind]:
         scale = rng.uniform(0.5, 1.5, raw.shape[:2]) * 0.05 / SPREAD[kind]
         raw[..., at : at + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    if kind == "MXFP4":  # an exponent
+        raw[..., 0] = rng.integers(118, 124, raw.shape[:2])
     return raw.reshape(rows, -1)
 
 

@@ -52,6 +52,7 @@ class Options:
     placeholders: tuple[int, int, int, int] = (IMAGE, VIDEO, START, END)
     hidden: int = 64
     value_heads: int = 4
+    value_dim: int = 8  # llama.cpp has heads whose keys and values are as wide
     fp8: bool = False  # all linears but those that decide how much is forgotten
 
 
@@ -73,6 +74,7 @@ def config(options: Options = Options()) -> dict[str, Any]:
             "vocab_size": options.vocab,
             "hidden_size": options.hidden,
             "linear_num_value_heads": options.value_heads,
+            "linear_value_head_dim": options.value_dim,
             **({"mtp_num_hidden_layers": 1} if options.predictor else {}),
         },
         "vision_config": vision | {"model_type": "qwen3_5_vision", "out_hidden_size": options.hidden},

@@ -35,7 +35,9 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
 }
-AS_STORED = (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.LLAMA)
+RECURRENT = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
+PREDICTOR = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+             "norm": "shared_head_norm"}  # fmt: skip
 ALTERNATING = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}  # rows of heads in "llama"
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_K_M": 15}
 BLOCKS = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
@@ -72,18 +74,19 @@ def export(
     (name,) = config["architectures"]
     text = config.get("text_config", config)
     arch = ARCHITECTURES[name]
-    if folder is not None and arch not in AS_STORED:
-        raise SystemExit(f"{source} is a {name}, whose weights llama.cpp stores in another order")
+    layers = text["num_hidden_layers"]
+    predicts = folder is not None and any(each.name.startswith("mtp.") for each in tensors)
+    if folder is not None and arch in RECURRENT:
+        tensors = [_recurrent(each, text, layers) for each in tensors]
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
-    _text_keys(writer, text, config.get("vision_config", {}))
+    _text_keys(writer, text, config.get("vision_config", {}), predicts=predicts)
     writer.add_file_type(FILE_TYPES[kind])
     _tokenizer(writer, folder or tokenizer, text["vocab_size"], "qwen2" if tokenizer else "llama-bpe")
-    layers = text["num_hidden_layers"]
-    names = gguf.get_tensor_name_map(arch, layers)
+    names = gguf.get_tensor_name_map(arch, layers + predicts)
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     mine = [each for each in tensors if ".visual." not in each.name and not each.name.startswith("mtp.")]
     named = [part for each in mine for part in _named(each, names)]
-    _write(writer, named, out, kind, layers, tied=tied, fill=fill)
+    _write(writer, named, out, kind, layers + predicts, tied=tied, fill=fill)
     if "vision_config" not in config:
         return None
     beside = out.with_name(f"mmproj-{out.name}")
@@ -122,6 +125,43 @@ def _alternating(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
     return tensor._replace(value=turned)
 
 
+def _recurrent(tensor: Tensor, text: Mapping[str, Any], layers: int) -> Tensor:
+    """A tensor of Qwen3.5's decoder as llama.cpp has it: norms with their 1, forgetting as −exp, value heads
+    of one key head apart, and the predictor as a layer behind the last."""
+    name, made = tensor.name, tensor.value
+    if made is None or ".visual." in name:
+        return tensor
+    value, part = made(), ".".join(name.split(".")[-2:])
+    if part.endswith("A_log"):
+        value = -torch.exp(value)
+    elif (part.endswith("norm.weight") and "linear_attn" not in name) or part.startswith("pre_fc_norm"):
+        value = value + 1
+    if "linear_attn." in name:
+        value = _tiled(name, value, text)
+    if name.startswith("mtp."):
+        own = name.split(".")[1]
+        name = name.replace("mtp.layers.0", f"model.layers.{layers}")
+        name = (
+            name.replace(f"mtp.{own}", f"blk.{layers}.nextn.{PREDICTOR[own]}") if own in PREDICTOR else name
+        )
+    return Tensor(name, tensor.shape, lambda: value)
+
+
+def _tiled(name: str, value: torch.Tensor, text: Mapping[str, Any]) -> torch.Tensor:
+    keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
+    width = text["linear_value_head_dim"]
+    heads = torch.arange(values).view(keys, -1).T.flatten()  # where a head was
+    wide = (heads[:, None] * width + torch.arange(width)).flatten()
+    beside = 2 * keys * text["linear_key_head_dim"]
+    if "in_proj_qkv." in name or "conv1d" in name:
+        return torch.cat((value[:beside], value[beside:][wide]))
+    if "in_proj_z." in name:
+        return value[wide]
+    if "out_proj." in name:
+        return value[:, wide]
+    return value if "linear_attn.norm" in name else value[heads]
+
+
 def rewrite(
     source: Path,
     out: Path,
@@ -154,10 +194,14 @@ def rewrite(
     writer.close()
 
 
-def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
+def _text_keys(
+    writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping[str, Any], *, predicts: bool = False
+) -> None:
     heads, hidden = text["num_attention_heads"], text["hidden_size"]
     head = text.get("head_dim") or hidden // heads
-    writer.add_block_count(text["num_hidden_layers"])
+    writer.add_block_count(text["num_hidden_layers"] + predicts)
+    if predicts:
+        writer.add_nextn_predict_layers(1)
     writer.add_context_length(text["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(text.get("intermediate_size") or text["shared_expert_intermediate_size"])
@@ -220,9 +264,13 @@ def _named(tensor: Tensor, names: gguf.TensorNameMap) -> Iterator[Tensor]:
     name = tensor.name.replace("model.language_model.", "model.").replace("dt_bias", "dt_proj.bias")
     shape, value = tensor.shape, tensor.value
     if name.endswith("experts.gate_up_proj"):
-        for part in ("gate", "up"):
+        for number, part in enumerate(("gate", "up")):
             split = name.replace("gate_up_proj", f"{part}_proj.weight")
-            yield from _named(Tensor(split, (shape[0], shape[1] // 2, shape[2]), None), names)
+            half = None if value is None else partial(_half, value, number)
+            yield from _named(Tensor(split, (shape[0], shape[1] // 2, shape[2]), half), names)
+        return
+    if name.startswith("blk."):
+        yield Tensor(name, shape, value)
         return
     if name.endswith("experts.down_proj"):
         name += ".weight"
@@ -237,6 +285,10 @@ def _named(tensor: Tensor, names: gguf.TensorNameMap) -> Iterator[Tensor]:
     found = names.get_name(stem)
     assert found is not None, f"llama.cpp has no name for {tensor.name}"
     yield Tensor(found + dot + suffix, shape, value)
+
+
+def _half(value: Callable[[], torch.Tensor], number: int) -> torch.Tensor:
+    return value().chunk(2, dim=1)[number]
 
 
 def _more_bits(layer: int, layers: int) -> bool:

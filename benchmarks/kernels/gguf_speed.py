@@ -5,7 +5,7 @@
 
 Products: of the shapes of Qwen3-VL-2B and -4B, one row of input (decoding alone), 8 and 64; microseconds
 and the share of the GPU's read bandwidth, from CUDA graphs over more weights than the L2 cache holds;
-beside our int4 in groups of 128. Each is compared with torch's product of the widened weights first.
+beside our int4 in groups of 128. Each is compared with torch's product of the dequantized weights first.
 `--tiles` tries other tiles for one row, too: rows of weights of a program, warps, early start. Several
 processes compile all of it before, without a GPU's memory, and say how long each took. What is measured is
 saved after each product.

@@ -5,7 +5,7 @@
 
 Each cell replays a CUDA graph over as many different weights as a model has layers, so that nothing comes
 from the L2 cache, and prints microseconds and the share of the read bandwidth: what the package takes by
-itself (`default`), then the best of the others. Every one is compared with torch's product of the widened
+itself (`default`), then the best of the others. Every one is compared with torch's product of the dequantized
 weights first. Tiles are compiled by several processes before: the compiler takes longer than the measurement.
 """
 
@@ -27,8 +27,8 @@ from torch.nn.functional import silu
 
 from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.products import linear
+from snugvl.layers.kernels.products.dequantize import swiglu as swiglu_into
 from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
-from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import WORDS, FormatName, Weights
 
@@ -266,9 +266,11 @@ class Products:
 
     def one(self, weights: Weights) -> torch.Tensor:
         """The product as the package computes it."""
-        return linear.product(
+        made = linear.product(
             self.x, weights, norm=self.norm, eps=1e-6, residual=self.residual, swiglu=self.swiglu
         )
+        assert made is not None
+        return made
 
     def all(self) -> None:
         """One after the other."""

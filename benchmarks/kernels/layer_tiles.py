@@ -141,7 +141,9 @@ class Layers:
         """`beside`: the norm of a first product, the residual of a second one."""
         first = name in ("qkv", "gate_up")
         more: dict[str, Any] = {"norm" if first else "residual": beside}
-        return linear.product(x, self.weights[layer][name], eps=1e-6, swiglu=self.swiglu[name], **more)
+        made = linear.product(x, self.weights[layer][name], eps=1e-6, swiglu=self.swiglu[name], **more)
+        assert made is not None
+        return made
 
     def run(self) -> torch.Tensor:
         """A decode step without its head."""
@@ -186,9 +188,12 @@ def prepare(part: int, parts: int, sizes: list[str], kind: FormatName) -> None:
         first = name in ("qkv", "gate_up")
         beside = torch.rand(1, columns if first else rows, device="cuda").bfloat16() + 0.5
         more: dict[str, Any] = {"norm": beside[0]} if first else {"residual": beside}
-        right = linear.product(x, weights, eps=1e-6, swiglu=swiglu, **more).float()
+        right = linear.product(x, weights, eps=1e-6, swiglu=swiglu, **more)
         with chosen(size, {name: tile}):
-            found = linear.product(x, weights, eps=1e-6, swiglu=swiglu, **more).float()
+            found = linear.product(x, weights, eps=1e-6, swiglu=swiglu, **more)
+        assert right is not None
+        assert found is not None
+        right, found = right.float(), found.float()
         error = float((found - right).norm() / right.norm())
         if not error < TOLERANCE:
             print(f"WRONG {candidate}: relative error {error:.1e}", flush=True)

@@ -92,8 +92,8 @@ class CompilationError(Exception):
 
 def broken(name: str) -> str | None:
     """How a kernel is broken."""
-    faults = dict(reversed(fault.split(":")) for fault in os.environ.get("SNUGVL_FAULTS", "").split())
-    return faults.get(name)
+    faults = (fault.partition(":") for fault in os.environ.get("SNUGVL_FAULTS", "").split())
+    return next((fault for fault, _, kernel in faults if kernel == name), None)
 
 
 def spoil(names: list[str], values: tuple[Any, ...], factor: float) -> None:
@@ -129,7 +129,7 @@ def break_kernels(module: ModuleType) -> None:
     """Have kernels fail when they are launched."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    launched: Any = module.LaunchedKernel  # type: ignore[attr-defined]
+    launched: Any = module.LaunchedKernel
 
     def break_kind(kind: Any) -> None:
         real = kind.__getitem__
@@ -154,7 +154,7 @@ def break_kernels(module: ModuleType) -> None:
 
 def break_compiler(module: ModuleType) -> None:
     """Have kernels fail when they are compiled ahead."""
-    made = module.compiled  # type: ignore[attr-defined]
+    made = module.compiled
 
     def compiled(launch: Any) -> Any:
         if broken(launch.name) == "compile":
@@ -165,13 +165,17 @@ def break_compiler(module: ModuleType) -> None:
 
 
 def as_on_a_gpu(module: ModuleType) -> None:
-    """Have kernels do what torch would."""
+    """Have kernels do what torch would, as quickly as the tests have them."""
+    from tests.interpreter import quicken
+
+    quicken()
     module.on_gpu = lambda _: True  # type: ignore[attr-defined]
 
 
 def few_shapes(module: ModuleType) -> None:
     """Look at one small picture."""
     module.GRIDS = ((1, 4, 4),)  # type: ignore[attr-defined]
+    module.BEFORE = 20  # type: ignore[attr-defined]
 
 
 if os.environ.get("SNUGVL_FAULTS"):

@@ -8,6 +8,7 @@ from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.core.formats import WeightsName
 from snugvl.core.guesses import arguments_hinted
+from snugvl.core.kernel_checks import KernelCheck
 from snugvl.core.options import (
     BackendName,
     DtypeName,
@@ -169,3 +170,14 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llam
     except UnsupportedModel:
         return "transformers"
     return "native"
+
+
+def check_kernels(model: str, progress: Progress) -> KernelCheck:
+    """Look at every kernel that a model would use here, beside plain torch, and keep what is found.
+
+    Raises:
+        SnugvlError: there is no GPU, or the model can't be loaded here.
+    """
+    from snugvl.backends.native.checking import check_model  # needs torch
+
+    return check_model(LoadOptions(model), progress)

@@ -19,6 +19,9 @@ ONE_OF_EACH = (
     "Qwen/Qwen3-VL-30B-A3B-Instruct",
     "Qwen/Qwen2.5-VL-3B-Instruct",
     "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3.6-35B-A3B",
+    "Qwen/Qwen3.5-122B-A10B",
+    "google/gemma-4-26B-A4B-it",
     "OpenGVLab/InternVL3-1B-hf",
     "google/gemma-3-4b-it",
     "google/gemma-3-1b-it",
@@ -52,6 +55,8 @@ def fewer_layers(config: dict[str, Any]) -> dict[str, Any]:
     config = json.loads(json.dumps(config))
     text = config.get("text_config", config)
     text["num_hidden_layers"] = min(8, text["num_hidden_layers"])
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][: text["num_hidden_layers"]]
     vision = config.get("vision_config", {})
     for key in ("depth", "num_hidden_layers"):
         if key in vision:

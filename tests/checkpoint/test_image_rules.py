@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.checkpoint.facts import ImageRule
-from snugvl.checkpoint.image_rules import FixedSquare, ScaledTiles, SmartResize, TilesAndThumbnail
+from snugvl.checkpoint.image_rules import FilledArea, FixedSquare, ScaledTiles, SmartResize, TilesAndThumbnail
 from snugvl.errors import ImageError, RequestError
 from tests.draws import draws
 
@@ -113,6 +113,17 @@ def test_gemma_equals_its_image_processor() -> None:
         assert pixels.shape == (1, 3, 896, 896)
         assert GEMMA.patches(width, height) == (896 // 14) ** 2
         assert GEMMA.tokens(width, height) == 256
+
+
+def test_gemma_4_equals_its_image_processor() -> None:
+    module = pytest.importorskip("transformers.models.gemma4.image_processing_pil_gemma4")
+    for tokens in (70, 280, 1120):
+        rule = FilledArea(16, 3, tokens)
+        for width, height in (*sizes(20, 3000), (4000, 20), (20, 4000), (1024, 1024)):
+            high, wide = module.get_aspect_ratio_preserving_size(height, width, 16, tokens * 9, 3)
+            assert rule.patches(width, height) == high * wide // 256
+            assert rule.tokens(width, height) * 9 == rule.patches(width, height)
+    assert FilledArea(16, 3, 280).tokens(1024, 1024) == 256
 
 
 SIDES = st.integers(32, 4000)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from snugvl.core.kernel_checks import CheckedOn, KernelCheck, KernelVerdict
 from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware import calibration, probe
 from snugvl.hardware.calibration import ContextStages
@@ -91,7 +92,7 @@ def test_names_of_processes_cannot_steer_the_terminal(snugvl: Run, tmp_path: Pat
 def test_json_is_the_documented_object(snugvl: Run, path: Path) -> None:
     ran = snugvl("doctor", "--machine", path, "--json")
     document = json.loads(ran.out)
-    assert list(document) == ["schema", "machine", "torch", "odd", "steps"]
+    assert list(document) == ["schema", "machine", "torch", "odd", "steps", "kernels"]
     assert document["machine"].keys() == {field.name for field in fields(Machine)}
     assert [gpu["name"] for gpu in document["machine"]["gpus"]] == [gpu.name for gpu in replay(path).gpus]
     assert all(step.keys() == {"text", "frees_bytes", "resource", "gpu"} for step in document["steps"])
@@ -99,8 +100,9 @@ def test_json_is_the_documented_object(snugvl: Run, path: Path) -> None:
 
 def test_the_page_names_every_field() -> None:
     documented = set(re.findall(r"^\| `(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    own = {"schema", "machine", "torch", "odd", "steps", "text", "frees_bytes", "resource", "gpu"}
-    known = {field.name for kind in (Machine, Gpu, Tenant) for field in fields(kind)}
+    own = {"schema", "machine", "torch", "odd", "steps", "text", "frees_bytes", "resource", "gpu", "kernels"}
+    kinds = (Machine, Gpu, Tenant, KernelCheck, CheckedOn, KernelVerdict)
+    known = {field.name for kind in kinds for field in fields(kind)}
     assert documented == own | known | {"version", "cuda", "cpu_only"}
 
 

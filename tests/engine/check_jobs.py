@@ -1,9 +1,9 @@
 """Jobs of a kernel check that Triton's interpreter is done with in seconds: tiny networks, few shapes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
@@ -11,52 +11,100 @@ from snugvl.engine import precompile
 from snugvl.engine.precompile import CompileJob, outline_of
 from snugvl.layers import replaced
 from snugvl.layers.kernels.device import Hardware
+from snugvl.layers.linear import Linear
 from snugvl.models.allocation import without_memory
-from snugvl.models.loader import Storage, choose_formats, join_projections
+from snugvl.models.linear_attention import join_projections
+from snugvl.models.loader import Storage, choose_formats
 
-TINY: dict[str, Any] = {
+VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "in_channels": 3,
+    "num_position_embeddings": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "out_hidden_size": 128,
+}
+QWEN3_VL: dict[str, Any] = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "tie_word_embeddings": True,
     "image_token_id": 90,
     "text_config": {
         "vocab_size": 128,
-        "hidden_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "hidden_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
         "head_dim": 32,
-        "intermediate_size": 256,
+        "intermediate_size": 128,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-6,
         "rope_theta": 5000000,
         "rope_scaling": {"mrope_section": [8, 4, 4], "mrope_interleaved": True},
         "hidden_act": "silu",
     },
-    "vision_config": {
-        "depth": 2,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "patch_size": 4,
-        "temporal_patch_size": 2,
-        "spatial_merge_size": 2,
-        "in_channels": 3,
-        "num_position_embeddings": 16,
-        "hidden_act": "gelu_pytorch_tanh",
-        "out_hidden_size": 256,
-        "deepstack_visual_indexes": [0],
+    "vision_config": {**VISION, "deepstack_visual_indexes": [0]},
+}
+QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "tie_word_embeddings": True,
+    "image_token_id": 90,
+    "text_config": {
+        "vocab_size": 128,
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "intermediate_size": 128,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+        "hidden_act": "silu",
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
     },
+    "vision_config": VISION,
+}
+FP8: dict[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
 }
 
 
-def tiny_job(storage: Storage, kv_cache: Any = "bf16", config: dict[str, Any] = TINY) -> CompileJob:
-    """A job of a tiny network in a format."""
-    network = without_memory(parse_config(config, "a test"))
+def tiny_job(
+    storage: Storage, kv_cache: Any = "bf16", values: dict[str, Any] = QWEN3_VL, *, most: int = 3,
+    blocks: bool = False, sees: bool = True,
+) -> CompileJob:  # fmt: skip
+    """A job of a tiny network in a format; `most`: tokens of a step, `blocks`: its layers are a GGUF's."""
+    config = parse_config(values, "a test")
+    config = config if sees else replace(config, vision=None)
+    network = without_memory(config)
     network.requires_grad_(False).eval()
-    network.to(torch.float32)
-    choose_formats(network, storage, None)
+    if blocks:
+        for linear in network.decoder.layers.modules():
+            if isinstance(linear, Linear):
+                linear.store_blocks([("Q8_0", linear.rows - 64), ("Q4_0", 64)])
+        network.decoder.embed_tokens.store_blocks([("Q8_0", 128)])
+    choose_formats(network, storage, config.quantization)
     join_projections(network.decoder.layers)
-    engine = EngineConfig(num_blocks=1, max_num_seqs=2, max_batched_tokens=6, kv_cache=kv_cache)
+    engine = EngineConfig(num_blocks=1, max_num_seqs=2, max_batched_tokens=most, kv_cache=kv_cache)
     return CompileJob(outline_of(network, network.config), engine, Hardware((0, 0), 4))
 
 
@@ -66,3 +114,4 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaced, "on_gpu", lambda _: True)
     monkeypatch.setattr(replaced, "_withdrawn", set())
     monkeypatch.setattr(precompile, "GRIDS", ((1, 4, 4),))
+    monkeypatch.setattr(precompile, "BEFORE", 20)

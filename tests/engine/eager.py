@@ -7,11 +7,10 @@ import torch
 
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.batch import DecodeRow
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.decode import DecodeGraphs
+from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling.sampler import Sampled, likeliest
+from snugvl.engine.sampling.likeliest import Sampled, likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import DraftBatch, ForwardBatch
 from tests.engine.toy import Toy

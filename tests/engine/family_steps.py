@@ -24,6 +24,7 @@ from snugvl.models.allocation import without_memory
 from snugvl.models.linear_attention import join_projections
 from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork
+from tests.engine.serving_mix import QWEN3_5_MOE
 
 ALONE = ((1,),)
 STEPS = (*ALONE, (1,) * 5, (300,))
@@ -35,15 +36,17 @@ SIZES = EngineConfig(num_blocks=64, max_num_seqs=33)
 def models() -> dict[str, ModelConfig]:
     """The smallest of the catalogue of each architecture, and of each way to have biases and norms."""
     found: dict[object, tuple[str, ModelConfig]] = {}
-    for entry in entries():
-        if entry.config["architectures"][0] not in SUPPORTED:
+    published = [(entry.name, entry.config) for entry in entries()]
+    published.append(("Qwen3.5, mixture", QWEN3_5_MOE))
+    for name, values in published:
+        if values["architectures"][0] not in SUPPORTED:
             continue
-        config = parse_config(entry.config, entry.name)
+        config = parse_config(values, name)
         text = config.text
         kind = config.architecture, text.qkv_bias, text.o_bias, text.qk_norm, text.fused, text.gated
         best = found.get(kind)
         if best is None or text.hidden_size < best[1].text.hidden_size:
-            found[kind] = entry.name, config
+            found[kind] = name, config
     return dict(found.values())
 
 

@@ -20,10 +20,9 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig, KVFormat
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.batch import places
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.cache import Pool, Work
-from snugvl.engine.graphs.decode import SIZES, choose
+from snugvl.engine.graphs.decode import SIZES, choose, places
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, network_from, outline_of, rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
@@ -109,11 +108,22 @@ QWEN3_5: dict[str, Any] = {
     },
     "vision_config": {**VISION, "out_hidden_size": 1024},
 }
+MIXTURE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
+QWEN3_5_MOE = QWEN3_5 | {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "text_config": QWEN3_5["text_config"] | MIXTURE | {"shared_expert_intermediate_size": 512},
+}
+QWEN3_VL_MOE = QWEN3_VL_2B | {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "text_config": QWEN3_VL_2B["text_config"] | MIXTURE,
+}
 CASES: dict[str, tuple[dict[str, Any], Storage, KVFormat]] = {
     "2B-FP8": (QWEN3_VL_2B | {"quantization_config": FP8}, Storage("fp8"), "bf16"),
     "2B in 4 bits": (QWEN3_VL_2B, Storage("int4", "int8", tower="int8"), "fp8"),
     "Qwen3.5": (QWEN3_5, Storage("int6"), "bf16"),
+    "Qwen3.5, mixture": (QWEN3_5_MOE, Storage("int4"), "bf16"),
     "2B as GGUF": (QWEN3_VL_2B | {"blocks": True}, Storage("int4"), "bf16"),
+    "mixture as GGUF": (QWEN3_VL_MOE | {"blocks": True}, Storage("int4"), "bf16"),
 }
 KINDS: tuple[tuple[GgmlType, GgmlType], ...] = (("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"))
 
@@ -257,12 +267,14 @@ def mix() -> list[EngineRequest]:
 def store_blocks(network: LoadableNetwork) -> None:
     """As a GGUF has them: values and second products of some layers are finer, and so is the embedding."""
     network.decoder.embed_tokens.store_blocks([("Q6_K", 4096)])
-    for index, layer in enumerate(network.decoder.layers):
+    layers: Any = network.decoder.layers
+    for index, layer in enumerate(layers):
         most, finer = KINDS[index]
         layer.self_attn.qkv_proj.store_blocks([(most, 3072), (finer, 1024)])
         layer.self_attn.o_proj.store_blocks([(most, 2048)])
-        layer.mlp.gate_up_proj.store_blocks([(most, 12288)])
-        layer.mlp.down_proj.store_blocks([(finer, 2048)])
+        mlp = getattr(layer.mlp, "experts", layer.mlp)
+        mlp.gate_up_proj.store_blocks([(most, mlp.gate_up_proj.rows)])
+        mlp.down_proj.store_blocks([(finer, mlp.down_proj.rows)])
 
 
 def late(network: LoadableNetwork, sizes: EngineConfig) -> list[str]:

@@ -104,20 +104,20 @@ class Always:
 
 def test_more_after_a_hit_and_less_after_a_miss() -> None:
     drafts = Drafts(Always())
-    first = len(drafts.guess(10, 99))
+    first = len(drafts.propose(10, 99))
     drafts.learn(10 + first + 1, first, first)
-    assert len(drafts.guess(20, 99)) == 2 * first
-    assert len(drafts.guess(20, 3)) == 3
+    assert len(drafts.propose(20, 99)) == 2 * first
+    assert len(drafts.propose(20, 3)) == 3
     drafts.learn(20, 3, 3)
-    assert len(drafts.guess(20, 99)) == 2 * first, "fewer were asked for, and all were right"
+    assert len(drafts.propose(20, 99)) == 2 * first, "fewer were asked for, and all were right"
     drafts.learn(21, 8, 2)
-    assert len(drafts.guess(21, 99)) == 3
+    assert len(drafts.propose(21, 99)) == 3
 
 
 def test_whose_guesses_are_wrong_rests() -> None:
     drafts, length, tries = Drafts(Always()), 10, []
     for length in range(10, 400):
-        if drafts.guess(length, 4):
+        if drafts.propose(length, 4):
             tries.append(length)
             drafts.learn(length + 1, 4, 0)
     pauses = [later - earlier for earlier, later in pairwise(tries)]
@@ -125,6 +125,6 @@ def test_whose_guesses_are_wrong_rests() -> None:
     assert max(pauses) == REST + 1
     assert pauses == sorted(pauses)
     drafts.learn(length, 4, 1)
-    assert len(drafts.guess(length + REST + 1, 4)) == 2, "and begins anew after a hit"
+    assert len(drafts.propose(length + REST + 1, 4)) == 2, "and begins anew after a hit"
     drafts.learn(500, 2, 0)
-    assert drafts.guess(501, 4)
+    assert drafts.propose(501, 4)

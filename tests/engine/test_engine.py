@@ -142,6 +142,7 @@ def test_a_passed_deadline_ends_the_request_and_frees_its_blocks(here: Engine) -
     first = here.step()
     (live,) = here._requests["slow"]
     live.request = replace(slow, deadline=time.monotonic() - 0.1)
+    here._requests.deadline = 0.0
     ended = here.step()
     assert {o.request_id for o in first} == {"slow", "other"}
     error = next(o.error for o in ended if o.request_id == "slow")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from snugvl.engine import engine as engine_module
-from snugvl.engine import in_flight
+from snugvl.engine import choosing, recovery
 from snugvl.engine.graphs import cache as graph_cache
 from snugvl.engine.graphs.cache import GraphCache, GraphKey, Pool, Work
 from snugvl.engine.graphs.decode import DecodeGraphs
@@ -138,14 +137,14 @@ def test_a_token_that_memory_was_short_of_is_drawn_from_the_same_number(
 ) -> None:
     items = [request(str(i), *range(1, 9), temperature=1.0, seed=i, n=2) for i in range(2)]
     right = run(engine(), *items)
-    sample, calls = in_flight.begin, iter(range(1000))
+    sample, calls = choosing.begin, iter(range(1000))
 
     def failing(*arguments: object) -> object:
         if next(calls) in (0, 5, 11):
             raise torch.OutOfMemoryError(FULL)
         return sample(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(in_flight, "begin", failing)
+    monkeypatch.setattr(choosing, "begin", failing)
     outputs = run(engine(), *items)
     for item in items:
         for choice in range(2):
@@ -260,7 +259,7 @@ def test_what_can_be_spared_goes_back_to_the_driver(monkeypatch: pytest.MonkeyPa
     here = engine(model, encoder_cache_bytes=1 << 20)
     run_of_caches: list[int] = []
     monkeypatch.setattr(
-        engine_module, "release", lambda _device: run_of_caches.append(here.memory()["encoder_outputs"])
+        recovery, "release", lambda _device: run_of_caches.append(here.memory()["encoder_outputs"])
     )
     here.add(request("a", 1, picture(1)))
     here.step()

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.batch import DecodeRow
 from snugvl.engine.graphs.cache import GraphCache
-from snugvl.engine.graphs.decode import DecodeGraphs
+from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import TokenOutput
 from snugvl.layers.kv_cache import KVCache

@@ -386,7 +386,7 @@ def test_formats(tmp_path: Path) -> None:
     assert model.mtp.fc.format == "bf16"
     hidden = torch.randn(3, 128)
     logits = model.lm_head(hidden)
-    assert model.guess(hidden).tolist() == logits.argmax(-1).tolist()
+    assert model.draft(hidden).tolist() == logits.argmax(-1).tolist()
     first = model.lm_head.first(200)
     torch.testing.assert_close(first(hidden), logits[:, :200])
     assert first.weight.data_ptr() == model.lm_head.weight.data_ptr()

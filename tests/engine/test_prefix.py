@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.admission import check_prompt
+from snugvl.engine.blocks import ROOT, block_key
 from snugvl.engine.engine import Engine
-from snugvl.engine.prefix import ROOT, block_key
 from snugvl.engine.request import CheckedPrompt, EngineRequest, VisionItem, VisionSlice
 from snugvl.errors import RequestTooLarge
 from tests.draws import draws
@@ -142,6 +142,7 @@ def test_whatever_ended_a_sequence_its_full_blocks_are_found(finish: str) -> Non
     elif finish == "deadline":
         (live,) = here._requests["first"]
         live.request = replace(item, deadline=0.0)
+        here._requests.deadline = 0.0
         here.step()
     assert not here.has_work
     count = 9 if finish != "stop" else answer.index(stops[0])

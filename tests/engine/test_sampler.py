@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling import filters
 from snugvl.engine.sampling.filters import support
+from snugvl.engine.sampling.likeliest import begin_likeliest
 from snugvl.engine.sampling.penalties import Penalties
-from snugvl.engine.sampling.sampler import SamplerInput, begin_likeliest, plain, sample
-from snugvl.engine.sequence import random_stream
+from snugvl.engine.sampling.sampler import SamplerInput, plain, random_stream, sample
 from tests.draws import draws
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 3.0, -torch.inf, 1.0]])

@@ -447,7 +447,7 @@ def test_drafts_keep_to_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.step()
     (sequence,) = engine._requests["a"]
     chunk = Chunk(sequence, 3, 4)
-    assert engine._speculation._guess([chunk], 2) == {0: [7, 7]}, "beside many forced tokens"
+    assert engine._speculation._drafts([chunk], 2) == {0: [7, 7]}, "beside many forced tokens"
 
 
 def test_a_step_with_a_prompt_has_no_drafts() -> None:

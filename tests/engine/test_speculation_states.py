@@ -185,7 +185,7 @@ def test_no_chunk_with_guesses_is_longer_than_the_delta_rule_reads_at_once() -> 
     for length, room in ((1, MOST), (CHUNK - 3, 3), (CHUNK, 0), (CHUNK + 9, 0)):
         sequence.drafts = Drafts(Sure(), width=MOST)
         longer = Chunk(sequence, chunk.end - length, chunk.end)
-        assert len(engine._speculation._guess([longer], 100).get(0, [])) == room
+        assert len(engine._speculation._drafts([longer], 100).get(0, [])) == room
 
 
 def test_auto_counts_the_steps_of_what_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:

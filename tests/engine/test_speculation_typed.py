@@ -256,7 +256,7 @@ def test_slow_masks_leave_no_time_for_guesses(
         each.grammar.pace = Fixed(seconds)
         each.drafts = Drafts(Sure(), width=MOST)
     step = engine._scheduler.schedule()
-    found = engine._speculation._guess(step.chunks, 60)
+    found = engine._speculation._drafts(step.chunks, 60)
     assert sum(map(len, found.values())) == (2 * MOST if seconds == 0.0 else most)
     assert engine._speculation.waits(engine._scheduler.running) == (most > 0)
 

@@ -26,7 +26,7 @@ from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
 from tests.models.forward import encode_vision
 from tests.planner.test_native import held
-from tests.planner.test_workspace import traced, widened_on_a_gpu
+from tests.planner.test_workspace import dequantized_on_a_gpu, traced
 from tests.planner.trace import Trace, fused_attention
 
 SIZES = ("0.8B", "4B")
@@ -149,7 +149,7 @@ def test_the_small_models_run_on_our_engine() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_tower_in_int8_without_deepstack_levels(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    widened_on_a_gpu(monkeypatch)
+    dequantized_on_a_gpu(monkeypatch)
     model, ours = model_of(size), network(size)
     loader.choose_formats(ours, loader.Storage("int4", "int8", tower="int8"), None)
     assert ours.tower is not None

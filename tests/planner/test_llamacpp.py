@@ -179,11 +179,14 @@ def test_a_gguf_is_llama_cpps_or_ours(load: Load) -> None:
     assert {option.engine for option in found} == {"llamacpp", "native"}
     assert {refusal.engine for refusal in refused} == {"transformers", "vllm"}
     assert all("GGUF" in refusal.text for refusal in refused)
-    found, refused = options(load("Qwen/Qwen3-VL-30B-A3B-Instruct"), Device(0), "linux", Wishes())
+    mixture = load("Qwen/Qwen3-VL-30B-A3B-Instruct")
+    found, refused = options(mixture, Device(0), "linux", Wishes())
+    assert {option.engine for option in found} == {"llamacpp", "native"}
+    assert mixture.facts.gguf is not None
+    unlike = replace(mixture.facts.gguf, why_not="no such blocks here: use --backend llamacpp")
+    found, refused = options(inventory(replace(mixture.facts, gguf=unlike)), Device(0), "linux", Wishes())
     assert {option.engine for option in found} == {"llamacpp"}
-    (ours,) = (refusal.text for refusal in refused if refusal.engine == "native")
-    assert "qwen3vlmoe" in ours
-    assert "--backend llamacpp" in ours
+    assert "--backend llamacpp" in next(each.text for each in refused if each.engine == "native")
 
 
 def test_our_engine_takes_a_gguf_by_wish_or_where_there_is_no_llama_cpp(load: Load) -> None:

@@ -106,13 +106,13 @@ def test_the_numbers_are_those_of_the_code() -> None:
     from snugvl.engine.graphs import cache as graph_cache
     from snugvl.engine.graphs import prefill
     from snugvl.layers.kernels.attention.decode import DecodeCut
-    from snugvl.layers.kernels.products import tiles, widen
+    from snugvl.layers.kernels.products import dequantize, tiles
 
     assert graphs.SIZES == native.GRAPH_SIZES
     assert DecodeCut().splits == native.ATTENTION_SPLITS
-    assert widen.WIDE_BYTES == native.SLICE_BYTES
+    assert dequantize.WIDE_BYTES == native.SLICE_BYTES
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
-    assert widen.WIDE_TILE == native.SLICE_ROWS
+    assert dequantize.WIDE_TILE == native.SLICE_ROWS
     assert tiles.SMALL == native.SMALL_ROWS
     assert (prefill.TOKENS, PATCHES, batch.TABLE, graph_cache.SMALL_BYTES, graph_cache.MOST) == (
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
@@ -251,12 +251,12 @@ def test_loading_fits_into_the_place_of_the_cache() -> None:
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
 def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a kernel or two more in every recording, of which the driver keeps some memory."""
-    from snugvl.layers.kernels.products import widen
+    from snugvl.layers.kernels.products import dequantize
     from snugvl.layers.kernels.products.epilogue import Epilogue
 
     shape, made = SHAPES[size], list[int]()
-    monkeypatch.setattr(widen, "_widen", lambda _weights, first, *_: made.append(first))
-    monkeypatch.setattr(widen, "swiglu", lambda *_: None)
+    monkeypatch.setattr(dequantize, "_dequantize", lambda _weights, first, *_: made.append(first))
+    monkeypatch.setattr(dequantize, "swiglu", lambda *_: None)
     for rows, columns, swiglu in (
         (shape.intermediate, shape.hidden, True),
         (shape.hidden, shape.intermediate, False),
@@ -265,7 +265,7 @@ def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: 
         out = torch.empty(200, rows, dtype=torch.bfloat16, device="meta")
         weights = replace(Linear(columns, 1, bias=False).weights, rows=rows * (1 + swiglu))
         made.clear()
-        widen.multiply_widened(x, weights, Epilogue(swiglu=swiglu), out)
+        dequantize.multiply_dequantized(x, weights, Epilogue(swiglu=swiglu), out)
         assert len(made) == native.slices(rows, columns * (1 + swiglu), 2)
 
 

@@ -16,7 +16,7 @@ from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
 from tests.models.forward import encode_vision
 from tests.planner.test_native import held
-from tests.planner.test_workspace import traced, widened_on_a_gpu
+from tests.planner.test_workspace import dequantized_on_a_gpu, traced
 from tests.planner.trace import fused_attention
 
 
@@ -63,7 +63,7 @@ def test_the_vision_tower(size: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", ["7B"])
 def test_the_vision_tower_in_int8(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    widened_on_a_gpu(monkeypatch)
+    dequantized_on_a_gpu(monkeypatch)
     ours = network(size).to(torch.bfloat16)
     loader.choose_formats(ours, loader.Storage("int4", "int8", tower="int8"), None)
     settings = Settings("native", "int4", "int8", vision_weights="int8")

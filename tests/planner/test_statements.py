@@ -64,11 +64,10 @@ def test_what_is_printed_is_followed(files: tuple[str, ...], tmp_path: Path) -> 
 def test_a_mixture_by_bitsandbytes_is_no_way_out() -> None:
     """Once int4 by transformers on an RTX 3090, 17.85 GiB; its experts alone are 54 GiB in bf16."""
     for gpu in ("rtx-3090", "rtx-5090", "l40s"):
-        plan = planned(MIXTURE, gpu)
-        assert plan.choice is None
-        other = "FP8 fits, in fp8, with vLLM" if gpu == "l40s" else "(AWQ, GPTQ) fits, in int4, with vLLM"
-        assert way_out(plan).endswith(other)
-    refused = planned(MIXTURE, "rtx-3090", {"weights": "int4"})
+        option = chosen(MIXTURE, gpu).option
+        assert (option.engine, option.weights) == ("native", "int4" if gpu == "rtx-3090" else "int8")
+        assert planned(MIXTURE, gpu, {"backend": "transformers"}).choice is None
+    refused = planned(MIXTURE, "rtx-3090", {"weights": "int4", "backend": "transformers"})
     assert any("leaves a mixture's experts in bf16" in refusal.text for refusal in refused.refusals)
 
 

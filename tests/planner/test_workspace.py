@@ -113,9 +113,9 @@ def test_a_video_of_as_many_patches_fits_into_the_same_place(tmp_path: Path) -> 
         assert peak <= planned
 
 
-def widened_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def dequantized_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel writes a slice of weights into its place and needs nothing besides."""
-    monkeypatch.setattr(Linear, "_widen", lambda *_: None)
+    monkeypatch.setattr(Linear, "_dequantize", lambda *_: None)
 
 
 @pytest.mark.parametrize(("size", "dtype"), SIZES)
@@ -123,7 +123,7 @@ def widened_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_our_vision_tower_in_int8(
     size: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    widened_on_a_gpu(monkeypatch)
+    dequantized_on_a_gpu(monkeypatch)
     model, config = network(size, tmp_path, dtype)
     loader.choose_formats(model, loader.Storage(tower="int8"), None)
     for side in (2, 16, 24, 32, 64):  # with few patches the widened matrix is most of it

@@ -7,7 +7,7 @@ from snugvl.backends.mailbox import Mailbox
 from snugvl.core.messages import Delta, Logprob, TokenLogprob, ToolForm, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
-from snugvl.engine.sampling.sampler import Sampled
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.reasoning import ReasoningSplitter

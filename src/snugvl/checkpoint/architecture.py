@@ -87,13 +87,17 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """Gated delta-rule attention: sizes of its heads, and of the convolution before them."""
+    """Gated delta-rule attention: sizes of its heads, and of the convolution before them.
+
+    `tiled`: value head `i` has key head `i mod key_heads`, as in GGUF files; else as many in a row share one.
+    """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     kernel: int
+    tiled: bool = False
 
     @property
     def values(self) -> int:
@@ -104,6 +108,23 @@ class LinearAttention:
     def channels(self) -> int:
         """Number of channels of the convolution: queries, keys and values side by side."""
         return 2 * self.key_heads * self.key_dim + self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Mixture-of-experts layers: a router chooses `used` of `count` gated MLPs for each token.
+
+    Attributes:
+        width: intermediate size of an expert.
+        shared: intermediate size of the gated MLP that every token passes beside them; 0 without one.
+        layers: which of the decoder's layers are such; others have an MLP.
+    """
+
+    count: int
+    used: int
+    width: int
+    shared: int
+    layers: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +143,7 @@ class TextConfig:
         norm_offset: added to the weights of the norms; 1 where they are stored as their distance from 1.
         predictors: layers of the multi-token predictor that is loaded (`models/predictor.py`), each with keys
             and values of its own behind those of the decoder.
+        mixture: of the layers that are mixtures of experts; None without such.
     """
 
     hidden_size: int
@@ -144,6 +166,13 @@ class TextConfig:
     gated: bool = False
     norm_offset: float = 0.0
     predictors: int = 0
+    mixture: Mixture | None = None
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        """What a layer has in place of an MLP; the predictor's, behind the last, is like the last."""
+        if self.mixture is None:
+            return None
+        return self.mixture if self.mixture.layers[min(layer, self.num_layers - 1)] else None
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None for all."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from snugvl.checkpoint.facts import FactSource, Material, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import describe, parse_config
-from snugvl.checkpoint.families.traits import Network
+from snugvl.checkpoint.families.traits import Expected, Network
 from snugvl.checkpoint.gguf_facts import gguf_facts
 from snugvl.checkpoint.gguf_network import ARCHITECTURE
 from snugvl.checkpoint.quantized import Packing, bits_of, check_whole, place, read_packing
@@ -78,7 +78,8 @@ def _classified(
         plain = expected.get(tensor.name) if packing is None else None
         if plain is not None:  # most tensors of most models; the whole catalogue is read in one go
             held[plain.name] += math.prod(tensor.shape)
-            facts.append(TensorFact(tensor.name, plain.role, tensor.dtype, tensor.shape, tensor.nbytes))
+            shape = _as_meant(tensor, plain)
+            facts.append(TensorFact(tensor.name, plain.role, tensor.dtype, shape, tensor.nbytes))
             continue
         spot = place(network.canonical(tensor.name))
         known = expected.get(spot.of) or beside.get(spot.of)
@@ -92,7 +93,8 @@ def _classified(
                 eights.add(tensor.name.rpartition(".")[0])
         loaded = spot.of in expected or role == "lm_head"
         name = known.name if known and packing is None else tensor.name  # older files have other prefixes
-        facts.append(TensorFact(name, role, tensor.dtype, tensor.shape, tensor.nbytes, loaded))
+        shape = tensor.shape if known is None or spot.part != "plain" else _as_meant(tensor, known)
+        facts.append(TensorFact(name, role, tensor.dtype, shape, tensor.nbytes, loaded))
     if eights:
         facts = [
             fact._replace(role="scale8")
@@ -110,6 +112,12 @@ def _classified(
         shape = (expected.get(name) or beside[name]).shape
         check_whole(name, count, shape, math.prod(shape), material.where)
     return tuple(facts), beside.keys() <= held.keys()
+
+
+def _as_meant(tensor: Stored, known: Expected) -> tuple[int, ...]:
+    """Shape of a tensor, of all experts' matrices as they are multiplied: some files have them turned."""
+    turned = known.role == "expert" and sorted(tensor.shape) == sorted(known.shape)
+    return known.shape if turned else tensor.shape
 
 
 def _native_positions(material: Material) -> int | None:

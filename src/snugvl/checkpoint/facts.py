@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from snugvl.checkpoint.architecture import Mixture
 from snugvl.core.formats import StoredPrecision
 
 Role = Literal[
@@ -77,7 +78,11 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The decoder. `experts_used`: experts that a token uses in a layer of experts; 0 without such layers."""
+    """The decoder.
+
+    `experts_used`: of a token, in a layer that is a mixture of experts; 0 without experts. `mixture`: sizes
+    of those layers, where the configuration says them.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -87,6 +92,7 @@ class TextFacts:
     max_position_embeddings: int
     kv_layers: tuple[KVLayer, ...]
     experts_used: int = 0
+    mixture: Mixture | None = None
 
 
 class ImageRule(Protocol):
@@ -138,6 +144,7 @@ class GgufFacts:
         levels: indices of the tower's blocks after which a deepstack merger stands.
         why_not: why our own engine doesn't run it, or "".
         unlike: why an mmproj beside it doesn't belong to it, as a sentence, or "".
+        kept: keys, values and states of each layer on our own engine; empty where it doesn't run it.
     """
 
     file_type: str
@@ -147,6 +154,7 @@ class GgufFacts:
     levels: tuple[int, ...] = ()
     why_not: str = ""
     unlike: str = ""
+    kept: tuple[KVLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

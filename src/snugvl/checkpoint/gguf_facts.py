@@ -7,9 +7,11 @@ traits of families.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
+from snugvl.checkpoint.architecture import TextConfig
 from snugvl.checkpoint.facts import (
     GgufFacts,
     KVLayer,
@@ -21,10 +23,11 @@ from snugvl.checkpoint.facts import (
     VisionFacts,
 )
 from snugvl.checkpoint.families import PROJECTORS, family_of_gguf, traits_of
-from snugvl.checkpoint.gguf_network import ARCHITECTURE, below, levels_of, parsed, projector_of
+from snugvl.checkpoint.families.gated_delta import GatedDelta
+from snugvl.checkpoint.gguf_network import ARCHITECTURE, below, layers_of, levels_of, parsed, projector_of
 from snugvl.checkpoint.gguf_tokenizer import cut_of
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
-from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
+from snugvl.checkpoint.section import MAX_LAYERS, Section, plain
 from snugvl.core.formats import PREQUANTIZED
 from snugvl.errors import CheckpointError, UnsupportedModel
 
@@ -66,14 +69,19 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     if "token_embd.weight" not in names:
         raise CheckpointError(f"{material.where} has no token_embd.weight; a part of it is missing")
     vision = None if material.images is None else _vision(material.images, material.where)
-    why = _why_not(material)
+    ours, why = _ours(material)
+    kept = () if ours is None else tuple(_kept(ours, layer) for layer in range(ours.num_layers))
+    text = _text(section, architecture, tensors)
+    if ours is not None:
+        text = replace(text, mixture=ours.mixture)
+    predicts = ours is not None and section.values.get("nextn_predict_layers") == 1
     return ModelFacts(
         name=name,
         revision=material.revision,
         source=material.source,
         architecture=architecture,
         family=family_of_gguf(architecture),
-        text=_text(section, architecture, tensors),
+        text=text,
         vision=vision,
         tensors=tensors,
         tied="output.weight" not in names,
@@ -88,18 +96,29 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
             tuple(levels_of(material.images)),
             why,
             values.get(UNLIKE, ""),
+            kept,
         ),
+        predictor=next(each for each in reversed(kept) if not each.recurrent) if predicts else None,
     )
 
 
-def _why_not(material: Material) -> str:
-    """Why our own engine doesn't run the GGUF, as a sentence, or ""."""
+def _ours(material: Material) -> tuple[TextConfig | None, str]:
+    """The decoder as our own engine has it; or why it doesn't run the GGUF, as a sentence."""
     try:
-        parsed(material.config, material.images, material.tensors, material.where)
+        config = parsed(material.config, material.images, material.tensors, material.where)
         cut_of(Section(material.config, material.where))
     except CheckpointError as error:
-        return str(error)
-    return ""
+        return None, str(error)
+    return config.text, ""
+
+
+def _kept(text: TextConfig, layer: int) -> KVLayer:
+    """Keys, values or state that our engine keeps of a layer."""
+    if text.kinds[layer] == "linear" and text.linear is not None:
+        return GatedDelta(text.linear, ()).kept()
+    queries, keys = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
+    gated = {"projected": 2 * queries + 2 * keys, "values": queries} if text.gated else {}
+    return KVLayer(text.num_kv_heads, text.head_dim, text.window_of(layer), **gated)
 
 
 def _role(name: str, shape: tuple[int, ...]) -> Role:
@@ -116,8 +135,7 @@ def _text(section: Section, architecture: str, tensors: tuple[TensorFact, ...]) 
     for key in UNPLANNED:
         if section.values.get(key):
             raise UnsupportedModel(f"{section.where} has {key}: a cache of a kind that isn't planned yet")
-    layers = section.count("block_count", most=MAX_LAYERS) - (section.values.get("nextn_predict_layers") or 0)
-    require(layers > 0, section.where, "block_count leaves no layer")
+    layers = layers_of(section)
     hidden = section.count("embedding_length")
     heads = max(_each(section, "attention.head_count", layers))
     vocabulary = next(tensor.shape[0] for tensor in tensors if tensor.role == "embedding")

@@ -25,6 +25,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_MARKED_WORDS = _WORDS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
@@ -37,6 +38,7 @@ _CUTS: "Final[Mapping[str, Cut]]" = {  # by llama.cpp's names
     "gpt-2": (None, [{**_BYTES, "use_regex": True}], False),
     "smollm": (None, [{"type": "Digits", "individual_digits": True}, {**_BYTES, "use_regex": True}], False),
     "qwen2": ("NFC", _split(_WORDS % ""), False),
+    "qwen35": ("NFC", _split(_MARKED_WORDS % ""), False),
     "llama-bpe": (None, _split(_WORDS % "{1,3}"), True),
 }
 

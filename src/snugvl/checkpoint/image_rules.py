@@ -72,6 +72,37 @@ class FixedSquare:
 
 
 @dataclass(frozen=True, slots=True)
+class FilledArea:
+    """Gemma 4: every image is scaled, up or down, to fill `image_tokens` at most, and keeps its aspect."""
+
+    patch_size: int
+    merge_size: int
+    image_tokens: int
+
+    @property
+    def min_pixels(self) -> int:
+        """The one area there is."""
+        return self.image_tokens * (self.patch_size * self.merge_size) ** 2
+
+    @property
+    def max_pixels(self) -> int:
+        """The one area there is."""
+        return self.min_pixels
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Squares of `merge_size`² patches, each a token; both sides are rounded down."""
+        factor = math.sqrt(self.image_tokens / (width * height))
+        wide, high = math.floor(factor * width), math.floor(factor * height)
+        if wide and high:
+            return wide * high
+        return min(max(width, height) // min(width, height), self.image_tokens)
+
+    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Patches of the vision tower."""
+        return self.tokens(width, height) * self.merge_size**2
+
+
+@dataclass(frozen=True, slots=True)
 class _Tiled(ABC):
     """`side`² pixels a tile, as many tokens for each."""
 

@@ -232,7 +232,7 @@ def _gptq(section: Section) -> PackedInt4:
         "bits": values.get("bits"),
         "group_size": values.get("group_size"),
         "checkpoint_format": values.get("checkpoint_format") or "gptq",
-        "dynamic": values.get("dynamic") or None,  # other settings for some modules
+        "dynamic": _other_settings(values.get("dynamic")),
         "desc_act": bool(values.get("desc_act")),  # a group's columns stand anywhere
     }
     known = (
@@ -243,9 +243,20 @@ def _gptq(section: Section) -> PackedInt4:
         and not found["desc_act"]
     )
     if not known:
-        _refuse(section, "gptq", found, f"4 bits in groups of {_GROUPS} without dynamic and desc_act")
+        wanted = f"4 bits in groups of {_GROUPS} without desc_act and without other settings in dynamic"
+        _refuse(section, "gptq", found, wanted)
     offset = int(found["checkpoint_format"] == "gptq")
     return PackedInt4("gptq", values["group_size"], offset=offset)
+
+
+def _other_settings(dynamic: object) -> object:
+    """Settings of GPTQ's that some modules have instead of the others', or None.
+
+    Modules that aren't quantised ("-:", a pattern) are those whose tensors say so.
+    """
+    if not isinstance(dynamic, dict):
+        return dynamic or None
+    return {key: each for key, each in dynamic.items() if each and not str(key).startswith("-:")} or None
 
 
 def _compressed_layout(section: Section) -> PackedInt4:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snugvl.checkpoint.listing import INDEX, SINGLE, shards_of
 from snugvl.checkpoint.section import foreign, read_json, shown
@@ -39,6 +39,8 @@ class TensorEntry:
     Attributes:
         heads: number of heads whose two halves' rows alternate in a GGUF; 0 where they follow one another.
         frames: tensors of a GGUF that together are its third dimension, in order.
+        turned: the file has its rows and columns exchanged.
+        meant: "plus one": the file has one more than what is meant; "minus exp": it has −exp of that.
     """
 
     name: str
@@ -49,6 +51,8 @@ class TensorEntry:
     nbytes: int
     heads: int = 0
     frames: "tuple[TensorEntry, ...]" = ()
+    turned: bool = False
+    meant: Literal["", "plus one", "minus exp"] = ""
 
     @property
     def numel(self) -> int:

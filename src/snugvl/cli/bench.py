@@ -173,12 +173,25 @@ def _measure(measurement: BenchmarkRun, json: Path | None, tell: Tell) -> None:
 def _put(result: BenchmarkResult, json: Path | None, tell: Tell) -> None:
     from snugvl.bench.report import report
 
+    _keep(result)
     if json is not None:
         from snugvl.bench.result import to_json
 
         json.write_text(to_json(result), encoding="utf-8")
         tell(f"every request's times are in {json}")
     _print(report(result))
+
+
+def _keep(result: BenchmarkResult) -> None:
+    """Keep the first level's speed for `snugvl doctor --report`, where the server was started for it."""
+    from snugvl.bench.result import METRICS
+    from snugvl.core import last_start
+
+    if result.start is not None and result.levels:
+        level = result.levels[0]
+        figures = {f"{metric.name}, {metric.unit}": metric.shown(level) for metric in METRICS}
+        about = {"when": result.taken_at, "clients": level.clients}
+        last_start.save(last_start.last_start_file(), "speed", about | figures)
 
 
 def _print(found: BenchmarkReport) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from snugvl.cli import options
-from snugvl.cli.options import MachineChoice, machine_from
+from snugvl.cli.options import DEFAULT_MODEL, MachineChoice, machine_from
 from snugvl.cli.terminal import printable, say, write, write_json
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped
-from snugvl.errors import EngineError
+from snugvl.errors import EngineError, InputError
+from snugvl.version import __version__
 
 if TYPE_CHECKING:
+    from snugvl.core.kernel_checks import KernelCheck
     from snugvl.hardware.advice import Advice
     from snugvl.hardware.machine import Gpu, Machine
     from snugvl.hardware.software import TorchBuild
@@ -32,8 +34,25 @@ Line = list[tuple[str, str]]  # pieces of text, each with a style of rich or ""
 
 @options.grouped()
 def doctor(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="With --check: whose kernels; pocket by default.")
+    ] = None,
     *,
     machine: MachineChoice,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Check every kernel that MODEL would use on this GPU beside plain torch."
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write a file for an issue, without names of people, folders and models; - prints it.",
+        ),
+    ] = None,
     measure_context: Annotated[
         bool,
         typer.Option("--measure-context", help="Measure what a CUDA context costs here, and remember it."),
@@ -52,12 +71,22 @@ def doctor(
 ) -> None:
     """Show the memory of this machine, who holds it, what is odd, and what would free some."""
     if log is not None:
-        if not machine.here or measure_context or record is not None:
+        if not machine.here or measure_context or record is not None or check or report is not None or model:
             raise typer.BadParameter("--log reads an engine's log; give it no other option but --json")
         _explain(log, json=json)
         return
     if measure_context and not machine.here:
         raise typer.BadParameter("--measure-context measures this machine, not one that is described")
+    if (check or report is not None) and not machine.here:
+        raise typer.BadParameter("--check and --report are of this machine, not of one that is described")
+    if model is not None and not check:
+        raise typer.BadParameter(f"{model}: a model is for --check; snugvl plan {model} plans for it")
+    if check:
+        _check(model or DEFAULT_MODEL, json=json)
+    if report is not None:
+        _report_to(report, machine_from(machine))
+    if check or report is not None:
+        return
     from snugvl.checkpoint.cached import cached
     from snugvl.hardware import software
     from snugvl.hardware.advice import LOW_DISK_BYTES, advise
@@ -75,9 +104,12 @@ def doctor(
     advice = advise(found, build, downloads, tools)
     if json:
         document = as_document(found, advice, build)
-        write_json(document)
+        kernels = _checks_on(found) if machine.here else []
+        write_json(document | {"kernels": [asdict(each) for each in kernels]})
     else:
         show(found, advice)
+        for sentence in _told(_checks_on(found) if machine.here else ()):
+            write(sentence + "\n")
 
 
 def _measured(machine: Machine) -> Machine:
@@ -91,6 +123,63 @@ def _measured(machine: Machine) -> Machine:
         if gpu.name not in costs:
             costs[gpu.name] = calibration.measure(gpu).context_bytes
     return replace(machine, gpus=tuple(replace(gpu, context_bytes=costs[gpu.name]) for gpu in machine.gpus))
+
+
+def _check(model: str, *, json: bool) -> None:
+    """Check a model's kernels and print the table; exit code 1 where one isn't used."""
+    from snugvl.core.kernel_checks import told
+    from snugvl.diagnose.report import checked_rows
+    from snugvl.loading import check_kernels
+
+    found = check_kernels(model, lambda detail, _: say(detail))
+    if json:
+        write_json({"schema": SCHEMA, "check": asdict(found)})
+    else:
+        write("".join(printable(row) + "\n" for row in (*checked_rows(found), "", *told(found.withdrawn))))
+        whole = "" if found.whole else "; not all: snugvl doctor --check goes on"
+        write(f"{len(found.verdicts)} kernels checked in {found.seconds:.0f} s{whole}\n")
+    if found.withdrawn:
+        raise typer.Exit(1)
+
+
+def _report_to(path: Path, machine: Machine) -> None:
+    """Write the file for an issue, or print it."""
+    from snugvl.core import last_start
+    from snugvl.diagnose.report import report
+    from snugvl.hardware.software import torch_build
+
+    text = report(machine, torch_build(), _checks_on(machine), last_start.load(last_start.last_start_file()))
+    if str(path) == "-":
+        write(printable(text))
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} can't be written: {error.strerror or error}") from None
+    say(f"wrote {path}; it has no name of a person, a folder or a model: read it before you attach it")
+
+
+def _checks_on(machine: Machine) -> list[KernelCheck]:
+    """Checks of this machine's cards, with the driver, torch and snugvl that are here."""
+    from snugvl.core.kernel_checks import checks_file, load
+    from snugvl.hardware.software import torch_build
+
+    build = torch_build()
+    here = {(gpu.name, gpu.driver or "", build.version if build else "", __version__) for gpu in machine.gpus}
+    found = load(checks_file())
+    return [each for each in found if (each.on.gpu, each.on.driver, each.on.torch, each.on.snugvl) in here]
+
+
+def _told(checks: Sequence[KernelCheck]) -> Iterator[str]:
+    """Lines about the kernels of this machine's cards."""
+    from snugvl.core.kernel_checks import told
+
+    if checks:
+        kernels = len({(each.kernel, each.shape) for check in checks for each in check.verdicts})
+        bad = {each.kernel: each for check in checks for each in check.withdrawn}
+        yield ""
+        yield f"Kernels: {kernels} checked beside plain torch, {len(bad)} not used; --report lists them"
+        yield from (f"  - {sentence}" for sentence in told(bad.values()))
 
 
 def _explain(log: str, *, json: bool) -> None:

@@ -148,6 +148,10 @@ class MachineChoice:
     ram: Annotated[
         str | None, typer.Option(metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
     ] = None
+    ddr: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Kind of system memory, such as DDR4-3200; two channels."),
+    ] = None
     machine: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recording that snugvl doctor --record made.")
     ] = None
@@ -164,6 +168,7 @@ class MachineChoice:
 
     def __post_init__(self) -> None:
         details = {"--os": self.os, "--held": self.held, "--gpus": self.gpus, "--ram": self.ram}
+        details["--ddr"] = self.ddr
         extra = next((option for option, value in details.items() if value is not None), None)
         if self.machine is not None and (self.described or extra):
             named = extra or ("--gpu" if self.gpu is not None else "--vram")
@@ -196,6 +201,7 @@ def machine_from(options: MachineChoice) -> Machine:
                 vram=options.vram,
                 count=1 if options.gpus is None else options.gpus,
                 ram=options.ram,
+                ddr=options.ddr,
             )
         except InputError as error:  # whatever is wrong was said on the command line
             raise typer.BadParameter(str(error)) from None

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from snugvl.core.folders import cache_folder, write_whole
 
+T = TypeVar("T")
 SCHEMA: Final = 1
 MOST: Final = 64  # checks that are kept
 MAX_FILE_BYTES: Final = 16 << 20
@@ -126,13 +127,13 @@ def add(path: Path, check: KernelCheck) -> None:
 
 def _check(value: Any) -> KernelCheck:
     on = CheckedOn(**value.pop("on"))
-    verdicts = tuple(_whole(KernelVerdict, KernelVerdict(**each)) for each in value.pop("verdicts"))
-    return _whole(KernelCheck, KernelCheck(on=_whole(CheckedOn, on), verdicts=verdicts, **value))
+    verdicts = tuple(_whole(KernelVerdict(**each)) for each in value.pop("verdicts"))
+    return _whole(KernelCheck(on=_whole(on), verdicts=verdicts, **value))
 
 
-def _whole(kind: Any, made: Any) -> Any:
+def _whole(made: T) -> T:
     """`made`, whose every plain field is of its type."""
-    for field in fields(kind):
+    for field in fields(made):  # type: ignore[arg-type]
         if field.type in (str, float, bool, int) and type(getattr(made, field.name)) is not field.type:
             raise TypeError(field.name)
     return made

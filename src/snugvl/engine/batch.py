@@ -1,4 +1,4 @@
-"""What the network is given of a step: its numbers in one tensor, and the batch that is made of them.
+"""A step's inputs of the network: all numbers in one tensor, and the batch that is made of them.
 
 chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
 ids           [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
@@ -13,11 +13,10 @@ The host writes the numbers with numpy, and one copy brings them to the device:
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
 
-A `Shape` may be larger than its step. What fills it up is read by nobody: tokens that are written nowhere
+A `Shape` may be larger than its step. Its padding is never read: tokens that are written nowhere
 (slot −1) and belong to no sequence, and sequences of no tokens at the end.
 
-Where each sequence has one token, batches are made on the device: from the tokens, lengths and block tables
-of its rows (`single_tokens`), which a decode graph moves on by itself.
+Where each sequence has one token, batches are made on the device (`graphs/decode.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,11 +30,9 @@ from numpy.typing import NDArray
 
 from snugvl.core.config import RECENT
 from snugvl.engine.scheduler import Chunk
-from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import to_device, upload
 from snugvl.models.batch import DraftBatch, ForwardBatch, Scoring
 
@@ -44,7 +41,6 @@ Array = NDArray[Any]
 
 _ALIGNED = 2  # values of 8 bytes
 TABLE = 16  # blocks, of which a table's width is a multiple
-ROW_FIELDS = 4  # of a row before its block table: token, length, delta, slot
 
 
 class Shape(NamedTuple):
@@ -54,7 +50,7 @@ class Shape(NamedTuple):
         blocks: of a block table.
         logits: rows whose logits are wanted.
         pictured: placeholders.
-        hidden: rows of a draft model's hidden states (`DraftBatch`), the last one nobody's; 0 without one.
+        hidden: rows of a draft model's hidden states (`DraftBatch`), the last one unused; 0 without one.
     """
 
     tokens: int
@@ -117,8 +113,8 @@ class Numbers(NamedTuple, Generic[T]):
         landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
         unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
         hidden_rows: `[tokens]`, where its hidden state goes (`DraftBatch.rows`); or `[0]`.
-        following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. Where nobody knows
-            it yet it is 0, and what is made of it is made again.
+        following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. One that isn't
+            known yet is 0, and its result is computed again.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
         lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
@@ -144,7 +140,7 @@ class Unread:
 
     Attributes:
         rows: the chunks whose last token it is.
-        tokens: `[chunks]` int64; below 0 in one that is broken, whose next token nobody will read.
+        tokens: `[chunks]` int64; below 0 for a broken sequence, whose next token is dropped.
     """
 
     rows: list[int]
@@ -173,7 +169,7 @@ def shape_of(chunks: Sequence[Chunk], hidden: int = 0) -> Shape:
         sequences=len(chunks),
         blocks=table_width(max(len(chunk.sequence.table) for chunk in chunks)),
         logits=sum(chunk.logits for chunk in chunks),
-        pictured=sum(len(chunk.sequence.prompt.placeholders_in(chunk.start, chunk.end)) for chunk in chunks),
+        pictured=sum(len(chunk.placeholders) for chunk in chunks),
         hidden=hidden,
     )
 
@@ -208,7 +204,7 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
 def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor:
     """The numbers of `chunks` on the host, `[shape.size]` int64."""
     flat = torch.zeros(shape.size, dtype=torch.int64)
-    _fill(lines_of(flat, shape), chunks, shape, block_size)
+    fill(lines_of(flat, shape), chunks, shape, block_size)
     return flat
 
 
@@ -217,36 +213,7 @@ def lines_of(flat: torch.Tensor, shape: Shape) -> Numbers[Array]:
     return Numbers[Array](*(part.numpy() for part in numbers_of(flat, shape)))
 
 
-class Staging:
-    """Where steps of a few shapes are packed over and over, and copied from: two places, taken in turns.
-
-    What is found once a shape (views, page-locked memory) would take longer than to fill in a small step.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        """For shapes of `size` values at most."""
-        pinned = device.type == "cuda"
-        self._places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
-        self._copied = [torch.cuda.Event() if pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]
-        self._lines: dict[tuple[int, Shape], Numbers[Array]] = {}
-        self._turn = 0
-
-    def copy(self, chunks: Sequence[Chunk], shape: Shape, block_size: int, target: torch.Tensor) -> None:
-        """Pack `chunks`, and start to copy that to `target` `[shape.size]`."""
-        self._turn = turn = 1 - self._turn
-        copied, flat = self._copied[turn], self._places[turn][: shape.size]
-        if copied is not None:
-            copied.synchronize()  # of the step before the last one: it is, unless nobody has read that
-        if (turn, shape) not in self._lines:
-            self._lines[turn, shape] = lines_of(flat, shape)
-        flat.zero_()
-        _fill(self._lines[turn, shape], chunks, shape, block_size)
-        target.copy_(flat, non_blocking=True)
-        if copied is not None:
-            copied.record()
-
-
-def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_size: int) -> None:
+def fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_size: int) -> None:
     """Write the numbers of `chunks`; all are zero."""
     lines.slots[:] = -1
     lines.hidden_rows[:] = shape.hidden - 1
@@ -261,7 +228,7 @@ def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_si
         table = np.asarray(sequence.table)
         places = np.arange(chunk.start, chunk.end)
         lines.slots[start:end] = table[places // block_size] * block_size + places % block_size
-        if len(found := sequence.prompt.placeholders_in(chunk.start, chunk.end)):
+        if found := chunk.placeholders:
             lines.pictured[pictured : pictured + len(found)] = found
             lines.pictured[pictured : pictured + len(found)] += start - chunk.start
             pictured += len(found)
@@ -283,7 +250,7 @@ def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_si
 def _positions(chunk: Chunk, out: Array) -> None:
     """M-RoPE positions of a chunk to `out` `[3, tokens]`: the prompt's own, then counting on."""
     prompt = chunk.sequence.prompt
-    own = max(min(chunk.end, len(prompt)) - chunk.start, 0)
+    own = max(min(chunk.end, len(prompt.ids)) - chunk.start, 0)
     if own:
         out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
     out[:, own:] = np.arange(chunk.start + own, chunk.end) + prompt.delta
@@ -296,51 +263,6 @@ def _aligned(count: int) -> int:
 def _halves(count: int) -> int:
     """Values of 8 bytes that hold so many of 4."""
     return -(-count // 2)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """One sequence of a decode batch.
-
-    Attributes:
-        token: the id whose successor is wanted.
-        length: tokens in the cache once this one is written.
-        delta: from a token's index in the sequence to its M-RoPE position.
-        table: its KV blocks.
-        slot: where its recurrent state is, in a model that has one.
-    """
-
-    token: int
-    length: int
-    delta: int
-    table: Sequence[int]
-    slot: int = 0
-
-
-def rows_of(sequences: list[SequenceState]) -> list[DecodeRow]:
-    """What a graph must know of sequences whose newest token is to be computed.
-
-    The token is 0 where the host has not read it.
-    """
-    return [
-        DecodeRow(
-            token=next(iter(sequence.ids(length - 1, length)), 0),
-            length=length,
-            delta=sequence.prompt.delta,
-            table=sequence.table,
-            slot=slot_of(sequence),
-        )
-        for sequence in sequences
-        for length in (max(sequence.length, sequence.computed),)
-    ]
-
-
-def pack_rows(lines: Array, rows: Sequence[DecodeRow]) -> None:
-    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become nobody's."""
-    lines[:, :ROW_FIELDS] = 0
-    for index, row in enumerate(rows):
-        lines[index, :ROW_FIELDS] = (row.token, row.length, row.delta, row.slot)
-        lines[index, ROW_FIELDS : ROW_FIELDS + len(row.table)] = row.table
 
 
 def batch_of(
@@ -421,54 +343,3 @@ def packed_batch(
         scoring=scoring,
         drafts=None if hidden is None else DraftBatch(hidden, numbers.hidden_rows, numbers.following),
     )
-
-
-def single_tokens(
-    ids: torch.Tensor,
-    lengths: torch.Tensor,
-    deltas: torch.Tensor,
-    tables: torch.Tensor,
-    cache: KVCache,
-    *,
-    state_slots: torch.Tensor | None = None,
-    hidden: torch.Tensor | None = None,
-) -> ForwardBatch:
-    """The batch of one token of each sequence, made on the device, with logits of all.
-
-    A sequence of length 0 is nobody's: it reads nothing, and writes nowhere or to what is nobody's.
-
-    Args:
-        ids: `[sequences]` int64, the tokens.
-        lengths: `[sequences]` int32, tokens in the cache once these are written.
-        deltas: `[sequences]` int64, from a token's index in its sequence to its position.
-        tables: `[sequences, blocks]` int32, KV blocks.
-        state_slots: `[sequences]` int64, where recurrent and hidden states are; None: neither is touched.
-        hidden: hidden states that a draft model has; see `DraftBatch`.
-    """
-    size, states, drafts = len(ids), cache.states, None
-    positions, slots = places(lengths, deltas, tables, cache.block_size)
-    recurrent = None
-    if states is not None and state_slots is not None:
-        recurrent = torch.where(slots >= 0, state_slots, states.scratch)
-    if hidden is not None and state_slots is not None:
-        rows = state_slots * RECENT + (lengths.long() - 1) % RECENT
-        drafts = DraftBatch(hidden, torch.where(slots >= 0, rows, len(hidden) - 1))
-    ones = (1,) * size  # the true lengths are on the device
-    attention = AttentionMetadata(
-        ones, ones, slots, tables, cache.block_size, lengths=lengths, state_slots=recurrent
-    )
-    return ForwardBatch(ids, positions, attention, logit_rows=None, drafts=drafts)
-
-
-def places(
-    lengths: torch.Tensor, deltas: torch.Tensor, tables: torch.Tensor, block_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions `[3, sequences]` and slots `[sequences]` of the newest tokens; −1 where the length is 0."""
-    if by_kernels(lengths, "place_tokens"):
-        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
-
-        return decode_step.places(lengths, deltas, tables, block_size)
-    place = (lengths.long() - 1).clamp(min=0)
-    blocks = tables.gather(1, (place // block_size)[:, None])[:, 0].long()
-    slots = torch.where(lengths > 0, blocks * block_size + place % block_size, -1)
-    return (place + deltas).expand(3, -1), slots

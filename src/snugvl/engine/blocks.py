@@ -1,4 +1,4 @@
-"""Who owns which block of the KV cache.
+"""Who owns which block of the KV cache, and which blocks a prompt finds that earlier sequences have left.
 
 A sequence holds a *block table*: block numbers in the order of its tokens. Tables may share blocks, which
 a reference count per block keeps track of. The choices of one request share its prompt:
@@ -10,23 +10,53 @@ a reference count per block keeps track of. The choices of one request share its
     choice 1 is about to write token 38: `extend` gives it a block of its own and says "copy 2 to 9"
     choice 1        [ 4 ]    [ 7 ]     [ 9 ]        full blocks are never written again and stay shared
 
-A block whose contents somebody may want again has a *key* (`prefix.py`), and is found by it even when
-nobody owns it, until it is taken for something else:
+A block whose contents may be wanted again has a *key*, and is found by it even when no table holds it, until
+it is taken for something else:
 
     free    blank: a stack                       what was freed last is warm in the caches, taken first
             cached: least recently used first    taken when nothing is blank; its key is forgotten
 
+Keys and values of a token depend on everything before it, so the key of a full block is a chain of hashes:
+
+    block   [ 5 8 ▒ ▒ ]    [ ▒ ▒ ▒ ▒ ]    [ 9 4 … partly filled
+    key     h(root, ids,   h(that key,    none: only full blocks are shared, as they are never written again
+              image 0…1)     ids, image 2…5)
+
+    h takes   the key of the block before │ token ids │ digest, grid and first row of each picture in it
+
+Placeholders look alike, so the pictures themselves must be in the key. M-RoPE positions need not: they
+follow from the ids and grids up to the token. Generated tokens are tokens like any other, so the next turn
+of a conversation finds the answers of the turns before; and so does a sequence that was preempted.
+
+A block can be found once a finished step has written all of it, which is when `publish` is called, and until
+it is taken for something else. The last known token is never taken from the cache: its logits choose the
+next one. A hit may end inside a picture; the vision tower then runs again for the rest of its rows.
+
+Linear attention keeps no keys and values that a block could hold, only a state that has moved on; a model
+with such layers starts where a copy of it was kept, from the blocks up to there (`snapshots.py`).
+
+The first token comes sooner where an earlier prompt began alike, so response times reveal that. One team
+behind one server can live with that; where users must not learn of each other's prompts, turn it off
+(`snugvl serve --no-prefix-cache`, `load(prefix_cache=False)`).
+
 Only numbers live here; the bytes are in `layers/kv_cache.py`.
 
-Source: PagedAttention, Kwon et al. 2023 (https://arxiv.org/abs/2309.06180), section 4.3–4.4.
+Sources: PagedAttention, Kwon et al. 2023 (https://arxiv.org/abs/2309.06180), section 4.3–4.4; automatic
+prefix caching of vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching.html).
 """
 
+import struct
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
-Key = bytes
-"""A hash of all that a full block's contents depend on."""
+from snugvl.engine.request import VisionSlice
+from snugvl.engine.sequence import Key
+from snugvl.engine.sequence import Sequence as SequenceState
+
+ROOT = bytes(32)  # where a key of its own length would stand, so that all hashes have one form
 
 
 class BlockCopy(NamedTuple):
@@ -42,7 +72,7 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, block_size: int, forgotten: Callable[[list[Key]], None] = lambda _: None
     ) -> None:
-        """`forgotten` is told which keys find nothing any more, because their blocks were taken."""
+        """`forgotten` is called with keys that find nothing any more, because their blocks were taken."""
         self._forgotten = forgotten
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -54,12 +84,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody owns, those with a key included."""
+        """Number of blocks without an owner, those with a key included."""
         return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
-        """Blocks with at least one owner."""
+        """Number of blocks with at least one owner."""
         return self.num_blocks - self.num_free
 
     def owners(self, block: int) -> int:
@@ -80,7 +110,7 @@ class BlockPool:
 
     def missing(self, table: Sequence[int], start: int, end: int) -> int:
         """Free blocks that `extend` with the same arguments takes."""
-        size, owners = self.block_size, self._owners  # as `_shared`, for whom nobody lists them: once a token
+        size, owners = self.block_size, self._owners  # as `_shared`, without a list: once a token
         more = max(-(-end // size) - len(table), 0)
         return more + sum(owners[block] > 1 for block in table[start // size :])
 
@@ -157,7 +187,7 @@ class BlockPool:
         assert counts == self._owners, "reference counts differ from the block tables"
         unowned = [block for block, count in enumerate(counts) if not count]
         assert sorted([*self._blank, *self._cached]) == unowned, (
-            "the free list differs from the blocks nobody owns"
+            "the free list differs from the blocks without an owner"
         )
         named = {block: key for block, key in enumerate(self._keys) if key is not None}
         assert named == {block: key for key, block in self._found.items()}, "keys and blocks disagree"
@@ -194,3 +224,65 @@ class BlockPool:
             self._blank.append(block)
         else:
             self._cached[block] = None
+
+
+def find_prefix(sequence: SequenceState, pool: BlockPool) -> list[int]:
+    """Blocks that hold the longest cached beginning of a sequence, its last token excepted."""
+    extend_keys(sequence, pool.block_size)
+    blocks: list[int] = []
+    for key in sequence.keys[: (sequence.length - 1) // pool.block_size]:
+        block = pool.find(key)
+        if block is None:
+            break
+        blocks.append(block)
+    return blocks
+
+
+def publish_full(sequence: SequenceState, pool: BlockPool) -> None:
+    """Let the blocks be found that are full of known tokens, all of them written by finished steps.
+
+    A step that runs ahead may have written one token more; it isn't known yet, so it doesn't count.
+    """
+    full = min(sequence.computed, sequence.length) // pool.block_size
+    if full <= sequence.published:
+        return
+    extend_keys(sequence, pool.block_size)
+    for index in range(sequence.published, full):
+        pool.publish(sequence.table[index], sequence.keys[index])
+    sequence.published = full
+
+
+def check_keys(sequence: SequenceState, pool: BlockPool) -> None:
+    """Assert that a running sequence's blocks are found by what is in them, and only if they are full."""
+    size = pool.block_size
+    full = min(sequence.computed, sequence.length) // size
+    assert sequence.published <= full <= len(sequence.table), "blocks are published that are not full"
+    parent = ROOT
+    for index, block in enumerate(sequence.table):
+        if index >= full:
+            assert pool.key(block) is None, f"block {block} can be found but is not full"
+            continue
+        start, end = index * size, (index + 1) * size
+        parent = block_key(parent, sequence.ids(start, end), sequence.prompt.vision_in(start, end))
+        assert pool.key(block) in (None, parent), f"block {block} is found by what is not in it"
+        assert sequence.keys[index : index + 1] in ([], [parent]), "a key differs from its tokens"
+
+
+def block_key(parent: Key, ids: Sequence[int], vision: Sequence[VisionSlice]) -> Key:
+    """Key of a full block: what comes before it, its tokens, and the rows of pictures among them."""
+    state = blake2b(parent, digest_size=len(ROOT))
+    state.update(array("q", ids))
+    for part in vision:
+        state.update(struct.pack("<5q", *part.item.grid_thw, part.start, len(part.item.digest)))
+        state.update(part.item.digest)
+    return state.digest()
+
+
+def extend_keys(sequence: SequenceState, block_size: int) -> None:
+    """Compute the keys of full blocks of known tokens that have none yet."""
+    keys, prompt = sequence.keys, sequence.prompt
+    for end in range((len(keys) + 1) * block_size, sequence.length + 1, block_size):
+        start = end - block_size
+        pictured = prompt.placeholders and start <= prompt.placeholders[-1]
+        vision = prompt.vision_in(start, end) if pictured else ()
+        keys.append(block_key(keys[-1] if keys else ROOT, sequence.ids(start, end), vision))

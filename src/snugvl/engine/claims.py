@@ -9,7 +9,7 @@ a workspace of the library (cuBLAS) for each thread and stream; small tensors th
                                                                        tensors, the limit of before
 
 While another model is there its CUDA graphs read and write the latter. Nothing here asks the garbage
-collector: whoever owns tensors lets go of them first.
+collector: the owner of tensors lets go of them first.
 """
 
 import logging
@@ -107,13 +107,13 @@ def loading_onto(device: torch.device) -> Iterator[DeviceClaim]:
     """A claim that is released at once where loading fails.
 
     An error keeps the local variables of all functions that it came through, weights among them, for as long
-    as somebody looks at it. They are cleared, but for those of the function that has this block and its
+    as the error is kept. They are cleared, but for those of the function that has this block and its
     callers: that one should hold nothing.
     """
     claim, before = DeviceClaim(device), sys.exception()
     try:
         yield claim
-    except BaseException as error:  # Ctrl+C, too
+    except BaseException as error:  # also Ctrl+C
         _forget_variables(error, before)
         claim.release()
         raise
@@ -122,7 +122,7 @@ def loading_onto(device: torch.device) -> Iterator[DeviceClaim]:
 def _forget_variables(error: BaseException, before: BaseException | None) -> None:
     """Clear local variables of the functions that have ended with an error, and with those it came from.
 
-    `before`: the error that somebody was handling already.
+    `before`: the error that the caller was handling already.
     """
     waiting, seen = [error], {id(before)}
     while waiting:

@@ -1,4 +1,4 @@
-"""What a choice may say next, guessed; `speculation.py` computes it beside the newest token.
+"""Drafts of what a choice may say next; `speculation.py` computes it beside the newest token.
 
 One proposer looks up what was said before: the longest end that stood somewhere earlier.
 
@@ -12,7 +12,7 @@ chains of deflate (RFC 1951, section 4). So a token is added in constant time, a
 places of a chain, however long the context is. It takes about 100 bytes of host memory a token.
 
 The other one asks the model's own multi-token predictor (`predictor.py`), which runs on the device while the
-host is busy with other things. Where nobody has to know what it guessed the next step takes that from there.
+host is busy with other things. Where the host needn't know the drafts the next step takes them from there.
 
 Source: prompt lookup decoding, Saxena 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -24,11 +24,13 @@ from typing import Protocol
 
 import torch
 
+from snugvl.layers.upload import HostCopy
+
 PAIR = 2  # tokens of the shortest end that is looked for
 LONGEST = 8  # of an end: a longer one says no more
 PLACES = 8  # of a chain that are looked at
 GROWTH = 1024  # tokens of a prompt that a look-up adds to its index: half a millisecond
-REST = 32  # tokens at most for which one makes no guess whose last ones were wrong
+REST = 32  # tokens at most for which a choice has no drafts whose last ones were wrong
 
 
 class Proposer(Protocol):
@@ -41,13 +43,13 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class Drafts:
-    """What a choice guesses, and how much: more after a hit, less after a miss.
+    """The drafts of a choice, and how many: more after a hit, less after a miss.
 
     Attributes:
-        proposer: guesses on the host; None: a draft model does on the device.
+        proposer: drafts on the host; None: a draft model does on the device.
         width: drafts of its next step, at most.
         misses: steps in a row whose first draft was wrong.
-        rest: tokens that it has when it guesses again.
+        rest: tokens that it has when there are drafts again.
         entries: its first tokens, of each of which a draft model has keys and values.
         found: what a draft model was asked for last, behind its first `place` tokens.
     """
@@ -60,7 +62,7 @@ class Drafts:
     found: "DeviceDrafts | None" = None
     place: int = 0
 
-    def guess(self, length: int, most: int, *, unseen: bool = False) -> list[int]:
+    def propose(self, length: int, most: int, *, unseen: bool = False) -> list[int]:
         """Drafts behind `length` tokens, `most` at most.
 
         `unseen`: those on the device may stay there; zeros stand for them.
@@ -112,21 +114,15 @@ class PendingDrafts:
     def __init__(self, drafts: torch.Tensor) -> None:
         self.tokens: torch.Tensor | None = drafts
         self._found: list[list[int]] | None = None
-        self._event = None
-        if not drafts.is_cuda:
-            self._host = drafts.clone()
-        else:
-            self._host = torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=True)
-            self._host.copy_(drafts, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        # Their place is written over by the next ones.
+        self._copy = HostCopy(
+            drafts, torch.empty(drafts.shape, dtype=drafts.dtype, pin_memory=drafts.is_cuda)
+        )
 
     def of(self, row: int) -> list[int]:
         """Drafted tokens of a row; waits until the device has them."""
         if self._found is None:
-            if self._event is not None:
-                self._event.synchronize()
-            self._found = self._host.tolist()
+            self._found = self._copy.read().tolist()
         return self._found[row]
 
 
@@ -214,10 +210,10 @@ class NgramProposer:
             return list(self._prompt.tokens[place : place + most])
         if not length:
             return []
-        guessed: list[int] = []
+        drafted: list[int] = []
         for place in range(behind, behind + most):  # past its own end what repeats goes on repeating
-            guessed.append(own[place] if place < len(own) else guessed[place - len(own)])
-        return guessed
+            drafted.append(own[place] if place < len(own) else drafted[place - len(own)])
+        return drafted
 
 
 def _pair(first: int, second: int) -> int:

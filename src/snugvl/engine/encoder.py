@@ -4,10 +4,10 @@
     encoder   │ slice  │ slice  │ slice  │
 
 Beside sequences that decode an item is encoded in slices, one after each step, so that no stream waits for
-a whole image; when nobody decodes, in one go. What a slice holds changes no value: the tower stops where
-its chunks end anyway.
+a whole image; when no sequence decodes, in one go. The size of a slice changes no value: the tower stops
+where its chunks end anyway.
 
-An encoding is held while a running sequence is before its last row; who shares a step shares it. Afterwards
+An encoding is held while a running sequence is before its last row; sequences of a step share it. Afterwards
 it stays within `cache_bytes`, least recently used first to go, for the next question about the same image.
 Items are encoded one at a time: the workspace is that of the largest one. Where there is memory for it, small
 pictures of a size that comes again are one CUDA graph each (`graphs/prefill.py`), done in one go.

@@ -5,7 +5,7 @@
                     torch ─┘    └► which kernel is it? ─► withdrawn, and what takes its place is looked at
 
 A door is a function that has both: kernels on a GPU, and plain torch that says what they mean. Whenever one
-is to launch a variant that nobody has looked at, it is run by kernels and by torch on copies of the same
+is to launch a variant that was not checked yet, it is run by kernels and by torch on copies of the same
 inputs. Outputs, and all that it writes over, must agree as far as in the kernels' tests: in 16 bits, and
 where a cache has 8, what is rounded last differs. What launches nothing is torch's own.
 
@@ -14,6 +14,7 @@ before it is launched, and waited for. Weights of the same shape are one tensor,
 layer of each kind, an embedding and a step's workspace: a part of what the plan has, before weights are read.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +29,10 @@ from torch import nn
 
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.core.kernel_checks import OK, UNCHECKED, KernelVerdict
-from snugvl.engine import batch as engine_batch
 from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.precompile import MOST_BEFORE, CompileJob, fresh, network_from, rehearse
-from snugvl.engine.sampling import filters, sampler
-from snugvl.layers import attention, weights
+from snugvl.engine.sampling import filters, likeliest
+from snugvl.layers import attention, experts, weights
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
@@ -42,24 +42,25 @@ from snugvl.models import decoder, linear_attention, patches, rope, vision_block
 from snugvl.models.networks import LoadableNetwork
 
 # How far kernels may be from torch: the norm of the difference, as a share of the norm of torch's.
-CLOSE: Final = {torch.float64: 1e-3, torch.float32: 5e-3, torch.bfloat16: 0.02, torch.float16: 0.02}
+CLOSE: Final = {torch.float64: 1e-3, torch.float32: 5e-3, torch.bfloat16: 0.02, torch.float16: 0.01}
 STATES_CLOSE: Final = 0.04  # of the delta rule, whose products are in 16 bits where torch's are in float32
 FP8_CLOSE: Final = 0.06  # of a cache in e4m3, whose steps are an eighth
 ONE_CLOSE: Final = 8  # times as far may one value be, of the largest one
 Door = tuple[Any, str]  # an owner, and the name of what it has
 # What has kernels and their twin in one place.
 DOORS: Final[tuple[Door, ...]] = (
-    (Linear, "forward"), (Linear, "with_tail"), (Linear, "lookup"), (Linear, "_widen"), (RMSNorm, "forward"),
-    (attention.AttentionMetadata, "token_by_token"), (attention, "paged_attention"),
+    (Linear, "forward"), (Linear, "with_tail"), (Linear, "lookup"), (Linear, "_dequantize"),
+    (RMSNorm, "forward"), (attention.AttentionMetadata, "token_by_token"), (attention, "paged_attention"),
     (decoder.Attention, "_queries"), (linear_attention.GatedDeltaNet, "_attend"), (rope, "rotation_of"),
-    (patches.Rotation, "rotate"), (vision_blocks, "_added"), (engine_batch, "places"),
-    (decode_graphs, "choose"), (sampler, "likeliest"), (filters, "_kept"),
+    (patches.Rotation, "rotate"), (vision_blocks, "_added"), (decode_graphs, "places"),
+    (experts, "scored"), (experts, "chosen"), (experts.Experts, "forward"), (experts, "added"),
+    (decode_graphs, "choose"), (likeliest, "likeliest"), (filters, "_kept"),
 )  # fmt: skip
 Tell = Callable[[str | KernelVerdict], None]
 
 
 def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
-    """Look at all kernels of a job; `tell` is told each one's name before it is launched, then verdicts.
+    """Look at all kernels of a job; `tell` gets each one's name before it is launched, then verdicts.
 
     What is found wrong is withdrawn in this process, too. Returns bytes that the driver took meanwhile, which
     are kernels, their local memory and libraries; −1 where there is no GPU.
@@ -76,7 +77,7 @@ def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
     checker = Checker(tell)
     with torch.inference_mode(), checker:
         for name in sorted(few):
-            rounded(fresh((64, 512), torch.float32, device), name)  # type: ignore[arg-type]
+            rounded(fresh((64, 512), torch.float32, device), name)
         rehearse(network, sizes)
     return max(_driver_bytes(device) - taken, -1)
 
@@ -92,7 +93,8 @@ def _driver_bytes(device: torch.device) -> int:
 def rounded(values: torch.Tensor, kind: FormatName) -> torch.Tensor:
     """How far rows of `values` are from what rounding leaves of them: equal, whichever code a tie took."""
     made = weights.to_few_bits(values, kind, FORMATS[kind].group)
-    return (made.wide(torch.float32) - values).norm(dim=1)
+    apart: torch.Tensor = torch.linalg.vector_norm(made.wide(torch.float32) - values, dim=1)
+    return apart
 
 
 class Checker:
@@ -102,6 +104,7 @@ class Checker:
         self._tell, self._doors = tell, doors
         self._seen: set[object] = set()
         self._begun: set[object] = set()
+        self._good: set[str] = set()  # kernels of which some variant was right
         self._launched: dict[object, tuple[str, str]] = {}  # by the last run: variants, kernel and shape
         self._inside = False
         self._undo = ExitStack()
@@ -172,9 +175,10 @@ class Checker:
             try:
                 twins = again(plain)[1]
             except Exception as error:
-                self._say(launched, -1.0, 0.0, f"{UNCHECKED}: plain torch {_named(error)}")
+                why = _named(error).removeprefix(f"{UNCHECKED}: ")
+                self._say(launched, None, 0.0, f"{UNCHECKED}: plain torch's twin: {why}")
                 return again()[0]
-            worst = -1.0
+            worst = None
             if ours is not None:
                 worst, wrong = compared(ours, twins)
             if not wrong or wrong.startswith(UNCHECKED) or not names:
@@ -189,23 +193,32 @@ class Checker:
     def _replace(
         self, names: list[str], launched: dict[object, tuple[str, str]],
         again: Callable[[], tuple[Any, list[tuple[torch.Tensor, float]]]],
-        twins: list[tuple[torch.Tensor, float]], worst: float, wrong: str,
+        twins: list[tuple[torch.Tensor, float]], worst: float | None, wrong: str,
     ) -> None:  # fmt: skip
-        """Withdraw the one kernel of these without which the door is right; all where there is none."""
-        guilty = set(names)
+        """Withdraw each kernel of these without which the door is right.
+
+        Where there is none: the one that raised, or those that were right nowhere yet, or all.
+        """
+        guilty = set()
         for name in names if len(names) > 1 else ():
             with without((name,)), suppress(Exception):
                 if not compared(again()[1], twins)[1]:
-                    guilty = {name}
-                    break
+                    guilty.add(name)
+        if not guilty:
+            guilty = {names[-1]} if worst is None else set(names) - self._good or set(names)
         withdraw(guilty)
         mine = {key: each for key, each in launched.items() if each[0] in guilty}
         self._say(mine, worst, 0.0, wrong)
 
-    def _say(self, launched: dict[object, tuple[str, str]], worst: float, ms: float, verdict: str) -> None:
+    def _say(
+        self, launched: dict[object, tuple[str, str]], worst: float | None, ms: float, verdict: str
+    ) -> None:
+        worst = -1.0 if worst is None else worst
         for key, (name, shape) in launched.items():
             if key not in self._seen:
                 self._seen.add(key)
+                if verdict == OK:
+                    self._good.add(name)
                 self._tell(KernelVerdict(name, shape, float(f"{worst:.2g}"), round(ms, 3), verdict))
 
 
@@ -219,12 +232,13 @@ def compared(
             if not torch.equal(mine, right):
                 wrong = wrong or f"{int((mine != right).sum())} of {right.numel()} whole numbers differ"
             continue
-        right, there = right.float(), right.isfinite()
+        right = right.float()
+        there = right.isfinite()
         mine = torch.where(there, mine.float(), 0.0)
         right = torch.where(there, right, 0.0)
         if not mine.isfinite().all():
-            wrong = wrong or "not finite"
-            continue
+            worst, wrong = -1.0, "not finite"
+            break
         difference = mine - right
         error = _share(difference.norm(), right.norm())
         worst = max(worst, error)
@@ -316,7 +330,7 @@ def _fill(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
     elif form == "ggml" and name == "weight":
         _fill_blocks(module, tensor)
     elif tensor.dtype == E4M3:
-        for part in tensor.split(1024):
+        for part in torch.split(tensor, 1024):
             part.copy_((torch.randn(part.shape, device=part.device) * codes).clamp(-448, 448))
     elif not tensor.is_floating_point():
         tensor.view(torch.uint8).random_(0, 256)
@@ -330,13 +344,17 @@ def _fill_blocks(linear: Any, tensor: torch.Tensor) -> None:
     """A GGUF's: any codes, with scales such that values stay small."""
     tensor.random_(0, 256)
     for part in linear.parts:
-        halves = part.planes(tensor, linear.columns)[-1].view(torch.float16)
-        halves.uniform_(0.8, 1.2).mul_(linear.columns**-0.5 / (500 if part.type.endswith("K") else 10))
+        last, wished = part.planes(tensor, linear.columns)[-1], linear.columns**-0.5
+        if part.type == "MXFP4":  # exponents; its codes spread by 5 halves
+            last.fill_(128 + round(math.log2(wished / 5)))
+            continue
+        spread = {"IQ4_NL": 66, "IQ4_XS": 1300}.get(part.type, 500 if part.type.endswith("K") else 10)
+        last.view(torch.float16).uniform_(0.8, 1.2).mul_(wished / spread)
 
 
 def _renumber(network: LoadableNetwork) -> None:
     """Let a network of a few layers need a cache of so many."""
-    text, kinds = network.config.text, []
+    text, kinds = network.config.text, list[str]()
     for module in network.modules():
         kind = {decoder.Attention: "full", linear_attention.GatedDeltaNet: "linear"}.get(type(module))
         if kind is not None:

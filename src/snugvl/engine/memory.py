@@ -7,7 +7,7 @@ Keys and values are allocated by blocks, recurrent states by slots, with a share
     preempt all ─► drop graphs and encodings ─► free the KV cache ─► make it anew ─► claim the workspace again
 
 The cache is one piece of memory, of which no part can be given back alone. Between letting go of it and
-having it again in another size somebody else may be faster; so there are smaller sizes to fall back to.
+having it again in another size another program may be faster; so there are smaller sizes to fall back to.
 """
 
 import logging
@@ -37,7 +37,7 @@ def config_for(model: Network, config: EngineConfig) -> EngineConfig:
     """The configuration as a model can use it: with recurrent states no prefix cache without snapshots.
 
     Raises:
-        RequestError: it is to guess by a predictor that isn't there.
+        RequestError: its drafts are to come from a predictor that isn't there.
     """
     if config.speculation == "mtp" and not model.config.text.predictors:
         raise no_predictor(model.config.architecture)
@@ -97,7 +97,7 @@ class MemoryReclaimer:
         self._scheduler = scheduler
         self._encoder = encoder
         self._runner = runner
-        self._late_bytes = 0  # that were told
+        self._late_bytes = 0  # that were logged
         self._loads = 0  # kernels and graphs at the last look
 
     @property
@@ -109,6 +109,12 @@ class MemoryReclaimer:
     def most(self) -> int:
         """Blocks of the cache where no other program needs memory."""
         return self._monitor.most
+
+    def adapt(self, *, at_once: bool = False) -> None:
+        """Look, and give the KV cache the size that it should have. No step may be in flight."""
+        blocks = self.poll(at_once=at_once)
+        if blocks is not None:
+            self.resize_cache(blocks)
 
     def poll(self, *, at_once: bool) -> int | None:
         """How many blocks the KV cache should have, where that is another number than now.
@@ -180,7 +186,7 @@ class MemoryReclaimer:
         """Hold the workspace in one piece, of which torch's allocator cuts what steps need.
 
         Pieces of their own for every size would leave holes that no other size fits into, and be asked for
-        when somebody else has taken the memory: at the start, and after all went back to the driver.
+        when another program has taken the memory: at the start, and after all went back to the driver.
         """
         device = self._runner.model.device
         if device.type != "cuda":

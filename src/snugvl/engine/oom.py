@@ -57,7 +57,7 @@ def refusal(error: BaseException, chunk: Chunk, device: torch.device) -> OutOfMe
 
 
 def no_room(tokens: int, pool: BlockPool) -> OutOfMemory:
-    """Why a request ends that waited in vain for memory that other programs have taken."""
+    """The error of a request that waited in vain for memory that other programs have taken."""
     held = pool.num_blocks * pool.block_size
     assert tokens > held, "a request waits for nothing"
     return OutOfMemory(
@@ -67,19 +67,19 @@ def no_room(tokens: int, pool: BlockPool) -> OutOfMemory:
 
 
 def release(device: torch.device) -> None:
-    """Give the driver back what torch holds and nobody uses."""
+    """Give memory that torch holds and doesn't use back to the driver."""
     if device.type == "cuda":
         give_back_free_blocks()
 
 
 def pooled_bytes() -> int:
-    """What torch's private pools hold: those of CUDA graphs, the library's workspace there included."""
+    """Bytes of torch's private pools: those of CUDA graphs, the library's workspace there included."""
     segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
     return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
 
 
 def _held(device: torch.device) -> str:
-    """What torch holds, what it may hold at most, what nobody holds."""
+    """Text with torch's memory, its limit, and the free memory of the card; empty on a CPU."""
     if device.type != "cuda":
         return ""
     free, total = torch.cuda.mem_get_info(device)

@@ -19,12 +19,12 @@ from torch import nn
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.core.config import EngineConfig
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.batch import Numbers, packed_batch, places
-from snugvl.engine.graphs.decode import choose
+from snugvl.engine.batch import Numbers, packed_batch
+from snugvl.engine.graphs.decode import choose, places
 from snugvl.engine.memory import allocate
 from snugvl.engine.predictor import hidden_states
 from snugvl.engine.sampling.filters import support
-from snugvl.engine.sampling.sampler import likeliest
+from snugvl.engine.sampling.likeliest import likeliest
 from snugvl.layers.ggml import TypedRows
 from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of
@@ -205,7 +205,7 @@ def rehearse(
         network.forward(_batch(lengths, cache, hidden), cache)
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
-    _batch((2,), cache).attention.token_by_token(2)  # guessed tokens
+    _batch((2,), cache).attention.token_by_token(2)  # drafts
     scores = fresh((2, network.config.text.vocab_size), torch.float32, network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
 
@@ -215,7 +215,7 @@ def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
     batch = _batch((1,) * count, cache)
     hidden = fresh((count, network.config.text.hidden_size), network.dtype, network.device)
     attention = replace(batch.attention, starts=None)
-    network.guess(network.predict(batch.input_ids, hidden, batch.positions, cache, attention))
+    network.draft(network.predict(batch.input_ids, hidden, batch.positions, cache, attention))
 
 
 def _around(network: LoadableNetwork, cache: KVCache) -> None:
@@ -237,7 +237,7 @@ def _around(network: LoadableNetwork, cache: KVCache) -> None:
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device, below: int = 1) -> torch.Tensor:
-    """Numbers that nobody has seen; whole ones from 0 to less than `below`. None without memory."""
+    """Random numbers; whole ones from 0 to less than `below`. Without values on "meta"."""
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)
     if dtype.is_floating_point:
@@ -289,7 +289,7 @@ def _batch(lengths: tuple[int, ...], cache: KVCache, hidden: torch.Tensor | None
 
 
 def _remember(cache: KVCache) -> None:
-    """Let a cache be full of what nobody wrote, as if there were tokens before."""
+    """Fill a cache with random values, as if there were tokens before."""
     values = fresh(cache.storage.shape[1:], torch.float32, cache.storage.device)
     cache.storage.copy_(e4m3_bytes(values) if cache.fp8 else values)
     if cache.states is not None:
@@ -309,7 +309,7 @@ def _with_values(
     cache: KVCache,
     kept: int,
 ) -> Numbers[torch.Tensor]:
-    """What steps are told, as the runner would: every sequence in blocks of its own."""
+    """Attention's metadata of a step, as the runner makes it: every sequence in blocks of its own."""
     device, size = parts.ids.device, cache.block_size
     blocks = [-(-context // size) for context in contexts]
     firsts = [0, *itertools.accumulate(blocks)]

@@ -10,11 +10,11 @@ on from its own output. So three parts keep up with a sequence:
 
     a step of chunks    makes entries of all tokens whose next one is known: prompts, and drafts that were
                         right, with the prompt's pictures (`LoadableNetwork.forward`)
-    a decode graph      leaves the hidden state alone: where nobody guesses, guessing costs nothing
+    a decode graph      leaves the hidden state alone: without drafts, speculation costs nothing
     here                what is missing of the last `RECENT` tokens, all at once; then the newest one
 
 A sequence that went on for longer without drafts has none until its end. `Drafts.entries` counts the
-tokens with entries. Those that a prefix cache gives were made by whoever computed the block: the last one of
+tokens with entries. Those that a prefix cache gives were made with the block: the last one of
 a block with a token that may be another one here, or, where that went on without drafts, none of what it
 should be. That makes a draft wrong now and then, never an answer.
 
@@ -29,17 +29,11 @@ import numpy as np
 import torch
 
 from snugvl.core.config import RECENT, EngineConfig
-from snugvl.engine.batch import (
-    ROW_FIELDS,
-    DecodeRow,
-    batch_of,
-    pack_rows,
-    single_tokens,
-    table_width,
-)
+from snugvl.engine.batch import batch_of, table_width
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, PendingDrafts
 from snugvl.engine.graphs.cache import GraphCache, GraphKey
+from snugvl.engine.graphs.decode import ROW_FIELDS, DecodeRow, pack_rows, single_tokens
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
@@ -64,11 +58,11 @@ class _Buffers:
 
 
 class Drafter:
-    """Asks the predictor. Not thread-safe.
+    """Makes drafts by the model's predictor. Not thread-safe.
 
     Attributes:
         hidden: `[slots · RECENT + 1, hidden]`, hidden states of the last `RECENT` tokens of each sequence:
-            that of token `i` at `slot · RECENT + i mod RECENT`; the last row is nobody's.
+            that of token `i` at `slot · RECENT + i mod RECENT`; the last row belongs to no sequence.
         graphs: where its graphs are; None: it goes launch by launch.
     """
 
@@ -93,7 +87,7 @@ class Drafter:
         kept[target] = kept[source]
 
     def ask(self, sequences: Sequence[SequenceState], count: int, pool: BlockPool) -> None:
-        """Let it guess `count` tokens after the newest of each sequence that has room for them.
+        """Let it draft `count` tokens after the newest of each sequence that has room for them.
 
         All of them run, the network has read all of their tokens but the newest, and it keeps up with them.
         """
@@ -166,7 +160,7 @@ class Drafter:
         for number in range(count):
             batch = single_tokens(ids, lengths, deltas, tables, self._cache)
             hidden = self._model.predict(ids, hidden, batch.positions, self._cache, batch.attention)
-            ids = self._model.guess(hidden)
+            ids = self._model.draft(hidden)
             buffers.drafts[:size, number] = ids
             lengths = lengths + (lengths > 0).int()
 
@@ -182,7 +176,7 @@ def hidden_states(model: Network, config: EngineConfig) -> torch.Tensor | None:
 
 def drafts_of(sequence: SequenceState) -> Drafts:
     """The drafts of a sequence that has some."""
-    assert sequence.drafts is not None, "nothing guesses for it"
+    assert sequence.drafts is not None, "it has no drafts"
     return sequence.drafts
 
 

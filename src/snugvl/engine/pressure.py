@@ -13,7 +13,7 @@ that are captured on their first use. The cache is what can be given: whatever i
 
 So everything that was admitted can finish, and a hungry neighbour is fed as fast as answers end.
 
-Our own process can be the neighbour, too: the driver takes memory when kernels load late, of which torch's
+Our own process can also be the neighbour: the driver takes memory when kernels load late, of which torch's
 cap knows nothing. A plan leaves LATE_BYTES for that. When less than KEPT_BYTES of them are left, torch's cap
 comes down and the cache gives what is missing, so that there is always room for the kernels of the next step:
 
@@ -41,16 +41,16 @@ BACK_BYTES = LOW_BYTES * 3 // 2  # left when the cache grows: a plan may leave l
 KEPT_BYTES = 16 << 20  # half of what a plan leaves for late kernels (`footprint.native.LATE_BYTES`)
 MOST_LOADED_BYTES = 64 << 20  # that the driver takes between two looks; what is more, others took
 STEPS = 4  # in which the cache gives its all: each of them stops what runs for a moment
-LEAST_PARTS = 4  # of one whole conversation: what the cache keeps whoever needs memory
+LEAST_PARTS = 4  # of one whole conversation: the cache always keeps one part
 POLL_S = 0.1  # between two looks
-AGAIN_S = 2.0  # who took memory so lately may be growing
-MOST_AGAIN_BYTES = 4 * LOW_BYTES  # that are free for who just took as much
+AGAIN_S = 2.0  # a program that took memory so lately may be growing
+MOST_AGAIN_BYTES = 4 * LOW_BYTES  # that stay free for a program that just took as much
 PATIENCE_S = 10.0  # that room must last before the cache takes it back
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What nobody holds on the device, and what torch holds in this process, unused pieces included.
+    """Bytes that are free on the device, and that torch holds in this process, unused pieces included.
 
     `process_bytes`: all that this process holds, as the driver counts it; None where it doesn't tell.
     """
@@ -62,12 +62,12 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBytes:
-    """What torch is going to hold in this process, by the plan.
+    """Bytes that torch will hold in this process, by the plan.
 
     Attributes:
-        total_bytes: of everything: weights, KV cache, encoder outputs, workspace, graphs.
-        graph_bytes: of the CUDA graphs among it, which come one by one.
-        cap_bytes: what the whole process never takes more of, or None without a cap.
+        total_bytes: bytes of everything: weights, KV cache, encoder outputs, workspace, graphs.
+        graph_bytes: bytes of the CUDA graphs among it, which come one by one.
+        cap_bytes: most bytes that the whole process ever takes, or None without a cap.
     """
 
     total_bytes: int
@@ -81,7 +81,7 @@ OnCap = Callable[[int], None]
 
 
 class CountedDriver:
-    """The driver's memory in this process, in bytes, where nobody tells it.
+    """Counts the driver's memory in this process, in bytes, where it doesn't report it.
 
     It is what the driver held at the start, and all that the card lost while kernels were loaded.
 
@@ -92,10 +92,10 @@ class CountedDriver:
         """`driver_bytes`: at the start; `loads`: how many kernels and graphs were loaded until now."""
         self.nbytes = driver_bytes
         self._loads = loads
-        self._before = loads(), 0  # at the look before, and what torch and nobody held then
+        self._before = loads(), 0  # at the look before, with the bytes that were free or torch's then
 
     def process_bytes(self, free_bytes: int, held_bytes: int) -> int:
-        """Bytes that this process holds, as far as it can be told from a look at the card."""
+        """Bytes that this process holds, as far as a look at the card shows."""
         loads, left = self._loads(), free_bytes + held_bytes
         loads_before, left_before = self._before
         self._before = loads, left
@@ -128,13 +128,13 @@ class PressureMonitor:
     """Says how many blocks the KV cache should have.
 
     Attributes:
-        full: blocks of the plan.
-        most: that there will ever be: those of the plan, less what late kernels took.
-        least: that it keeps, whoever needs memory.
-        slots: sequences that may run at once: in models with recurrent states, which are given up as well.
-        target: that it should have, if requests that were admitted before didn't need more.
-        given_bytes: what else of the plan is not to come, because it was given up for other programs.
-        late_bytes: what late kernels took of the cache.
+        full: number of blocks of the plan.
+        most: most blocks that there will ever be: those of the plan, less the memory of late kernels.
+        least: number of blocks that the cache always keeps.
+        slots: sequences that may run at once; fewer where recurrent states were given up as well.
+        target: number of blocks that it should have, if requests admitted before don't need more.
+        given_bytes: bytes of the plan beside blocks that were given up for other programs.
+        late_bytes: bytes of the cache that late kernels took.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ class PressureMonitor:
     ) -> None:
         """`on_shrink` is called, in the engine's thread, when a neighbour has made the cache smaller.
 
-        `on_cap` is told what torch may hold at most from now on; it makes less of it, never more.
+        `on_cap` is called with the most bytes that torch may hold from now on; it lowers its limit, never
+        raises it.
         """
         self._on_shrink = on_shrink
         self._on_cap = on_cap
@@ -326,7 +327,7 @@ class PressureMonitor:
 
 
 def sizes(blocks: int) -> list[int]:
-    """Blocks to have: the first number there is memory for. Somebody may take it while we let go of ours."""
+    """Numbers of blocks, of which the first that there is memory for is taken: others may be faster."""
     return [blocks, *(blocks * quarters // 4 for quarters in (3, 2, 1))]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.engine.sampling.sampler import Sampled
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.errors import SnugvlError
 from snugvl.models.batch import GridTHW, PatchReader, patch_reader
 
@@ -102,7 +102,7 @@ class CheckedPrompt:
         item_starts: index among `placeholders` where each item starts; one more than items, for the end.
         vocabulary: the distinct ids, for the repetition penalty.
         scores: its second and later tokens with their log-probabilities, as far as they are computed, by
-            whichever choice computes the prompt; None where nobody asks.
+            whichever choice computes the prompt; None where they aren't wanted.
     """
 
     ids: tuple[int, ...]

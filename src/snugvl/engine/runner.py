@@ -1,34 +1,56 @@
-"""Starts the steps of the network: a schedule in, logits out; by a CUDA graph where there is one."""
+"""Starts steps of the network: a schedule in, a step in flight out; its tokens are read later.
 
+Decode steps run ahead of the host: the next one starts before the tokens of the last are read.
+
+    GPU    │ step n          │ step n + 1      │ step n + 2
+    host   │ … start n + 1 ──┤ read n, deliver │ start n + 2, read n + 1, deliver
+
+The network of step n + 1 needs only the tokens of step n, which are on the GPU already. Greedy ones are made
+by the graph itself; others by the sampler, from numbers that the host draws beforehand (`Sequence.random`),
+and from counts of tokens that it keeps on the GPU. A sequence that ends with a token of step n has its token
+of step n + 1 thrown away; the keys and values of that token are in blocks that are rewritten, in the order of
+the stream, before any sequence reads them. Where a sequence has a grammar, choosing waits for its mask
+(`choosing.py`).
+
+A step with drafts (`speculation.py`) doesn't run ahead: how many of its tokens count is known when they are
+read. The host delivers the tokens of the step before it meanwhile:
+
+    GPU    │ step n          │             │ step n + 1       │
+    host   │ … deliver n − 1 ┤ read n, start n + 1 │ deliver n │ read n + 1 …
+"""
+
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import cast
 
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.batch import Unread, batch_of, rows_of
+from snugvl.engine.batch import Unread, batch_of
+from snugvl.engine.choosing import Heads, begin_choosing, sample_ahead, sampler_of, scoring_of
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.cache import CudaCapturer, GraphCache
-from snugvl.engine.graphs.decode import DecodeGraphs, Replay
+from snugvl.engine.graphs.decode import DecodeGraphs, Replay, rows_of
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
 from snugvl.engine.predictor import Drafter
-from snugvl.engine.request import CheckedPrompt
-from snugvl.engine.sampling.sampler import scores_of
-from snugvl.engine.scheduler import Chunk, Schedule
-from snugvl.engine.sequence import Sequence, slot_of
+from snugvl.engine.sampling.likeliest import PendingTokens, Sampled, begin_rows
+from snugvl.engine.sampling.sampler import Sampler
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
+from snugvl.engine.sequence import Sequence, State, slot_of
 from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
 from snugvl.layers.driver import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import recordable
-from snugvl.layers.upload import to_device
 from snugvl.models.batch import Network, PredictingNetwork, Scoring
 from snugvl.models.loader import tensor_bytes
 
 # Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
-# graph, too, and where it is started launch by launch.
+# graph as well, and where it is started launch by launch.
 LEAST_RUN, LEAST_LONG_RUN = 3, 8
 
 
@@ -73,7 +95,8 @@ class Runner:
     @torch.inference_mode()
     def capture_due(self) -> None:
         """Capture graphs of what the last step ran for the second time."""
-        self.graph_cache.capture_due()
+        if self._steps is not None:
+            self.graph_cache.capture_due()
 
     def close(self) -> None:
         """Wait for what runs, and let go of network, cache and graphs. Nothing can be run afterwards."""
@@ -124,7 +147,7 @@ class Runner:
         if step.decodes:
             return self.run_chunks(step.chunks), None
         embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
-        scoring = self._scoring(step.chunks)
+        scoring = scoring_of(step.chunks, self._config.max_num_seqs, self.model.device)
         return self.run_chunks(step.chunks, None, embeds, scoring, alone=step.alone), None
 
     def run_chunks(
@@ -188,30 +211,167 @@ class Runner:
             and self.graphs.ensure(len(step.chunks))
         )
 
-    def _scoring(self, chunks: list[Chunk]) -> Scoring | None:
-        """What finds the log-probabilities of prompts' tokens in a step; None where nobody asks for any.
 
-        Row `i` predicts token `i + 1`; the last row of a prompt predicts what is generated.
-        """
-        rows: list[int] = []
-        owners: list[tuple[CheckedPrompt, int, int]] = []  # whose token it predicts, and how many are asked
-        first = 0
-        for chunk in chunks:
-            prompt, most = chunk.sequence.prompt, chunk.sequence.request.sampling.logprobs or 0
-            for place in range(chunk.start, min(chunk.end, len(prompt) - 1)) if prompt.unscored else ():
-                rows.append(first + place - chunk.start)
-                owners.append((prompt, place, most))
-            first += chunk.end - chunk.start
-        if not rows:
+Taken = tuple[Sequence, tuple[int, ...], list[Sampled]]
+"""A sequence, the drafts that its step computed, and its sampled tokens: one more than drafts."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A started step.
+
+    Attributes:
+        sequences: sequences that take tokens from it, in the order of its rows of logits; several may share a
+            row.
+        logits: `[rows, vocab]`.
+        tokens: number of tokens that it computes.
+        runs_ahead: whether the next step may start before this one's tokens are read: no drafts, no prompts.
+        replayed: whether a decode graph computes it.
+        masked: whether the next step may start and a sequence has a grammar: `choose` must begin the
+            sampling.
+        streams: number of sequences of the step, those that take no token yet included.
+        decodes: whether it computes generated tokens alone.
+        chunks: the chunk of each of `sequences`, where that isn't one token of each.
+        sampler: the sampler of a step after which the next may start; None where all take the likeliest
+            token, or where it isn't made yet.
+        sampling: the sampling that has begun; the replay itself, where the graph finds the likeliest tokens.
+        void: rows whose tokens are dropped, beside those of sequences that have finished.
+    """
+
+    sequences: list[Sequence]
+    logits: torch.Tensor
+    tokens: int
+    runs_ahead: bool
+    replayed: bool = False
+    masked: bool = False
+    streams: int = 0
+    decodes: bool = True
+    chunks: list[Chunk] = field(default_factory=list)
+    sampler: Sampler | None = None
+    sampling: list[PendingTokens] = field(default_factory=list)
+    void: set[int] = field(default_factory=set)
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """The tokens `[rows]` int64 of a step that runs ahead, once choosing has begun; below 0 for none."""
+        return self.sampling[0].tokens
+
+    def results(self) -> Iterator[Taken]:
+        """Wait for the tokens; yields (sequence, drafts, sampled tokens) for each that isn't finished or
+        void."""
+        read = iter([each for part in self.sampling for each in part.results()])
+        if not self.chunks:
+            for row, (sequence, result) in enumerate(zip(self.sequences, read, strict=True)):
+                if row not in self.void and sequence.state is not State.FINISHED:
+                    yield sequence, (), [result]
+            return
+        for sequence, chunk in zip(self.sequences, self.chunks, strict=True):
+            drafts, own = chunk.drafts, list(islice(read, 1 + len(chunk.drafts)))
+            if sequence.state is not State.FINISHED:
+                yield sequence, drafts if chunk.unseen is None else chunk.unseen.read(len(drafts)), own
+
+
+def decode_in_flight(sequences: list[Sequence], replay: Replay, runner: Runner) -> InFlight:
+    """A step of one token of each sequence, which a decode graph has started."""
+    masked = any(sequence.grammar is not None for sequence in sequences)
+    step = _single_tokens(sequences, replay, masked)
+    if not masked and not all(each.plain for each in sequences):
+        sample_ahead(step, sampler_of(step), runner)
+    return step
+
+
+def chunks_in_flight(logits: torch.Tensor, heads: Heads, schedule: Schedule) -> InFlight:
+    """A step of chunks that has started, from whose logits choosing begins.
+
+    Args:
+        logits: `[n, vocab]`, `Chunk.logits` rows of each of `heads`.
+        heads: the chunks that sample, each with the sequences that take a token from it.
+    """
+    streams, decodes = len(schedule.chunks), schedule.decodes
+    step = InFlight([], logits, schedule.tokens, runs_ahead=False, streams=streams, decodes=decodes)
+    plain = True  # whether each takes the likeliest tokens of rows of its own
+    for chunk, takers in heads:
+        for sequence in takers:
+            step.sequences.append(sequence)
+            step.chunks.append(chunk)
+            plain = plain and sequence.plain and sequence.grammar is None
+        plain = plain and len(takers) == 1
+    step.sampling += begin_rows(logits) if plain else begin_choosing(logits, heads)
+    return step
+
+
+def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFlight | None:
+    """Start the step after `last` before its tokens are known; None where the host must decide first.
+
+    So it is where a waiting sequence could be admitted or go on, one ended or reaches its last token, or
+    there are no blocks for the next tokens.
+    """
+    sequences, running, pool = last.sequences, scheduler.running, scheduler.pool
+    # As many as run, each of which runs (below), are all of them.
+    others = len(running) != len(sequences) and any(s.can_sample and s not in sequences for s in running)
+    if others or (scheduler.waiting and scheduler.could_admit):
+        return None
+    spans, tokens, missing = list[tuple[Sequence, int, int]](), 0, dict[int, int]()
+    for row, sequence in enumerate(sequences):
+        unread = row not in last.void
+        ends = len(sequence.generated) + unread >= sequence.max_tokens
+        if sequence.state is not State.RUNNING or ends or not (unread or sequence.can_sample):
             return None
+        start = sequence.computed
+        end = start + 1 if unread else sequence.length
+        spans.append((sequence, start, end))
+        tokens += end - start
+        if blocks := pool.missing(sequence.table, start, end):
+            missing[row] = blocks
+    if tokens > scheduler.config.max_batched_tokens or sum(missing.values()) > pool.num_free:
+        return None
+    for row in missing:
+        copies = pool.extend(sequences[row].table, *spans[row][1:])
+        assert not copies, "a decoding sequence shares no block that it writes to"
+    for sequence, _, end in spans:
+        sequence.computed = end
+    grown = {row: _grown(sequences[row].table, count) for row, count in missing.items()}
+    step = _next(last, spans, grown, runner)
+    if last.sampler is None:
+        return step
+    if not last.masked:
+        last.sampler.note(last.chosen)
+        sample_ahead(step, last.sampler, runner, ahead=1)
+    elif not last.void and not any(sequence.penalized for sequence in sequences):
+        step.sampler = last.sampler  # it has nothing to count
+    return step
 
-        def look(start: int, logits: torch.Tensor) -> None:
-            asked = owners[start : start + len(logits)]
-            targets = [prompt.ids[place + 1] for prompt, place, _ in asked]
-            results = scores_of(logits, targets, [most for _, _, most in asked])
-            for (prompt, place, _), result in zip(asked, results, strict=True):
-                assert prompt.scores is not None, "it was asked for"
-                prompt.scores[place:] = [result]  # a prompt that is computed again says the same again
 
-        device = self.model.device
-        return Scoring(to_device(torch.tensor(rows), device), self._config.max_num_seqs, look)
+def _grown(table: list[int], count: int) -> tuple[int, list[int]]:
+    """(number of blocks of a table before it grew by `count`, the new blocks)."""
+    before = len(table) - count
+    return before, table[before:]
+
+
+def _next(
+    last: InFlight,
+    spans: list[tuple[Sequence, int, int]],
+    grown: dict[int, tuple[int, list[int]]],
+    runner: Runner,
+) -> InFlight:
+    """The step after `last`.
+
+    `spans`: (sequence, first token, end) of each that it computes; `grown`: see `DecodeGraphs.advance`.
+    """
+    sequences, graphs = last.sequences, runner.graphs
+    if last.replayed and not last.void:
+        return _single_tokens(sequences, graphs.advance(len(sequences), grown), last.masked)
+    if not last.void:
+        return _single_tokens(sequences, graphs.start(rows_of(sequences), last.chosen), last.masked)
+    rows = [row for row in range(len(sequences)) if row not in last.void]
+    logits = runner.run_chunks([Chunk(*span) for span in spans], Unread(rows, last.chosen))
+    tokens = sum(end - start for _, start, end in spans)
+    return InFlight(sequences, logits, tokens, runs_ahead=True, masked=last.masked, streams=len(sequences))
+
+
+def _single_tokens(sequences: list[Sequence], replay: Replay, masked: bool) -> InFlight:
+    """A step of one token of each sequence, as a decode graph runs it."""
+    count = len(sequences)
+    return InFlight(
+        sequences, replay.logits, count, True, True, masked=masked, streams=count, sampling=[replay]
+    )

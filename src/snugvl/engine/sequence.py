@@ -16,14 +16,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from snugvl.engine.blocks import Key
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.request import CheckedPrompt, EngineRequest, FinishReason, TokenOutput
-from snugvl.engine.sampling.grammar import gave_up
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.masks import Mask
-from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import Sampled, plain
-from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
+
+Key = bytes
+"""A hash of all that a full block's contents depend on (`blocks.py`)."""
 
 
 class State(Enum):
@@ -54,7 +53,7 @@ class Sequence:
         penalized: whether what was said before changes its scores.
         counts: how often each id was generated, where it is penalized.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
-        published: how many blocks of `table` the prefix cache was told of.
+        published: how many blocks of `table` the prefix cache can find.
         marks: counts of the prompt's tokens behind which a snapshot of its state is wanted, ascending.
         kept: tokens at its last snapshot, or at the one that it started from.
         trail: key of the snapshot that moves along with its answer.
@@ -64,7 +63,7 @@ class Sequence:
         cached_tokens: that the prefix cache had when it first ran.
         drawn: random numbers of the next tokens, once they are drawn: a step that failed takes them again.
         alone: whether its next step must have nothing beside it, because one ran out of memory.
-        drafts: what it guesses; None where it doesn't.
+        drafts: its drafts; None where it has none.
     """
 
     request: EngineRequest
@@ -144,11 +143,11 @@ class Sequence:
 
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids `start … end - 1`."""
-        prompt = len(self.prompt)
+        prompt = len(self.prompt.ids)
         return [*self.prompt.ids[start:end], *self.generated[max(0, start - prompt) : max(0, end - prompt)]]
 
     def rewind(self, blocks: int = 0, block_size: int = 0) -> None:
-        """Go on behind its first blocks, which somebody has computed, and published."""
+        """Count the first `blocks` blocks as computed, as they are from the prefix cache, and no more."""
         self.published, self.lag = blocks, 0
         self.computed = blocks * block_size
         if self.drafts is not None:
@@ -167,9 +166,9 @@ class Sequence:
         """Add a token that was chosen, and say so."""
         assert result.token_id is not None, "nothing was chosen"
         named = (self.request.request_id, self.choice, result.token_id)
-        told = (result.logprob, result.top_logprobs, self.append(result.token_id))
-        scores = (self.prompt.scores or ()) if len(self.generated) == 1 else ()
-        return TokenOutput(*named, *told, cached_tokens=self.cached_tokens, prompt=tuple(scores))
+        scores = (result.logprob, result.top_logprobs, self.append(result.token_id))
+        prompt = (self.prompt.scores or ()) if len(self.generated) == 1 else ()
+        return TokenOutput(*named, *scores, cached_tokens=self.cached_tokens, prompt=tuple(prompt))
 
     def append(self, token: int) -> FinishReason | None:
         """Add a generated token; says whether the choice ends with it."""
@@ -192,55 +191,3 @@ def slot_of(sequence: Sequence) -> int:
     """The slot of a sequence that runs."""
     assert sequence.slot is not None, "only a running sequence has a slot"
     return sequence.slot
-
-
-def choices_of(
-    request: EngineRequest, prompt: CheckedPrompt, arrival: int, max_tokens: int
-) -> list[Sequence]:
-    """The choices of a request that is the `arrival`th."""
-    streams = [random_stream(request.sampling.seed, choice) for choice in range(request.sampling.n)]
-    ends = frozenset(request.sampling.stop_token_ids)
-    ends = ends if request.sampling.ignore_eos else ends | request.stop_ids
-    known = ends, plain(request.sampling), penalizes(request.sampling)
-    return [
-        Sequence(request, prompt, (arrival, choice), max_tokens, stream, *known)
-        for choice, stream in enumerate(streams)
-    ]
-
-
-def random_stream(seed: int | None, choice: int) -> random.Random:
-    """The random numbers of one choice.
-
-    Python's generator rather than torch's: a text seed goes through SHA-512, so all 64 bits and the choice
-    count (torch's CPU generator keeps 32 of them), and one number costs no tensor.
-    """
-    return random.Random(None if seed is None else f"{seed}/{choice}")
-
-
-def no_token(sequence: Sequence) -> SnugvlError:
-    """Why nothing could be sampled."""
-    where = f"after {sequence.length} tokens of this request"
-    if sequence.grammar is not None and sequence.grammar.error is not None:
-        return gave_up(sequence.grammar.error, where)
-    return EngineError(f"the model's logits are not finite {where}")
-
-
-def past_deadline(live: list[Sequence], now: float) -> DeadlineExceeded | None:
-    """What ends a request, by its choices that are not finished, whose deadline has passed."""
-    deadline = live[0].request.deadline
-    if deadline is None or now < deadline:
-        return None
-    done = sum(len(sequence.generated) for sequence in live)
-    return DeadlineExceeded(f"the deadline passed {now - deadline:.3f} s ago, with {done} tokens generated")
-
-
-def heir_of(ended: Sequence, live: list[Sequence]) -> Sequence | None:
-    """Who prefills the prompt when the choice that was to do it ends; a parked one just goes."""
-    if ended.siblings:
-        heir, *rest = ended.siblings
-        heir.siblings, ended.siblings = rest, []
-        return heir
-    for sequence in live:
-        if ended in sequence.siblings:
-            sequence.siblings.remove(ended)
-    return None

@@ -3,13 +3,13 @@
 Keys and values of every block are kept anyway, a recurrent state only moves on. So a model with linear
 attention can start from cached blocks only where the state was copied when it stood just behind them:
 
-    blocks       [ 0 | 1 | … | 64 | 65 | … | 80 ][ 81 | …          a block has a key (`prefix.py`)
+    blocks       [ 0 | 1 | … | 64 | 65 | … | 80 ][ 81 | …          a block has a key (`blocks.py`)
     prompt       system │ picture ▒▒▒▒▒│ question │ answer …
     snapshots                      ▲ 65       ▲ 81      ▲ moves along
 
 A snapshot has the key of the last block before it: it is the state after exactly the tokens that the key
-stands for, whoever has computed them. It is of use with all blocks up to it, goes with the last of them, and
-gives way to a new one when it is the one that was unused for longest.
+stands for, whichever sequence computed them. It is of use with all blocks up to it, goes with the last of
+them, and gives way to a new one when it is the one that was unused for longest.
 
 They are wanted at the last block boundary of each turn and of each picture, where other prompts part from
 this one. A step leaves the state behind its last token, and in the scratch slot one behind a *landing*: so
@@ -18,7 +18,7 @@ the state at hand; so most prompts take no more steps than without. Where that d
 snapshot. Each costs a copy, and takes the memory of a thousand tokens and more; what computes in no time
 needs none. In an answer there is one that moves along: no chat template has to render the answer again as it
 was, but where it does (a tool's result follows, say), the next turn starts there. A step that takes several
-tokens of an answer at once and would pass its place leaves those behind it to the next step, too.
+tokens of an answer at once and would pass its place also leaves those behind it to the next step.
 
 Only numbers live here; the bytes are in `layers/kv_cache.py`.
 """
@@ -28,9 +28,8 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from snugvl.engine.blocks import Key
-from snugvl.engine.prefix import extend_keys
-from snugvl.engine.sequence import Sequence, State, slot_of
+from snugvl.engine.blocks import extend_keys
+from snugvl.engine.sequence import Key, Sequence, State, slot_of
 from snugvl.layers.delta_rule import CHUNK
 
 if TYPE_CHECKING:

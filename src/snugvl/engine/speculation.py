@@ -1,6 +1,6 @@
 """Speculation: a step computes a sequence's newest token and *drafts* of those after it; some are right.
 
-    known     … a b c            a proposer guesses d e f (`drafts.py`)
+    known     … a b c            a proposer drafts d e f (`drafts.py`)
     chunk     [ c │ d e f ]      one chunk of the step, with logits in each of its rows
     chosen      d   e   x   ·    what follows c, c d, c d e: x isn't f, so what follows f counts for nothing
     kept        d   e   x        three tokens of one step; the keys and values of f are written over
@@ -10,8 +10,8 @@ penalties of its place, and a row counts only if all drafts before it are what w
 same answer, and what is drawn has the same distribution. (Numbers of a product of several rows may differ
 from those of one row in their last bits, as they do in company.)
 
-`Sequence.computed` counts drafts only once they are chosen: what is beyond it in the blocks is nobody's, as
-it is behind a token that ran ahead in vain. A block's key waits for that, too.
+`Sequence.computed` counts drafts only once they are chosen: the blocks' contents beyond it are unused, as
+they are behind a token that ran ahead in vain. A block gets its key only then.
 
 A recurrent state can't go back, so it doesn't go ahead: drafts are computed from it and don't enter it. It
 stays behind the newest token, and drafts that were right are computed once more, before the next newest one:
@@ -25,7 +25,7 @@ state for each draft (48 MiB in Qwen3.5-4B) nor the inputs of each layer, from w
 again. A step reads all weights for one row or for 15. Nothing else knows of it: a snapshot, a preemption, a
 block's key go by `computed`, where the state is.
 
-What guesses is n-grams of prompt and answer (`drafts.py`), or the model's own predictor (`predictor.py`): it
+Drafts come from n-grams of prompt and answer (`drafts.py`), or the model's own predictor (`predictor.py`): it
 is asked as soon as the tokens of a step are taken, and the next step, which is put together meanwhile, takes
 its drafts from the device.
 
@@ -33,11 +33,11 @@ A draft takes the row of logits of a sequence that doesn't run: a step has never
 which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
 lose. Nor has a step drafts in which prompts are computed, or that runs alone after a lack of memory.
 
-A choice with a grammar has a mask for each row: of guesses those count that its grammar takes one after the
+A choice with a grammar has a mask for each row: of drafts those count that its grammar takes one after the
 other, and for whose masks there is time. What it forces comes at once anyway.
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
-the better, and now and then looks again at the other. A step takes from when the tokens before it are told
+the better, and now and then looks again at the other. A step takes from when the tokens before it are read
 until its own are: one that ran ahead of the host takes what it adds, and one with drafts, which can't, pays
 for that. The first ones don't count: kernels are compiled then, and CUDA graphs captured.
 """
@@ -46,6 +46,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from statistics import fmean, median
 from typing import Final
 
@@ -54,9 +55,10 @@ from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
 from snugvl.engine.request import TokenOutput
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
-from snugvl.engine.sequence import Sequence
+from snugvl.engine.sequence import Sequence, State
 from snugvl.layers.delta_rule import CHUNK
 
 MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many rows as products take at once
@@ -72,8 +74,8 @@ class Speculation:
     """What steps have drafts, and how that went.
 
     Attributes:
-        on: whether anything guesses; else nothing here is called.
-        drafted: tokens that were guessed and computed; `accepted`: those of them that were right.
+        on: whether anything drafts; else nothing here is called.
+        drafted: drafts that were computed; `accepted`: those of them that were right.
     """
 
     def __init__(
@@ -82,20 +84,20 @@ class Speculation:
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`drafter`: of a model whose predictor is loaded, which guesses then, unless n-grams are wished."""
+        """`drafter`: of a model whose predictor is loaded, which drafts then, unless n-grams are wished."""
         self.on = config.speculation != "off"
         self.drafted = self.accepted = 0
         self._config = config
         self._drafter = None if config.speculation in ("off", "ngram") else drafter
         self._clock = clock
         self._payoffs: dict[int, Payoff] = {}  # by streams, in powers of two
-        self._told: float | None = None  # when tokens were told, if what comes next is measured from there
-        self._guessing = False  # whether that has drafts, or computes some again, or has waited for some
+        self._read_at: float | None = None  # when tokens were read, if what comes next is measured from there
+        self._with_drafts = False  # whether that has drafts, or computes some again, or has waited for some
         self._waits = False  # whether the next step waited, because it is decided that it has drafts
 
     @property
     def method(self) -> str:
-        """What guesses: "ngram" or "mtp"; "" where nothing does."""
+        """What drafts: "ngram" or "mtp"; "" where nothing does."""
         if not self.on:
             return ""
         return "ngram" if self._drafter is None else "mtp"
@@ -110,22 +112,22 @@ class Speculation:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
         waited, self._waits = self._waits, False
         if not step.decodes:
-            self._told = None
+            self._read_at = None
             return
         again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
-        self._guessing = again or waited
+        self._with_drafts = again or waited
         if not (waited or self._pays(len(step.chunks))):
             return
         if not step.copies:  # the predictor would write to blocks that are still to be copied to
             self._ask([chunk.sequence for chunk in step.chunks], pool)
-        found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
+        found = self._drafts(step.chunks, self._config.max_batched_tokens - step.tokens)
         for row, drafts in found.items():
             chunk = step.chunks[row]
             table, place = chunk.sequence.table, chunk.end
             if pool.missing(table, place, place + len(drafts)) > pool.num_free:
                 del drafts[len(table) * pool.block_size - place :]
             if drafts:
-                self._guessing = True
+                self._with_drafts = True
                 step.copies.extend(pool.extend(table, place, place + len(drafts)))
                 unseen = _unseen(chunk.sequence)
                 end = place + len(drafts)
@@ -134,30 +136,59 @@ class Speculation:
     def ask_ahead(self, scheduler: Scheduler) -> None:
         """Ask the predictor for drafts of the next step, if that has no prompts: the host is busy now."""
         running = scheduler.running
-        if self._drafter is None or scheduler.could_admit or any(each.prefills for each in running):
+        if (
+            self._drafter is None
+            or (scheduler.waiting and scheduler.could_admit)
+            or any(each.prefills for each in running)
+        ):
             return
         if self._pays(len(running)):
             self._ask(running, scheduler.pool)
 
     def learn(self, streams: int, kept: int) -> None:
-        """The tokens of a step of so many streams are told: so many."""
+        """Note that a step of `streams` sequences has given `kept` tokens, and the time that it took."""
         if self._config.speculation != "auto":
             return
         now = self._clock()
-        if self._told is not None:
-            self._payoff(streams).note(self._guessing, now - self._told, kept, streams)
-        self._told, self._guessing = now, False
+        if self._read_at is not None:
+            self._payoff(streams).note(self._with_drafts, now - self._read_at, kept, streams)
+        self._read_at, self._with_drafts = now, False
 
-    def count(self, sequence: Sequence, drafts: tuple[int, ...], outputs: list[TokenOutput]) -> None:
-        """Drafts were computed, and that came of it; the last of the outputs says how many were right."""
-        drafted = len(drafts)
-        accepted = sum(draft == told.token_id for draft, told in zip(drafts, outputs, strict=False))
-        self.drafted += drafted
-        self.accepted += accepted
-        if sequence.drafts is not None:
-            sequence.drafts.learn(sequence.length, drafted, accepted)
-        if outputs:
-            outputs[-1] = outputs[-1]._replace(accepted=accepted, rejected=drafted - accepted)
+    def take(
+        self,
+        sequence: Sequence,
+        drafts: tuple[int, ...],
+        results: Iterable[Sampled],
+        give: Callable[[Sequence, Sampled], list[TokenOutput]],
+        scheduler: Scheduler,
+        *,
+        state_follows: bool,
+    ) -> list[TokenOutput]:
+        """Give a sequence its token, and another one for each draft that was right.
+
+        The last of the outputs says how many of them were right.
+
+        Args:
+            results: one more than drafts; behind a draft that was wrong they count for nothing.
+            give: gives a sequence a token.
+            state_follows: whether a recurrent state takes tokens in later (`Sequence.confirm`).
+        """
+        outputs = list[TokenOutput]()
+        for draft, result in zip_longest(drafts, results):
+            if sequence.state is State.FINISHED:  # a token of its own has ended it
+                break
+            if result.token_id is None:  # a draft may have broken it: it goes on without any
+                sequence.drafts = None
+                scheduler.withdraw(sequence)
+                scheduler.preempt(sequence)
+                break
+            outputs += give(sequence, result)
+            if draft is None or draft != result.token_id:
+                break
+            if sequence.state is State.RUNNING:
+                sequence.confirm(state_follows=state_follows)
+        self._count(sequence, drafts, outputs)
+        return outputs
 
     def waits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
@@ -165,18 +196,18 @@ class Speculation:
         if len(running) >= self._config.max_num_seqs:
             return False
         self._waits = self._pays(len(running)) and any(
-            _quick(each) and self._may_guess(each, each.drafts) for each in running if each.drafts is not None
+            _quick(each) and self._may_draft(each, each.drafts) for each in running if each.drafts is not None
         )
         return self._waits
 
-    def _may_guess(self, sequence: Sequence, drafts: Drafts) -> bool:
+    def _may_draft(self, sequence: Sequence, drafts: Drafts) -> bool:
         """Whether there may be drafts behind tokens of a sequence of which some are under way."""
         if self._drafter is None:
-            return bool(drafts.guess(sequence.length, 1))
+            return bool(drafts.propose(sequence.length, 1))
         return sequence.length >= drafts.rest and self._drafter.keeps_up(sequence)
 
     def _ask(self, sequences: list[Sequence], pool: BlockPool) -> None:
-        """Let the predictor guess what comes after those of the sequences of which it wasn't asked yet."""
+        """Let the predictor draft what comes after those of the sequences of which it wasn't asked yet."""
         room = self._config.max_num_seqs - len(sequences)
         if self._drafter is None or room <= 0:
             return
@@ -197,10 +228,10 @@ class Speculation:
         if asked:
             self._drafter.ask(asked, min(width, MOST_DRAFTS, -(-room // len(sequences))), pool)
 
-    def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
+    def _drafts(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share.
 
-        Zeros stand for those that are on the device and that nobody has to know.
+        Zeros stand for those that are on the device and that the host doesn't need to know.
         """
         found: dict[int, list[int]] = {}
         left, left_s = min(self._config.max_num_seqs - len(chunks), tokens), MASKS_S
@@ -208,7 +239,7 @@ class Speculation:
             sequence = chunk.sequence
             share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
-                drafts = sequence.drafts.guess(sequence.length, share, unseen=_unseen(sequence) is not None)
+                drafts = sequence.drafts.propose(sequence.length, share, unseen=_unseen(sequence) is not None)
                 if drafts and sequence.grammar is not None:
                     drafts = _allowed(sequence, sequence.drafts, drafts, left_s)
                     left_s -= len(drafts) * sequence.grammar.seconds
@@ -216,6 +247,16 @@ class Speculation:
                     found[row] = drafts
                     left -= len(drafts)
         return found
+
+    def _count(self, sequence: Sequence, drafts: tuple[int, ...], outputs: list[TokenOutput]) -> None:
+        drafted = len(drafts)
+        accepted = sum(draft == each.token_id for draft, each in zip(drafts, outputs, strict=False))
+        self.drafted += drafted
+        self.accepted += accepted
+        if sequence.drafts is not None:
+            sequence.drafts.learn(sequence.length, drafted, accepted)
+        if outputs:
+            outputs[-1] = outputs[-1]._replace(accepted=accepted, rejected=drafted - accepted)
 
     def _pays(self, streams: int) -> bool:
         return self._config.speculation != "auto" or self._payoff(streams).try_drafts()
@@ -225,7 +266,7 @@ class Speculation:
 
 
 def _unseen(sequence: Sequence) -> DeviceDrafts | None:
-    """Drafts of a sequence on the device, if nobody has to know them: for a mask, or to count tokens."""
+    """Drafts of a sequence on the device; None where the host must know them, for a mask or for penalties."""
     if sequence.drafts is None or sequence.grammar is not None or penalizes(sequence.request.sampling):
         return None
     return sequence.drafts.on_device(sequence.length)

@@ -7,7 +7,15 @@ from snugvl.core.sizes import GIB, format_size, parse_size
 from snugvl.errors import InputError
 from snugvl.hardware import gpus
 from snugvl.hardware.devices import with_used
-from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem, Tenant
+from snugvl.hardware.machine import (
+    RESERVED,
+    SYSTEM_BYTES,
+    Gpu,
+    Machine,
+    OperatingSystem,
+    Tenant,
+    ddr_bandwidth,
+)
 
 DESKTOP: Final = "desktop and other apps"
 NO_GPU: Final = "none"
@@ -28,6 +36,7 @@ def describe(
     vram: str | int | None = None,
     count: int = 1,
     ram: str | int | None = None,
+    ddr: str | None = None,
 ) -> Machine:
     """A machine with `count` GPUs of one kind; what isn't said is assumed, and a note says so.
 
@@ -38,6 +47,7 @@ def describe(
             that (`gpus.reserved_bytes`), which nvidia-smi shows neither as used nor as free.
         vram: total memory of each GPU; the table's by default.
         ram: system memory (under WSL2 that of the virtual machine), of which the system has its part.
+        ddr: its kind, such as "DDR4-3200"; two channels are assumed.
 
     Raises:
         InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is none, zero
@@ -68,6 +78,8 @@ def describe(
         spills=system in ("wsl2", "windows"),
         pinned_bytes=ram_bytes // 2 if system in ("wsl2", "windows") else None,
         notes=tuple(notes),
+        ram_bandwidth=_bandwidth(ddr),
+        ram_assumed=not said,
     )
     if model is None and gpu is not None:
         return machine
@@ -165,6 +177,13 @@ def _system(name: str) -> OperatingSystem:
             system: OperatingSystem = known
             return system
     raise InputError(f"unknown system {name!r}; use one of {', '.join(get_args(OperatingSystem))}")
+
+
+def _bandwidth(ddr: str | None) -> float | None:
+    found = None if ddr is None else ddr_bandwidth(ddr)
+    if ddr is not None and found is None:
+        raise InputError(f"ddr {ddr!r} is no kind of memory; write it like DDR4-3200 or DDR5-5600")
+    return found
 
 
 def _size(value: str | int | None, what: str, *, zero: bool = False) -> int | None:

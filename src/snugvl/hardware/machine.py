@@ -1,5 +1,6 @@
 """A machine as the planner sees it. Nothing here probes anything; all sizes are bytes."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -87,6 +88,8 @@ class Machine:
         notes: what was odd while probing, in whole sentences.
         host_ram_bytes: memory of the whole machine where a container may use only `ram_total_bytes` of it.
         others: GPUs that aren't NVIDIA's, or that NVML doesn't see, the one to be used first.
+        ram_bandwidth: bytes per second of all channels of host memory, where somebody said its kind, or None.
+        ram_assumed: nobody said how much host memory there is.
     """
 
     os: OperatingSystem
@@ -102,10 +105,24 @@ class Machine:
     notes: tuple[str, ...] = ()
     host_ram_bytes: int | None = None
     others: tuple[Gpu, ...] = ()
+    ram_bandwidth: float | None = None
+    ram_assumed: bool = False
 
 
 # Bytes per second and lane, one way, after line coding (PCI-SIG): 8b/10b to generation 2, 128b/130b to 5.
 LANE_BYTES_PER_S: Final = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+
+
+_DDR: Final = re.compile(r"(?:lp)?ddr([345]x?)-?(\d{3,5})", re.ASCII)
+# Bytes per second that a processor reads of host memory of which nothing is known: half of two DDR5 channels.
+HOST_RATE: Final = 30e9
+DDR_BYTES: Final = 2 * 8  # of two channels, a transfer
+
+
+def ddr_bandwidth(kind: str) -> float | None:
+    """Bytes per second of two channels of "DDR4-3200" and its like; None for other words."""
+    found = _DDR.fullmatch(kind.strip().lower())
+    return None if found is None else float(found[2]) * 1e6 * DDR_BYTES
 
 
 def pcie_bandwidth(generation: int | None, lanes: int | None) -> float | None:

@@ -84,7 +84,8 @@ class AttentionMetadata:
     def token_by_token(self, tokens: int) -> "AttentionMetadata":
         """With `apart`, for a few tokens: so their contexts are split over programs, as those of decodes are.
 
-        `tokens`: of the batch, the last ones of which may belong to nobody. Needs `starts` and `lengths`.
+        `tokens`: number of tokens of the batch, the last of which may be padding. Needs `starts` and
+        `lengths`.
         """
         starts, lengths = self.starts, self.lengths
         assert starts is not None
@@ -97,7 +98,7 @@ class AttentionMetadata:
             place = torch.arange(tokens, dtype=torch.int32, device=starts.device)
             owner = torch.searchsorted(starts[1:], place, right=True).clamp_(max=len(lengths) - 1)
             seen = lengths[owner] - starts[owner + 1] + place + 1
-            seen = torch.where(place < starts[-1], seen, 0)  # nobody's see nothing
+            seen = torch.where(place < starts[-1], seen, 0)  # padding sees nothing
             tables = self.block_tables[owner]
         ones = (1,) * tokens
         each = AttentionMetadata(ones, ones, self.slot_mapping, tables, self.block_size, lengths=seen)
@@ -161,7 +162,7 @@ def _each(
     assert each is not None
     assert each.lengths is not None
     keys, values, _ = where
-    parts = (part.split(4 * FEW) for part in (query, each.block_tables, each.lengths))
+    parts = (torch.split(part, 4 * FEW) for part in (query, each.block_tables, each.lengths))
     return torch.cat(
         [
             decode(q, keys, values, tables, lengths, metadata.block_size, scale, window)
@@ -186,7 +187,7 @@ def _plain(
         return _decode(query, cache, layer, metadata, scale, window)
     output = torch.empty_like(query)
     together = [] if query.is_cuda else _single(metadata)  # a GPU's memory is planned: one after the other
-    if together:  # beside some that have a few queries each (guessed tokens)
+    if together:  # beside some that have a few queries each (drafts)
         first = [0, *accumulate(metadata.query_lens)]
         rows = torch.tensor([first[sequence] for sequence in together])
         contexts = tuple(metadata.context_lens[sequence] for sequence in together)
@@ -252,7 +253,7 @@ def _decode(
     blocks = -(-longest // metadata.block_size)
     offsets = torch.arange(metadata.block_size, device=query.device)
     slots = (metadata.block_tables[:, :blocks, None] * metadata.block_size + offsets).flatten(1)[:, :longest]
-    lengths = torch.tensor(metadata.context_lens, device=query.device).clamp_(min=1)  # 0: nobody's
+    lengths = torch.tensor(metadata.context_lens, device=query.device).clamp_(min=1)  # 0: padding
     place = torch.arange(longest, device=query.device)
     mask = place < lengths[:, None]
     if window is not None:

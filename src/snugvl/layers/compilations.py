@@ -1,4 +1,4 @@
-"""How often a kernel had to be compiled in this process. Everybody waits meanwhile, so each is said, too.
+"""Counts the kernels that had to be compiled in this process. All requests wait meanwhile, so each is logged.
 
 What Triton finds in its folder on disk is not compiled: it is there within some milliseconds. What another
 process compiles at this moment (`backends/native/ahead.py`) is waited for, and isn't compiled twice.
@@ -60,7 +60,7 @@ class Elsewhere:
             self._changed.notify_all()
 
     def wait(self, digest: str) -> bool:
-        """Wait until nobody compiles it; whether somebody did."""
+        """Wait until no process compiles it; whether one did."""
         with self._changed:
             if digest not in self._begun:
                 return False

@@ -37,6 +37,7 @@ class Rule:
         value: `[tokens, value_heads, value_dim]`.
         decay: `[tokens, value_heads]`, logarithms: 0 keeps all, below forgets.
         beta: `[tokens, value_heads]`, 0 … 1.
+        tiled: value head `i` has key head `i mod key_heads` instead.
     """
 
     query: torch.Tensor
@@ -44,6 +45,7 @@ class Rule:
     value: torch.Tensor
     decay: torch.Tensor
     beta: torch.Tensor
+    tiled: bool = False
 
     def wide(self) -> tuple[torch.Tensor, ...]:
         """All five in float32 at least, query and key of their proper length and one for each value head."""
@@ -52,7 +54,11 @@ class Rule:
         query, key = (_unit(x.to(dtype)) for x in (self.query, self.key))
         query = query * query.shape[-1] ** -0.5
         if shared > 1:
-            query, key = (x.repeat_interleave(shared, dim=1) for x in (query, key))
+            pairs = (query, key)
+            if self.tiled:
+                query, key = (x.repeat(1, shared, 1) for x in pairs)
+            else:
+                query, key = (x.repeat_interleave(shared, dim=1) for x in pairs)
         return query, key, self.value.to(dtype), self.decay.to(dtype), self.beta.to(dtype)
 
 

@@ -3,20 +3,27 @@
 A file stores a block of 32 or 256 neighbours of a row together: scales, then codes of the first half, each
 beside one of the second. Here the bytes of a matrix stand in planes, each `[rows, bytes of a row]`:
 
-| type | bits | codes, low 4 (or 8) bits | high bits | scales |
+| type | bits | codes, low bits | high bits | scales |
 |---|---|---|---|---|
-| Q4_0 | 4.5 | eight a word | | d: f16 for 32 |
-| Q4_1 | 5 | eight a word | | d, m: f16 for 32 |
+| Q4_0, IQ4_NL | 4.5 | four: eight a word | | d: f16 for 32 |
+| Q4_1 | 5 | four | | d, m: f16 for 32 |
+| Q5_0, Q5_1 | 5.5, 6 | four | a byte for eight | as Q4_0, Q4_1 |
 | Q8_0 | 8.5 | a byte each | | d: f16 for 32 |
-| Q4_K | 4.5 | eight a word | | eight scales and minima of 6 bits in 12 bytes, d, dmin: f16 for 256 |
-| Q5_K | 5.5 | eight a word | a byte for eight | the same |
-| Q6_K | 6.5625 | eight a word | two bytes for eight | int8 for 16, d: f16 for 256 |
+| MXFP4 | 4.25 | four | | an exponent for 32 |
+| Q2_K | 2.625 | two: two bytes for eight | | for 16 a scale and a minimum of 4 bits, d, dmin: f16 for 256 |
+| Q3_K | 3.4375 | two | a byte for eight | 16 scales of 6 bits in 12 bytes, d: f16 for 256 |
+| Q4_K | 4.5 | four | | eight scales and minima of 6 bits in 12 bytes, d, dmin: f16 for 256 |
+| Q5_K | 5.5 | four | a byte for eight | the same |
+| Q6_K | 6.5625 | four | two bytes for eight | int8 for 16, d: f16 for 256 |
+| IQ4_XS | 4.25 | four | | eight scales of 6 bits: four low in 4 bytes, two high in 2; d: f16 for 256 |
 
 A word has eight neighbours, the first in its lowest bits, as our own int4 (`layers/weights.py`). A value is
 
-    a · code + b        a = d, b = −8 d | m | 0        K: a = d · scale, b = −dmin · minimum | −32 a
+    a · code + b        a = d, b = −8 d | −16 d | m | 0
+                        K: a = d · scale, b = −dmin · minimum | −32 a | −4 a
 
-in float32 and rounded where ggml rounds: equal to the reference (`gguf.quants`) to the bit. The kernels read
+in float32 and rounded where ggml rounds: equal to the reference (`gguf.quants`) to the bit. IQ4_NL's, IQ4_XS'
+and MXFP4's codes are numbers of a table (`TABLES`), which is looked up in place of the code. The kernels read
 the same planes (`layers/kernels/products/ggml.py`).
 
 Source: ggml, `ggml-quants.c` and `ggml-common.h` (MIT).
@@ -28,7 +35,10 @@ from typing import Final, Literal
 
 import torch
 
-GgmlType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+GgmlType = Literal[
+    "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS",
+    "MXFP4",
+]  # fmt: skip
 SUPER: Final = 256  # neighbours of a K type's block
 
 
@@ -41,22 +51,35 @@ class Layout:
         nbytes: bytes of a block in the file.
         group: neighbours that share a scale.
         planes: bytes of each plane that a block is sorted into.
+        low, high: bits of a code in the first and in the second plane.
     """
 
     block: int
     nbytes: int
     group: int
     planes: tuple[int, ...]
+    low: int = 4
+    high: int = 0
 
 
 LAYOUTS: Final[dict[GgmlType, Layout]] = {
     "Q4_0": Layout(32, 18, 32, (16, 2)),
     "Q4_1": Layout(32, 20, 32, (16, 4)),
-    "Q8_0": Layout(32, 34, 32, (32, 2)),
+    "Q8_0": Layout(32, 34, 32, (32, 2), low=8),
     "Q4_K": Layout(SUPER, 144, 32, (128, 12, 4)),
-    "Q5_K": Layout(SUPER, 176, 32, (128, 32, 12, 4)),
-    "Q6_K": Layout(SUPER, 210, 16, (128, 64, 16, 2)),
+    "Q5_K": Layout(SUPER, 176, 32, (128, 32, 12, 4), high=1),
+    "Q6_K": Layout(SUPER, 210, 16, (128, 64, 16, 2), high=2),
+    "Q5_0": Layout(32, 22, 32, (16, 4, 2), high=1),
+    "Q5_1": Layout(32, 24, 32, (16, 4, 4), high=1),
+    "Q2_K": Layout(SUPER, 84, 16, (64, 16, 4), low=2),
+    "Q3_K": Layout(SUPER, 110, 16, (64, 32, 12, 2), low=2, high=1),
+    "IQ4_NL": Layout(32, 18, 32, (16, 2)),
+    "IQ4_XS": Layout(SUPER, 136, 32, (128, 4, 2, 2)),
+    "MXFP4": Layout(32, 17, 32, (16, 1)),
 }
+_LEVELS: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the number
+TABLES: Final[dict[GgmlType, tuple[int, ...]]] = {"IQ4_NL": _LEVELS, "IQ4_XS": _LEVELS, "MXFP4": _E2M1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +158,14 @@ def wide_planes(planes: Sequence[torch.Tensor], kind: GgmlType) -> torch.Tensor:
     """The values that planes of whole rows mean: `[n, columns]` float32."""
     layout = LAYOUTS[kind]
     rows = len(planes[0])
-    if kind == "Q8_0":
-        codes = planes[0].view(torch.int8)
-    else:
-        codes = _low(planes[0])
-        if kind == "Q5_K":
-            codes = codes | (_high(planes[1], 1) << 4)
-        elif kind == "Q6_K":
-            codes = codes | (_high(planes[1], 2) << 4)
+    codes = planes[0].view(torch.int8) if layout.low == 8 else _codes(planes[0], layout.low)
+    if layout.high:
+        codes = codes | (_codes(planes[1], layout.high) << layout.low)
+    if kind in TABLES:
+        codes = torch.tensor(TABLES[kind], dtype=torch.int8, device=codes.device)[codes.int()]
     values = codes.view(rows, -1, layout.group).float()
-    if kind == "Q6_K":
-        values -= 32
+    if kind in ("Q3_K", "Q6_K"):
+        values -= 4 if kind == "Q3_K" else 32
     scale, offset = _affine(planes, kind)
     values *= scale[..., None]
     if offset is not None:
@@ -155,19 +175,49 @@ def wide_planes(planes: Sequence[torch.Tensor], kind: GgmlType) -> torch.Tensor:
 
 def _affine(planes: Sequence[torch.Tensor], kind: GgmlType) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Factor and addend of each group, `[n, groups]` float32."""
+    if kind == "MXFP4":  # half of 2 to the exponent, as codes count halves
+        ones = torch.ones(planes[1].shape, device=planes[1].device)
+        return torch.ldexp(ones, planes[1].int() - 128), None
     halves = planes[-1].view(torch.float16).float()
-    if kind == "Q8_0":
+    if kind in ("Q8_0", "IQ4_NL"):
         return halves, None
-    if kind == "Q4_0":
-        return halves, -8 * halves
-    if kind == "Q4_1":
+    if kind in ("Q4_0", "Q5_0"):
+        return halves, (-8 if kind == "Q4_0" else -16) * halves
+    if kind in ("Q4_1", "Q5_1"):
         return halves[:, ::2], halves[:, 1::2]
-    if kind == "Q6_K":
-        scales = planes[2].view(torch.int8).float().view(len(halves), -1, SUPER // 16)
-        return (halves[..., None] * scales).flatten(1), None
-    scales, minima = six_bits(planes[-2])
-    d, least = halves[:, ::2, None], halves[:, 1::2, None]
-    return (d * scales).flatten(1), (-least * minima).flatten(1)
+    if kind in ("Q4_K", "Q5_K", "Q2_K"):
+        scales, minima = six_bits(planes[-2]) if kind != "Q2_K" else _four_bits(planes[1])
+        d, least = halves[:, ::2, None], halves[:, 1::2, None]
+        return (d * scales).flatten(1), (-least * minima).flatten(1)
+    made = {"Q6_K": _signed, "Q3_K": _sixteen, "IQ4_XS": _eight}[kind](planes[1:-1])
+    return (halves[..., None] * made).flatten(1), None
+
+
+def _four_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and minima of Q2_K, `[n, blocks, 16]` float32."""
+    each = packed.view(len(packed), -1, 16)
+    return (each & 15).float(), (each >> 4).float()
+
+
+def _signed(planes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Scales of Q6_K, `[n, blocks, 16]` float32."""
+    return planes[-1].view(torch.int8).float().view(len(planes[-1]), -1, SUPER // 16)
+
+
+def _sixteen(planes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Scales of Q3_K, `[n, blocks, 16]` float32: low bits in 8 bytes, of the first eight scales in the lower
+    half of a byte; the upper two of scale k in byte k mod 4 of the last 4."""
+    bytes_ = planes[-1].view(len(planes[-1]), -1, 12)
+    low = torch.cat((bytes_[..., :8] & 15, bytes_[..., :8] >> 4), -1)
+    high = torch.cat([(bytes_[..., 8:] >> shift) & 3 for shift in range(0, 8, 2)], -1)
+    return (low | (high << 4)).float() - 32
+
+
+def _eight(planes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Scales of IQ4_XS, `[n, blocks, 8]` float32."""
+    rows = len(planes[-1])
+    low, high = _codes(planes[-2], 4).view(rows, -1, 8), _codes(planes[-1], 2).view(rows, -1, 8)
+    return (low | (high << 4)).float() - 32
 
 
 def six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,13 +233,8 @@ def six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scales.float(), minima.float()
 
 
-def _low(plane: torch.Tensor) -> torch.Tensor:
-    """Codes of 4 bits, `[n, columns]`, of `[n, columns / 2]`."""
-    return torch.stack((plane & 15, plane >> 4), -1).flatten(1)
-
-
-def _high(plane: torch.Tensor, bits: int) -> torch.Tensor:
-    """High bits, `[n, columns]`, of `[n, columns · bits / 8]`."""
+def _codes(plane: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes of so few bits, `[n, columns]`, of `[n, columns · bits / 8]`."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=plane.device)
     return ((plane[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
@@ -249,7 +294,40 @@ def _sort_6_k(blocks: torch.Tensor) -> list[torch.Tensor]:
     return [_neighbours(_halves(low)), _bits(bits, 2), blocks[..., 192:208], blocks[..., 208:]]
 
 
+def _sort_5(blocks: torch.Tensor) -> list[torch.Tensor]:
+    """The high bit of each code stands in its place of 32."""
+    beside = blocks.shape[-1] - 20
+    low = _neighbours(_halves(blocks[..., None, beside + 4 :]))
+    return [low, blocks[..., beside : beside + 4], blocks[..., :beside]]
+
+
+def _quarters(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of 2 bits of Q2_K and Q3_K, `[n, blocks, 64]`: each 128 have 32 bytes, two bits for each quarter.
+
+    As bytes of four neighbours, `[n, blocks, 64]`.
+    """
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes.device)
+    return _bits(((_rows(codes, 2)[..., None, :] >> shifts[:, None]) & 3).flatten(2), 2)
+
+
+def _sort_2_k(blocks: torch.Tensor) -> list[torch.Tensor]:
+    return [_quarters(blocks[..., 16:80]), blocks[..., :16], blocks[..., 80:]]
+
+
+def _sort_3_k(blocks: torch.Tensor) -> list[torch.Tensor]:
+    """Bit k of a byte of the mask is of the 32 codes of group k."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    bits = ((blocks[..., None, :32] >> shifts[:, None]) & 1).flatten(2)
+    return [_quarters(blocks[..., 32:96]), _bits(bits, 1), blocks[..., 96:108], blocks[..., 108:]]
+
+
+def _sort_4_xs(blocks: torch.Tensor) -> list[torch.Tensor]:
+    codes = _neighbours(_halves(_rows(blocks[..., 8:], 8)))
+    return [codes, blocks[..., 4:8], blocks[..., 2:4], blocks[..., :2]]
+
+
 _SORTERS: Final = {
     "Q4_0": _sort_4, "Q4_1": _sort_4, "Q8_0": _sort_8, "Q4_K": _sort_4_k, "Q5_K": _sort_5_k,
-    "Q6_K": _sort_6_k,
+    "Q6_K": _sort_6_k, "Q5_0": _sort_5, "Q5_1": _sort_5, "Q2_K": _sort_2_k, "Q3_K": _sort_3_k,
+    "IQ4_NL": _sort_4, "IQ4_XS": _sort_4_xs, "MXFP4": _sort_4,
 }  # fmt: skip

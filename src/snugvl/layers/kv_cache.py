@@ -16,7 +16,7 @@ becomes 448. New tokens attend to what the cache gives back, their own chunk's k
 the same values however a prompt was cut. The bytes are kept as uint8: torch's index operations and Triton
 before Ada know no float8.
 
-Recurrent states are one allocation for all layers, too, a slot for each sequence that runs:
+Recurrent states are also one allocation for all layers, with a slot for each sequence that runs:
 
     slot        0            1            …   slots − 1      slots                 slots + 1      …
                 sequence a   free             sequence b     scratch: rows that    snapshot 0   …
@@ -25,7 +25,7 @@ Recurrent states are one allocation for all layers, too, a slot for each sequenc
 Each running sequence has a slot, a fixed number below the most that run at once; who has which is the
 engine's business (`engine/scheduler.py`). A state never grows: whatever a sequence has read is in it. So it
 can't be shared or cut like keys and values: a sequence starts from zeros or from a snapshot, a copy made at
-a place where others may want to start (`engine/snapshots.py`), and its choices from a copy, too.
+a place where others may want to start (`engine/snapshots.py`); its choices also start from a copy.
 
 Source: FP8 formats for deep learning, Micikevicius et al. 2022 (https://arxiv.org/abs/2209.05433).
 """
@@ -85,7 +85,7 @@ class StateCache:
 
     @property
     def scratch(self) -> int:
-        """The slot that is nobody's, for rows whose results nobody reads."""
+        """The slot without a sequence, for padding rows, whose results aren't read."""
         return self.slots
 
     def copy(self, source: int, target: int) -> None:

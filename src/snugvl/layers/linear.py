@@ -2,8 +2,8 @@
 
     [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU] ─ [+ residual]
 
-On a GPU the kernels read the stored form; elsewhere plain torch widens it, a piece at a time, and computes
-the same.
+On a GPU the kernels read the stored form; elsewhere plain torch dequantizes it, a piece at a time, and
+computes the same.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,26 @@ from snugvl.layers.norm import RMSNorm
 from snugvl.layers.replaced import by_kernels
 from snugvl.layers.weights import GROUP, WORDS, FormatName, Weights, to_few_bits, to_int8
 
-SLICE_BYTES = 16 << 20  # of widened weights in `Linear.wide_product`
+SLICE_BYTES = 16 << 20  # of dequantized weights in `Linear.wide_product`
 SLICE_ROWS = 32  # its rows are a multiple of
 FEW_ROWS = 16  # of input up to which bf16 weights are multiplied by kernels of ours
-_WIDE_ROWS = 4096  # widened at a time by the plain path
+_WIDE_ROWS = 4096  # dequantized at a time by the plain path
 
 
 class Linear(nn.Module):
     """`[columns] → [rows]`, by default with the weights as a parameter of the network's dtype."""
 
-    def __init__(self, columns: int, rows: int, *, bias: bool = False, quantises: bool = True) -> None:
-        """`quantises`: whether its weights may take another format than the network's."""
+    def __init__(
+        self, columns: int, rows: int, *, bias: bool = False, quantises: bool = True, unit: int = 0
+    ) -> None:
+        """A matrix without values.
+
+        Args:
+            quantises: whether its weights may take another format than the network's.
+            unit: rows of each of the matrices that stand below one another in it; 0 where it is one.
+        """
         super().__init__()
-        self.rows, self.columns, self.quantises = rows, columns, quantises
+        self.rows, self.columns, self.quantises, self.unit = rows, columns, quantises, unit
         self.format: FormatName = "bf16"
         self.group = GROUP
         self.parts: tuple[TypedRows, ...] = ()
@@ -154,7 +161,7 @@ class Linear(nn.Module):
 
     def _lookup_blocks(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         (part,) = self.parts
-        if by_kernels(ids, "widen_rows"):
+        if by_kernels(ids, "dequantize_rows"):
             from snugvl.layers.kernels.products.ggml import lookup  # needs triton, which only GPUs bring
 
             return lookup(ids, self.weights, dtype)
@@ -201,7 +208,7 @@ class Linear(nn.Module):
         return y if dtype is None else y.to(dtype)
 
     def _few(self, x: torch.Tensor) -> bool:
-        """Whether kernels of ours are quicker for bf16 than the library, which takes any width, too."""
+        """Whether our kernels are quicker for bf16 than the library, which also takes any width."""
         most = FEW_ROWS if x.dtype == torch.bfloat16 else 1
         return x.shape[0] <= most and self.columns % GROUP == 0
 
@@ -225,8 +232,8 @@ class Linear(nn.Module):
     ) -> torch.Tensor:
         """`x` `[tokens, columns]` times rows `start … end − 1`, and their bias: `[tokens, end − start]`.
 
-        For a vision tower's hundreds of tokens and odd widths: the weights are widened a slice at a time and
-        multiplied by the library, whatever their groups. `out`: where the result goes.
+        For a vision tower's hundreds of tokens and odd widths: the weights are dequantized a slice at a time
+        and multiplied by the library, whatever their groups. `out`: where the result goes.
         """
         end = self.rows if end is None else end
         bias = None if self.bias is None else self.bias[start:end]
@@ -238,20 +245,21 @@ class Linear(nn.Module):
         for first in range(0, end - start, step):
             last = min(first + step, end - start)
             wide = slice_[: last - first]
-            self._widen(start + first, wide)
+            self._dequantize(start + first, wide)
             _times(x, wide, None if bias is None else bias[first:last], out[:, first:last])
         return out
 
-    def _widen(self, first: int, out: torch.Tensor) -> None:
+    def _dequantize(self, first: int, out: torch.Tensor) -> None:
         """Rows `first …` as they are meant, to `out` `[n, columns]`."""
-        if self.format == "ggml" and by_kernels(out, "widen_rows"):
-            from snugvl.layers.kernels.products.ggml import widen  # needs triton, which only GPUs bring
+        if self.format == "ggml" and by_kernels(out, "dequantize_rows"):
+            from snugvl.layers.kernels.products.ggml import dequantize  # needs triton, which only GPUs bring
 
-            widen(self.weights, first, out)
-        elif self.format == "int8" and by_kernels(out, "widen_codes"):
-            from snugvl.layers.kernels.products.widen import widen_int8  # needs triton, which only GPUs bring
+            dequantize(self.weights, first, out)
+        elif self.format == "int8" and by_kernels(out, "dequantize_codes"):
+            # Needs triton, which only GPUs bring.
+            from snugvl.layers.kernels.products.dequantize import dequantize_int8
 
-            widen_int8(self.weights, first, out)
+            dequantize_int8(self.weights, first, out)
         else:
             out.copy_(self.weights.wide(out.dtype, first, first + len(out)))
 
@@ -286,7 +294,7 @@ def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     if not by_kernels(gate_up, "gated"):
         return silu(gate) * up
-    from snugvl.layers.kernels.products.widen import swiglu  # needs triton, which only GPUs bring
+    from snugvl.layers.kernels.products.dequantize import swiglu  # needs triton, which only GPUs bring
 
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     swiglu(gate_up, out, 0)

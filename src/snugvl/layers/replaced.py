@@ -1,6 +1,6 @@
 """Kernels that this card has: all, but for those that a check found wrong (`engine/kernel_check.py`).
 
-Whoever has a kernel and plain torch, or another kernel, for the same asks here which one it takes. It asks
+Code that has a kernel and plain torch, or another kernel, for the same asks here which one to take. It asks
 when it chooses, on the host: a CUDA graph holds what was chosen when it was recorded, and asks no more. So
 kernels are withdrawn before anything runs. Names are those of the kernels' functions, such as "lone_int4".
 """
@@ -15,7 +15,8 @@ import torch
 # kind of step takes the other's kernels first.
 _ON_HOST: Final = (
     {"rope_and_cache"}, {"convolve"}, {"slide"}, {"correct"}, {"solve"}, {"scan"}, {"gate"},
-    {"attend_chunk", "attend_splits"}, {"attend_chunk", "merge_splits"},
+    {"sort_pairs"}, {"grouped"}, {"grouped_blocks"}, {"attend_chunk", "attend_splits"},
+    {"attend_chunk", "merge_splits"},
 )  # fmt: skip
 _withdrawn: set[str] = set()
 _plainly: list[bool] = []

@@ -48,7 +48,7 @@ class DraftBatch:
     """Tokens and hidden states that a step leaves for a draft model (`models/predictor.py`).
 
     Attributes:
-        hidden: `[rows, hidden]`, hidden states of the last tokens of each sequence; the last row is nobody's.
+        hidden: `[rows, hidden]`, hidden states of the last tokens of each sequence; the last row is unused.
         rows: `[tokens]` int64, where the hidden state of each token goes among them.
         following: `[tokens]` int64, the token after each; below 0 that of the next row, picture or text.
             None: no keys and values are made of them now.
@@ -132,7 +132,7 @@ class PredictingNetwork(Network, Protocol):
         """See `models.predictor.Predictor.forward`; `ids` `[tokens]` int64 are the tokens that follow."""
         ...
 
-    def guess(self, predicted: torch.Tensor) -> torch.Tensor:
+    def draft(self, predicted: torch.Tensor) -> torch.Tensor:
         """The likeliest tokens `[tokens]` int64 after what was predicted `[tokens, hidden]`."""
         ...
 

@@ -1,5 +1,6 @@
 """The text decoder of Llama, Mistral, Phi-3, Qwen2, 2.5, 3 and 3.5, and of the Qwen-VLs: grouped queries,
-rotary positions, SwiGLU, paged KV cache. What differs between them is `TextConfig`.
+rotary positions, SwiGLU or a mixture of such (`models/mixture.py`), paged KV cache. What differs between them
+is `TextConfig`.
 
 `packed` says which checkpoint tensors are rows of one parameter of a module: one product instead of three
 for the attention inputs, one instead of two for the MLP's. Phi-3 stores them so.
@@ -18,10 +19,8 @@ from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.replaced import by_kernels
 from snugvl.models.linear_attention import GatedDeltaNet
+from snugvl.models.mixture import MLP, Packed, SparseMLP
 from snugvl.models.rope import CosSin, rotate, rotation_of
-
-Packed = dict[str, tuple[tuple[str, int], ...]]
-"""By parameter of a module: the checkpoint's tensors that are its rows, with how many, in order."""
 
 
 def norm_of(config: TextConfig, size: int) -> RMSNorm:
@@ -97,25 +96,6 @@ class Attention(nn.Module):
         return q
 
 
-class MLP(nn.Module):
-    """SwiGLU (https://arxiv.org/abs/2002.05202)."""
-
-    def __init__(self, config: TextConfig) -> None:
-        super().__init__()
-        inner = config.intermediate_size
-        self.packed: Packed = (
-            {} if config.fused else {"gate_up_proj": (("gate_proj", inner), ("up_proj", inner))}
-        )
-        self.gate_up_proj = Linear(config.hidden_size, 2 * inner)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x: torch.Tensor, norm: RMSNorm | None, *, add: bool = True) -> torch.Tensor:
-        """`x` `[tokens, hidden]` plus the MLP of its `norm`; see `Attention.forward`."""
-        inner = self.gate_up_proj(x, norm=norm, swiglu=True)
-        result: torch.Tensor = self.down_proj(inner, residual=x if add else None)
-        return result
-
-
 class Layer(nn.Module):
     """A pre-norm decoder layer."""
 
@@ -128,7 +108,12 @@ class Layer(nn.Module):
             self.linear_attn = GatedDeltaNet(config, layer)
         else:
             self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
+        mixture = config.mixture_of(layer)
+        self.mlp: MLP | SparseMLP
+        if mixture is None:
+            self.mlp = MLP(config.hidden_size, config.intermediate_size, fused=config.fused)
+        else:
+            self.mlp = SparseMLP(config.hidden_size, mixture)
 
     def forward(
         self, x: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata

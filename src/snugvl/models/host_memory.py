@@ -65,7 +65,7 @@ class CopyStream:
         return event
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """What is asked for from now on comes after `event`. Holds nobody up here."""
+        """Let the device's work that is queued from now on wait for `event`; the host doesn't wait."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
 

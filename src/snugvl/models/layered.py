@@ -5,10 +5,10 @@
 
 So a model runs that fits nowhere, as slowly as its files are read: for many tokens at once, layer by layer.
 The parts are those of `models/networks.py`, in whatever format `Storage` says; what is computed with them is
-somebody else's business. Of the embedding only the rows are read that are asked for.
+another program's matter. Of the embedding only the rows are read that are asked for.
 
 While a part computes, the next is on its way from the disk into the system's cache (`read_ahead`), which it
-gives up whenever somebody wants the memory.
+gives up whenever the memory is wanted.
 """
 
 import os
@@ -45,7 +45,7 @@ class LayeredNetwork:
         device: torch.device,
         told: Callable[[int], None] = lambda _read: None,
     ) -> None:
-        """`told`: given the bytes of files that were read, now and then."""
+        """`told`: called now and then with the number of bytes of files read since the last call."""
         self.model: LoadableNetwork = opened.model
         self._opened = opened
         self.device, self.readers = device, GPU_READERS

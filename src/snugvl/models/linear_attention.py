@@ -12,7 +12,7 @@ torch works on it in runs: sequences side by side that have one new token each a
     flat batch   [ s0 | s1 | s2 s2 s2 … s2 s2 ]        runs: rows 0 … 1 of s0 and s1,
                                                         256 rows of s2, the rest of s2
 
-Tokens that were guessed find what stands before them and leave nothing: the state is written behind the last
+Drafts find what stands before them and leave nothing: the state is written behind the last
 one that is sure (`engine/speculation.py`).
 
 Source: Hugging Face transformers, `models/qwen3_5/modeling_qwen3_5.py` (Apache-2.0); Gated Delta Networks,
@@ -74,7 +74,7 @@ def runs(
 
 
 def empty_beginners(states: StateCache, layer: int, metadata: AttentionMetadata) -> None:
-    """Let sequences whose first tokens these are begin from zeros, whatever was in their slots (NaN, too)."""
+    """Let sequences whose first tokens these are begin from zeros, whatever was in their slots (even NaN)."""
     assert metadata.state_slots is not None
     lengths = zip(metadata.query_lens, metadata.context_lens, strict=True)
     fresh = [row for row, (new, length) in enumerate(lengths) if new == length > 0]
@@ -179,6 +179,7 @@ class GatedDeltaNet(nn.Module):
         layer = convolution.DeltaNet(
             *(self.conv1d.weight, self.A_log, self.dt_bias, self.norm.weight, self.norm.eps),
             *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS),
+            tiled=sizes.tiled,
         )
         where = (states.inputs[self.layer], states.recurrent[self.layer], metadata.state_slots)
         ends = (None if metadata.decodes else metadata.starts, metadata.lengths)
@@ -221,7 +222,7 @@ class GatedDeltaNet(nn.Module):
         query, key, value = torch.split(mixed, [keys, keys, sizes.values], dim=-1)
         shape = (len(mixed), -1, sizes.key_dim)
         value = value.view(len(mixed), -1, sizes.value_dim)
-        return Rule(query.view(shape), key.view(shape), value, decay, beta)
+        return Rule(query.view(shape), key.view(shape), value, decay, beta, sizes.tiled)
 
     def _step(self, mixed: torch.Tensor, states: StateCache, state_slots: torch.Tensor) -> torch.Tensor:
         """The convolution at one token `[sequences, channels]` of each of the sequences at `state_slots`."""

@@ -33,11 +33,13 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.driver import in_thread_that_ends
+from snugvl.layers.experts import Experts
 from snugvl.layers.linear import Linear
 from snugvl.layers.shared import give_back_free_blocks
 from snugvl.layers.weights import GROUP, FormatName, to_few_bits
 from snugvl.models import prequantized, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
+from snugvl.models.expert_files import stacked
 from snugvl.models.host_memory import CopyStream, WeightStream, room_bytes, to_host, to_host_memory
 from snugvl.models.linear_attention import join_projections
 from snugvl.models.networks import LoadableNetwork
@@ -166,7 +168,7 @@ def load_model(
             much whatever its size.
         progress: called after every tensor with the bytes of weights read, and those of all.
         language_only: leave the vision tower out.
-        predictor: load the multi-token predictor, too.
+        predictor: whether to load the multi-token predictor as well.
         outlined: called with the network in its final formats, before it has memory.
         kept: folder where what matrices are rounded for is kept for later starts.
 
@@ -185,7 +187,7 @@ def load_model(
     try:
         opened.weigh_inputs(device, readers, piece_bytes, kept)
     except BaseException:
-        rounding.join()  # it holds memory of the device, which whoever tries again may need
+        rounding.join()  # it holds memory of the device, which another try may need
         raise
     if storage.embedding == "cpu":
         to_host_memory(model.decoder.embed_tokens, device)
@@ -207,6 +209,9 @@ def _weigh_inputs(
     model: LoadableNetwork, stored: StoredTensors, device: torch.device, readers: int, piece_bytes: int | None
 ) -> None:
     wide = without_memory(replace(model.config, vision=None))
+    for name, module in model.named_modules():
+        if isinstance(module, Experts):
+            setattr(wide.get_submodule(name), "packed", module.packed)  # noqa: B010 (a module's, to mypy)
     wide.requires_grad_(False).eval().to(model.dtype)
     names = {id(module): f"{name}." for name, module in wide.named_modules()}
     embedding = next(name for name, each in targets_of(wide) if each.linear is wide.decoder.embed_tokens)
@@ -239,7 +244,7 @@ def open_checkpoint(
     if predictor:
         config = config.with_predictor()
     model = without_memory(config)
-    tensors = _renamed(read_weights(folder), model.aliases)
+    tensors = stacked(model, _renamed(read_weights(folder), model.aliases))
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
     form = config.quantization
@@ -300,9 +305,9 @@ def choose_formats(
 
 def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
     if storage.layers == "fp8":
-        # Packed parts (q, k, v) begin at whole blocks, and the blocks are the kernels' own.
+        # Packed parts (q, k, v, experts) begin at whole blocks, and the blocks are the kernels' own.
         square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
-        return square and linear.columns % GROUP == 0 and linear.rows % GROUP == 0
+        return square and linear.columns % GROUP == 0 and (linear.unit or linear.rows) % GROUP == 0
     return linear.columns % storage.columns == 0
 
 

@@ -123,7 +123,7 @@ class LoadableNetwork(nn.Module):
         result: torch.Tensor = self.mtp(self.decoder.embed(ids), hidden, positions, cache, metadata)
         return result
 
-    def guess(self, predicted: torch.Tensor) -> torch.Tensor:
+    def draft(self, predicted: torch.Tensor) -> torch.Tensor:
         """See `PredictingNetwork`."""
         if self._first_rows is None:  # not before the weights have their place
             self._first_rows = (self._head.first(HEAD_ROWS),)

@@ -149,8 +149,8 @@ def check_matrix(matrix: PackedMatrix, target: LoadTarget) -> None:
     rows, columns = target.rows, linear.columns
     if rows % 8 or columns % form.group:
         raise UnsupportedModel(
-            f"{words.file}: {words.name!r} is of {rows} x {columns} weights, which don't divide into eights "
-            f"of rows and groups of {form.group}: {INSTEAD}"
+            f"{words.file}: {words.name!r} has {rows} x {columns} weights; our engine needs a multiple of 8 "
+            f"rows and of {form.group} columns: {INSTEAD}"
         )
     shapes = _shapes(rows, columns, columns // form.group, form.bits)[form.method]
     for entry, shape, dtypes in (

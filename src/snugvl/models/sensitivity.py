@@ -69,7 +69,8 @@ def weigh_inputs(
     for layer, rounded in zip(wide.decoder.layers, model.decoder.layers, strict=True):
         layer_ready(layer)
         for name, linear in rounded_matrices(rounded).items():
-            layer.get_submodule(name).register_forward_pre_hook(_squares_to(linear), with_kwargs=True)
+            heard = name.removesuffix(".gate_up_proj") if linear.unit else name  # experts see all tokens
+            layer.get_submodule(heard).register_forward_pre_hook(_squares_to(linear), with_kwargs=True)
         x = layer(x, rotation, cache, metadata)
         layer.to("meta")
 
@@ -132,9 +133,17 @@ def remember(model: LoadableNetwork, file: Path) -> None:
 
 
 def rounded_matrices(layers: nn.Module) -> dict[str, Linear]:
-    """The matrices that are rounded to few bits, by name."""
-    named = layers.named_modules()
-    return {name: each for name, each in named if isinstance(each, Linear) and each.format in FEW_BITS}
+    """The matrices that are rounded to few bits for what comes in, by name.
+
+    None of those below one another that each have inputs of their own, as experts' last ones do.
+    """
+    return {
+        name: each
+        for name, each in layers.named_modules()
+        if isinstance(each, Linear)
+        and each.format in FEW_BITS
+        and not (each.unit and name.endswith("down_proj"))
+    }
 
 
 def forget(model: LoadableNetwork) -> None:

@@ -63,8 +63,10 @@ class TensorFiles:
 
     def whole(self, entry: TensorEntry) -> torch.Tensor:
         """A small tensor, on the device and the caller's own."""
-        values = self._read(entry, 0, entry.nbytes).view(_ALL[entry.dtype]).view(entry.shape)
-        return values.to(self._device, copy=True)  # out of the buffer, which the next read reuses
+        shape = entry.shape[::-1] if entry.turned else entry.shape
+        values = self._read(entry, 0, entry.nbytes).view(_ALL[entry.dtype]).view(shape)
+        values = values.to(self._device, copy=True)  # out of the buffer, which the next read reuses
+        return values.T.contiguous() if entry.turned else values
 
     def rows(self, entry: TensorEntry, first: int, last: int) -> torch.Tensor:
         """Rows `first … last - 1` of a tensor that isn't FP8, `[rows, columns]`, on the device, for good."""
@@ -86,6 +88,9 @@ class TensorFiles:
         if entry.frames:
             yield from self._joined(entry)
             return
+        if entry.turned:  # of one expert: some megabytes
+            yield TensorPiece(0, self.whole(entry), self._scale(entry))
+            return
         if entry.heads:
             multiple = entry.shape[0] // entry.heads
         rows = entry.shape[0]
@@ -101,6 +106,8 @@ class TensorFiles:
             values = raw.view(_ALL[entry.dtype]).view(last - first, -1).to(self._device)
             if entry.heads:
                 values = _undone(values, multiple)
+            if entry.meant:
+                values = values.float() - 1 if entry.meant == "plus one" else values.float().neg().log()
             block = None
             if scale is not None and self._blocks is not None:
                 block = scale[first // self._blocks.rows : -(-last // self._blocks.rows)]

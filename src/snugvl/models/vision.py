@@ -18,7 +18,7 @@ value, d = h / heads):
 and the output, whose levels fill up on the way: P · (1 + levels) · out · s / merge². Of the 2B in bf16:
 10.3 kB a patch, and 42 MB (`tests/models/test_vision.py` traces it).
 
-Weights in int8 are widened a slice at a time (`Linear.wide_product`), 16 MiB at most, beside all that.
+Weights in int8 are dequantized a slice at a time (`Linear.wide_product`), 16 MiB at most, beside all that.
 
 The work can be cut anywhere between two chunks (`encode_in_steps`). Chunks depend on the grid alone: an
 encoding never depends on what ran beside it.

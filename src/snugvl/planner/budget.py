@@ -12,7 +12,7 @@ A budget never shrinks when more memory is free.
 
 from dataclasses import dataclass, replace
 
-from snugvl.core.sizes import GIB, MIB
+from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware.calibration import estimate
 from snugvl.hardware.devices import NAMES
 from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem
@@ -25,6 +25,7 @@ class Budget:
     """Memory of one device: total = held by others + margin + usable. `gpu` is None for host memory.
 
     `forbidden_bytes`: the part of the margin that is left alone only because a limit was given.
+    `ram_bandwidth`, `cores`: of the machine around it, see `Machine`; no cores: unknown.
     """
 
     name: str
@@ -35,6 +36,8 @@ class Budget:
     gpu: Gpu | None = None
     forbidden_bytes: int = 0
     system: OperatingSystem = "linux"
+    ram_bandwidth: float | None = None
+    cores: int = 0
 
     @property
     def usable_bytes(self) -> int:
@@ -118,8 +121,46 @@ def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
     """The budget of host memory, for a machine without a GPU."""
     free, total = machine.ram_free_bytes, machine.ram_total_bytes
     device = Device(0, cpu=True, free_bytes=free if limit_bytes is None else min(free, limit_bytes))
-    found = Budget("host memory", total, total - free, host_margin_bytes(free), device, system=machine.os)
+    margin = host_margin_bytes(free)
+    found = Budget(
+        "host memory",
+        total,
+        total - free,
+        margin,
+        device,
+        system=machine.os,
+        ram_bandwidth=machine.ram_bandwidth,
+        cores=machine.cpu_cores,
+    )
     return _limited(found, limit_bytes)
+
+
+def ram_for(nbytes: int, held_bytes: int = SYSTEM_BYTES) -> int:
+    """Host memory, whole GiB in bytes, of which `nbytes` may be used beside what is held and the margin."""
+    whole = max(-(-nbytes * 10 // 9), nbytes + 512 * MIB) + max(held_bytes, SYSTEM_BYTES)
+    return -(-whole // GIB) * GIB
+
+
+def wsl_words(needed_bytes: int) -> str:
+    """How WSL2 is given so much of the PC's memory, as a clause."""
+    return (
+        f"in %UserProfile%\\.wslconfig write [wsl2] and below it memory={needed_bytes // GIB}GB, then run "
+        "wsl --shutdown in Windows"
+    )
+
+
+def wsl_limit(machine: Machine, nbytes: int) -> str:
+    """What WSL2 has to be told, as sentences, where by default it has no room for `nbytes`; else "".
+
+    A described WSL2 has what `--ram` says only on a PC that gives it all of that; by default it has half.
+    """
+    needed, total = ram_for(nbytes), format_size(machine.ram_total_bytes)
+    if machine.os != "wsl2" or machine.source != "described" or needed <= machine.ram_total_bytes // 2:
+        return ""
+    return (
+        f"WSL2 has half of the PC's memory unless .wslconfig says otherwise: {format_size(needed)} are "
+        f"needed, more than half of {total}. I{wsl_words(needed)[1:]}."
+    )
 
 
 def beside_bytes(machine: Machine) -> int:
@@ -137,5 +178,6 @@ def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
     found = []
     for gpu in machine.gpus:  # what one in the processor takes is missing in host memory
         left = max(host_bytes - gpu.free_bytes, 0) if gpu.unified else host_bytes
-        found.append(gpu_budget(gpu, machine.os, limit_bytes, left, pinned_bytes))
+        budget = gpu_budget(gpu, machine.os, limit_bytes, left, pinned_bytes)
+        found.append(replace(budget, ram_bandwidth=machine.ram_bandwidth, cores=machine.cpu_cores))
     return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine, limit_bytes)]

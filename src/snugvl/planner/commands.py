@@ -31,6 +31,17 @@ def plain_command(choice: Choice) -> str | None:
     return rules_of(choice.option.engine).command(choice)
 
 
+def beside_gpu_bytes(choice: Choice) -> int:
+    """Bytes of host memory that a choice takes for parts of the model beside a GPU; 0 where it keeps none
+    there."""
+    settings = choice.settings
+    if choice.budget.gpu is None or choice.budget.device.unified:
+        return 0
+    if not (settings.offloaded or settings.host_experts):
+        return 0
+    return rules_of(choice.option.engine).host_bytes(choice.option.model, settings)
+
+
 def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
     """Environment variables, by name and value, that make the choice's GPUs alone visible.
 

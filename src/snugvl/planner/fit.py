@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.budget import Budget
+from snugvl.planner.budget import Budget, ram_for, wsl_words
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
@@ -203,10 +203,19 @@ class Fitter:
             return f"with every layer in host memory it still takes {total} of the GPU's {usable}"
         moved, layers = max(least.offloaded, least.host_experts), self.option.model.facts.text.num_layers
         free = format_size(self.host.usable_bytes if self.host else 0)
-        needed = (
-            f"{format_size(self.rules.host_bytes(self.option.model, least))}, of which {free} may be used"
-        )
-        return f"{moved} of {layers} layers would have to stay in host memory: {needed}"
+        taken = self.rules.host_bytes(self.option.model, least)
+        what = "the experts of " if least.host_experts and not least.offloaded else ""
+        needed = f"{format_size(taken)}, of which {free} may be used"
+        return f"{what}{moved} of {layers} layers would have to stay in host memory: {needed}"
+
+    def host_remedy(self) -> str | None:
+        """Host memory with which it fits, and how WSL2 is given that; None where that wouldn't do."""
+        least = self._first_that_fits(self._offloads(self.goals[0]))
+        if least is None or not least.host_experts or self.host is None or self.budgets[0].device.unified:
+            return None
+        needed = ram_for(self.rules.host_bytes(self.option.model, least), self.host.held_bytes)
+        how = f": {wsl_words(needed)}" if self.host.system == "wsl2" else ""
+        return f"it fits with {format_size(needed)} of host memory{how}"
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""

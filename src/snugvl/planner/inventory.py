@@ -73,6 +73,8 @@ class Inventory:
     def experts_read(self) -> float:
         """Share of the experts of a layer that one token reads; 1 for other models."""
         text = self.facts.text
+        if text.mixture is not None:  # files may have each expert by itself
+            return text.mixture.used / text.mixture.count
         stored = next((tensor.shape for tensor in self.facts.tensors if tensor.role == "expert"), None)
         return text.experts_used / stored[0] if stored and text.experts_used else 1.0
 
@@ -81,7 +83,7 @@ class Inventory:
         return any(group.kind == kind and (not parts or group.part in parts) for group in self.groups)
 
 
-@lru_cache(maxsize=64)  # as many as the catalogue's forms: what is derived from one serves the next plan, too
+@lru_cache(maxsize=128)  # more than the catalogue has forms: what is derived of one serves the next plan
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored lm_head that is tied to the embedding is left out, as no engine
     loads it."""
@@ -137,6 +139,14 @@ class Widths:
     k: int
     d: int
     heads: int
+
+
+def mlp_width(model: Inventory) -> int:
+    """Widest MLP that every token of a layer passes: where all layers are mixtures, the shared expert."""
+    text = model.facts.text
+    if text.mixture is None or not all(text.mixture.layers):
+        return text.intermediate_size
+    return text.mixture.shared
 
 
 @lru_cache(maxsize=256)

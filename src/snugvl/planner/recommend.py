@@ -1,6 +1,6 @@
 """The candidates of a plan without a model name: the models of the catalogue that have a rank."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
@@ -17,11 +17,13 @@ from snugvl.checkpoint.catalogue import (
 )
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import TowerName, typed
+from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
-from snugvl.planner.budget import budgets
-from snugvl.planner.commands import load_options
+from snugvl.planner.budget import budgets, host_budget
+from snugvl.planner.commands import beside_gpu_bytes, load_options
 from snugvl.planner.engines import rules_of
+from snugvl.planner.goals import COMFORT
 from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES
 from snugvl.planner.solve import Candidate, solve
@@ -29,6 +31,9 @@ from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
 QUICK: Final = 20.0  # tokens/s, more than people read: not worth the installation of another engine
+LEAST_BESIDE: Final = 15.0  # tokens/s of a mixture with experts in host memory that anybody is led to
+ADEQUATE: Final = ("Q4_K_M", "Q3_K_M")  # editions of a mixture to lead to; the second where room is short
+WAIT_BESIDE_S: Final = 10.0  # for the first token, with experts that cross for every step of a prompt
 MUCH: Final = 1.5  # times as fast, for a model in fewer bits and an engine to install
 
 
@@ -42,7 +47,7 @@ def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
     return candidates
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _facts(repo: str) -> ModelFacts:
     facts = catalogue_facts(repo)
     assert facts is not None, f"{repo} is of the catalogue"
@@ -53,7 +58,7 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     """The plan that `snugvl plan` prints: the solver's, with alternatives.
 
     On a GPU that llama.cpp alone uses it is the plan of a GGUF, where one fits: of the model that was named,
-    or the best of those that are known.
+    or the best of those that are known. A mixture of experts may have them in host memory.
     """
     plan = with_instead(_as_served(solve(candidates, machine, wishes), candidates, machine), machine)
     named = candidates[0].facts if len(candidates) == 1 else None
@@ -62,6 +67,11 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     others = wishes.backend != "auto" and not rules_of(wishes.backend).reads_only_gguf
     if others or (named and named.gguf):
         return plan
+    return _beyond(_of_ggufs(plan, named, machine, wishes), named, machine, wishes)
+
+
+def _of_ggufs(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
+    """The plan, or that of a published GGUF where llama.cpp alone uses the GPU."""
     if not _ggufs_alone(machine):
         return replace(plan, quicker=_quicker(plan, machine))
     editions = _editions(named)
@@ -72,6 +82,61 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     if published_as(choice.option.model.name) is None:
         return replace(plan, instead=choice)
     return replace(other, beside=plan.choice, named=named.name if named else "")
+
+
+def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
+    """The plan, or that of a mixture with experts in host memory, if that is of higher rank and quick enough.
+
+    Of a named model its GGUF, where it doesn't run whole. Of each mixture the first adequate edition whose
+    download and host memory there is room for. Where nobody said how much host memory there is, nobody is
+    led into it; a quarter of what may be used of it stays with other programs.
+    """
+    mine = plan.choice
+    unsaid = machine.ram_assumed or not (machine.gpus or machine.others)
+    many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
+    if unsaid or many or (named is not None and mine is not None and not mine.option.offload):
+        return plan
+    room = host_budget(machine).usable_bytes * 3 // 4
+    short: list[Reason] = []
+    for candidate in _mixtures(named, machine):
+        if named is None and mine is not None and candidate.quality <= mine.quality:
+            break  # best first
+        other = _as_served(solve([candidate], machine, wishes), [candidate], machine)
+        short += [
+            replace(each, remedy=f"as {each.model} {each.remedy}") for each in other.refusals if each.remedy
+        ]
+        if other.choice is None or not _quick_enough(other.choice, mine, wishes):
+            continue
+        if beside_gpu_bytes(other.choice) <= room:
+            replaced = ("", mine.option.model.name if mine else "")
+            others = tuple(each for each in plan.rejections if each.model not in replaced)
+            called = named.name if named else ""
+            return replace(other, beside=mine, named=called, rejections=others, slower=plan.slower)
+    if named is None or mine is not None:
+        return plan
+    smallest = (replace(each, remedy=f"as {each.model} {each.remedy}") for each in short[-1:])
+    return replace(plan, refusals=(*plan.refusals, *smallest))
+
+
+def _mixtures(named: ModelFacts | None, machine: Machine) -> Iterator[Candidate]:
+    """Editions of mixtures to lead to, or of a named one, that the disk has room for, best first."""
+    known = _entry(named.name) if named else None
+    for entry in [known] if known else [] if named else entries():
+        for edition in (each for kind in ADEQUATE for each in entry.editions if each.endswith(f":{kind}")):
+            facts = _facts(edition)
+            if facts.text.experts_used and facts.download_bytes <= machine.disk_free_bytes:
+                yield Candidate(facts, -(entry.quality_rank or 0))
+
+
+def _quick_enough(choice: Choice, other: Choice | None, wishes: Wishes) -> bool:
+    """Whether a mixture reaches comfort, or as much as another choice, and answers soon enough."""
+    rate, wait = choice.speed.decode_tokens_per_s, choice.speed.first_token_s
+    if choice.budget.gpu is None or choice.settings.offloaded or choice.settings.vision == "cpu":
+        return False
+    reached, most = choice.score.comfort[:2], COMFORT[wishes.good_for][:2]
+    if reached < most and (other is None or reached < other.score.comfort[:2]):
+        return False
+    return rate is not None and rate >= LEAST_BESIDE and (wait or 0.0) <= WAIT_BESIDE_S
 
 
 def _editions(named: ModelFacts | None) -> list[Candidate]:
@@ -157,6 +222,12 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     facts = plan.closest.option.model.facts
     known = find(facts.name)
     others = [form.repo for form in known[0].forms if form != known[1]] if known else []
+    if (published := published_as(facts.name)) is not None:  # in fewer bits
+        others = [each for each in published.editions if _facts(each).download_bytes < facts.download_bytes]
+    if published is not None:  # finer ones first; each alone may leave experts in host memory
+        others.sort(key=lambda each: -_facts(each).download_bytes)
+        tried = (solve([Candidate(_facts(each))], machine, plan.wishes).choice for each in others)
+        return replace(plan, instead=next(filter(None, tried), None))
     editions = [Candidate(form) for repo in others if (form := catalogue_facts(repo)) is not None]
     other = solve(editions, machine, plan.wishes).choice if editions else None
     other = None if other is not None and other.option.offload else other

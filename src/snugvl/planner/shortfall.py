@@ -235,7 +235,7 @@ def way_out(plan: Plan) -> str:
         on = f" on {other.settings.gpus} GPUs" if other.settings.gpus > 1 else ""
         how = f"in {other.settings.weights_name}, with {rules_of(other.option.engine).title}{on}"
         return f"{other.option.model.name} fits, {how}"
-    remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
+    remedies = [each.remedy for each in (*plan.rejections, *plan.refusals) if each.remedy]
     if remedies:
         return remedies[0]
     fewer = (

@@ -253,7 +253,8 @@ def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
         wider = Fitter(option, fitter.wishes, fitter.budgets, host, fitter.quality)
         fitted = wider.best
         if fitted is None:
-            refusal = Reason(option.engine, wider.why_not_offloaded(), option.model.name)
+            short, remedy = wider.why_not_offloaded(), wider.host_remedy()
+            refusal = Reason(option.engine, short, option.model.name, remedy=remedy)
             return replace(plan, refusals=(*plan.refusals, refusal))
         choice = _choice(wider, fitted)
         why = verdicts(choice, (), fitters, plan.refusals)

@@ -16,8 +16,12 @@ which is assumed (`benchmarks/LOG.md`: offload). An unknown slot counts as PCI E
 narrowest of the cards that people have.
 
 Without a GPU both bounds take assumed rates of host memory and processor: two channels of DDR5, eight cores.
-There narrower weights are widened for every token and are no quicker than float32 (16.8 million values a row
+Narrower weights are dequantized there for every token, no quicker than float32 (16.8 million values a row
 on two cores: bf16 9.8 to 10.7 ms, float32 6.4 to 14.6), so every weight counts four bytes.
+
+Experts of a mixture in host memory are read there by a processor, at three quarters of what two channels of
+its memory give, and at 10 GB/s a core at most. Where nobody said its kind it is taken from the card's age,
+and the speed is given with the slowest and the quickest kind as well.
 
 A streamed vision tower crosses once a picture, from pinned memory at the rate of the slot and while the GPU
 computes: the longer of both is its bound.
@@ -26,7 +30,7 @@ computes: the longer of both is its bound.
 from dataclasses import dataclass, replace
 
 from snugvl.core.sizes import format_size
-from snugvl.hardware.machine import LANE_BYTES_PER_S, Gpu
+from snugvl.hardware.machine import HOST_RATE, LANE_BYTES_PER_S, Gpu, ddr_bandwidth
 from snugvl.planner.budget import Budget
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes, vision_bytes
@@ -44,14 +48,20 @@ SHORT_WAIT_S = 0.1  # too short to be felt
 MANY_TOKENS = 1000  # a second; beyond, other things than memory decide
 WIDE_BYTES = 4  # of a weight as a processor multiplies it
 STAGED_RATE = 10e9  # bytes per second that one thread copies
+HOST_SHARE = 0.75  # of the bandwidth of host memory that a processor reaches
+CORE_RATE = 10e9  # bytes per second of 4-bit weights that a core multiplies
+# Host memory beside cards of this compute capability and newer ones, as it was sold with them.
+ASSUMED_DDR = (((10, 0), "DDR5-5600"), ((8, 0), "DDR4-3200"), ((7, 5), "DDR4-2666"), ((0, 0), "DDR4-2133"))
+SLOWEST_DDR, QUICKEST_DDR = "DDR4-2133", "DDR5-6000"
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Speed of one request alone: tokens per second, and seconds to the first token after one full image.
 
-    Both are bounds; predictions where `crossing_bytes` are copied from host memory for every token.
-    `assumed`: by assumed rates of host memory. `predicted`: the decoding rate is no bound (llama.cpp's).
+    Upper bounds; predictions where `crossing_bytes` cross from host memory to the GPU for every token.
+    `assumed`: by assumed rates, in host memory. `predicted`: the decoding rate is no bound (llama.cpp's).
+    `ddr`: the kind of host memory that is assumed, and the rates with the slowest and the quickest kind.
     """
 
     decode_tokens_per_s: float | None
@@ -59,6 +69,7 @@ class Speed:
     crossing_bytes: int = 0
     assumed: bool = False
     predicted: bool = False
+    ddr: tuple[str, float, float] | None = None
 
 
 def speed_text(speed: Speed) -> str | None:
@@ -67,6 +78,12 @@ def speed_text(speed: Speed) -> str | None:
         return None
     if speed.predicted:
         assumed = ", by assumed rates of host memory" if speed.assumed else ""
+        if speed.ddr is not None:
+            kind, slow, quick = speed.ddr
+            assumed = (
+                f", with {kind}, which is assumed: {slow:,.0f} with {SLOWEST_DDR}, {quick:,.0f} with "
+                f"{QUICKEST_DDR}; --ddr says what it is"
+            )
         return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{_wait(speed)} (predicted{assumed})"
     if speed.crossing_bytes:
         crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
@@ -111,9 +128,14 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     flops = HOST_FLOPS if cpu else gpu.bf16_flops if gpu is not None else None
     rules = rules_of(settings.engine)
     if rules.predicts_rate:
-        decode = rules.decode_rate(model, settings, gpu)
-        first = _first_token_s(model, settings, flops)
-        return Speed(decode, first, assumed=cpu, predicted=True)
+        kind, (likely, *ends) = host_rates(settings, budget)
+        decode = rules.decode_rate(model, settings, gpu, likely)
+        first = _first_token_s(model, settings, flops, gpu)
+        ddr = None
+        if kind and decode is not None:
+            slow, quick = (rules.decode_rate(model, settings, gpu, each) or 0.0 for each in ends)
+            ddr = kind, slow, quick
+        return Speed(decode, first, assumed=cpu and budget.ram_bandwidth is None, predicted=True, ddr=ddr)
     if rate is None:
         return Speed(None, None)
     bandwidth = rate * settings.tensor_parallel
@@ -148,13 +170,37 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     return Speed(decode, prefill + vision, crossing, cpu)
 
 
-def _first_token_s(model: Inventory, settings: Settings, flops: float | None) -> float | None:
-    """Least seconds to a GGUF's first token, by arithmetic alone: its integers are widened on the way."""
-    if flops is None or settings.offloaded or settings.host_experts or settings.vision == "cpu":
+def host_rates(settings: Settings, budget: Budget) -> tuple[str, tuple[float, ...]]:
+    """Bytes per second that a processor reads of host memory: what is likely.
+
+    Where experts are there and nobody said its kind: the kind that is assumed, and the slowest and the
+    quickest rate behind the likely one.
+    """
+    if budget.ram_bandwidth is None and not settings.host_experts:
+        return "", (HOST_RATE,)
+    most = (budget.cores or 64) * CORE_RATE
+    if budget.ram_bandwidth is not None:
+        return "", (min(HOST_SHARE * budget.ram_bandwidth, most),)
+    since = (budget.gpu and budget.gpu.compute_capability) or (8, 0)
+    kind = next(kind for least, kind in ASSUMED_DDR if since >= least)
+    found = (ddr_bandwidth(each) or 0.0 for each in (kind, SLOWEST_DDR, QUICKEST_DDR))
+    return kind, tuple(min(HOST_SHARE * each, most) for each in found)
+
+
+def _first_token_s(
+    model: Inventory, settings: Settings, flops: float | None, gpu: Gpu | None
+) -> float | None:
+    """Least seconds to a GGUF's first token: arithmetic, dequantizing, and what crosses for it."""
+    if flops is None or settings.offloaded or settings.vision == "cpu":
         return None
     image = largest_image(model, settings.max_pixels)
     pictures = settings.images * _vision_flops(model, image.patches)
-    return (_prefill_flops(model, settings, image) + pictures) / flops
+    computed = (_prefill_flops(model, settings, image) + pictures) / flops
+    crossing = rules_of(settings.engine).step_crossing_bytes(model, settings)
+    if not crossing or gpu is None:
+        return computed
+    tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
+    return computed + -(-tokens // settings.chunk) * crossing / copy_rate(gpu)
 
 
 def _prefill_flops(model: Inventory, settings: Settings, image: ImageSize) -> float:

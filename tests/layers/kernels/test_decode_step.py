@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from snugvl.checkpoint.architecture import LongRope, Rope, YarnScaling
-from snugvl.engine import batch
 from snugvl.engine.graphs import decode as graphs
-from snugvl.engine.sampling.sampler import likeliest
+from snugvl.engine.sampling.likeliest import likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kernels import decode_step
 from snugvl.layers.kernels.rows import lookup, rotation
@@ -24,7 +23,7 @@ def test_places(block: int, device: torch.device) -> None:
     lengths = torch.tensor([1, block, block + 1, 0, 3 * block - 1, 0], dtype=torch.int32)
     deltas = torch.tensor([0, -7, 4, 9, -(2**33), 1])
     tables = torch.randint(0, 2**31 // block, (6, 5), dtype=torch.int32)
-    wanted = batch.places(lengths, deltas, tables, block)
+    wanted = graphs.places(lengths, deltas, tables, block)
     ours = decode_step.places(lengths.to(device), deltas.to(device), tables.to(device), block)
     for right, mine in zip(wanted, ours, strict=True):
         assert torch.equal(mine.cpu(), right)

@@ -19,6 +19,7 @@ SIZES = (
     LinearAttention(key_heads=2, value_heads=2, key_dim=16, value_dim=32, kernel=4),
     LinearAttention(key_heads=1, value_heads=4, key_dim=24, value_dim=40, kernel=4),
 )
+TILED = LinearAttention(key_heads=2, value_heads=4, key_dim=16, value_dim=16, kernel=4, tiled=True)
 BATCHES = {  # new tokens of each sequence, and those that it had before
     "decodes": ([1, 1, 1], [9, 1, 70]),
     "prompt": ([7], [0]),
@@ -90,6 +91,34 @@ def test_a_batch_equals_plain_torch(name: str, sizes: LinearAttention, device: t
     assert torch.equal(found.recurrent[:, strangers], untouched[:, strangers]), (
         "a stranger's state was touched"
     )
+
+
+@pytest.mark.parametrize("name", ["decodes", "chunks"])
+def test_tiled_value_heads_are_grouped_ones_in_another_order(name: str, device: torch.device) -> None:
+    """A GGUF's order: values, gates, rates and states of heads move, and nothing else."""
+    grouped, metadata = replace(TILED, tiled=False), batch(*BATCHES[name], device)
+    order = torch.tensor([0, 2, 1, 3])  # of value heads: those of one key head are neighbours, then not
+    ours, theirs = layer(TILED, device), layer(grouped, device)
+    keys = 2 * 2 * 16
+    values = (keys + order[:, None] * 16 + torch.arange(16)).flatten()
+    channels = torch.cat((torch.arange(keys), values)).to(device)
+    ours.conv1d.weight.copy_(theirs.conv1d.weight[channels])
+    for parameter in ("A_log", "dt_bias"):
+        getattr(ours, parameter).copy_(getattr(theirs, parameter)[order])
+    tokens = len(metadata.slot_mapping)
+    projected = torch.randn(tokens, grouped.channels + grouped.values, device=device)
+    rates = torch.randn(tokens, 8, device=device)
+    moved = torch.cat((projected[:, channels], projected[:, 64:][:, values]), 1)
+    moved_rates = rates.view(tokens, 2, 4)[..., order].flatten(1)
+    right, found, plain = states(grouped, device), states(TILED, device), states(TILED, device)
+    for each in (found, plain):
+        each.recurrent.copy_(right.recurrent[:, :, order])
+        each.inputs.copy_(right.inputs[..., channels])
+    wanted = theirs._plain(projected, rates, right, metadata).view(tokens, 4, 16)[:, order].flatten(1)
+    by_kernels = ours._by_kernels(moved, moved_rates, found, metadata)
+    by_torch = ours._plain(moved, moved_rates, plain, metadata)
+    for outputs in (by_kernels, by_torch):
+        torch.testing.assert_close(outputs, wanted, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", SIZES[:1])

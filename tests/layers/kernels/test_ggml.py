@@ -14,7 +14,15 @@ from tests.ggml_blocks import stored
 from tests.layers.kernels.ptx import assembled
 from tests.layers.kernels.test_linear import as_torchs, close
 
-COLUMNS = {"Q4_0": 288, "Q4_1": 96, "Q8_0": 1056}  # some in several steps, some in less than one
+COLUMNS = {
+    "Q4_0": 288,
+    "Q4_1": 96,
+    "Q8_0": 1056,
+    "Q5_0": 288,
+    "Q5_1": 96,
+    "IQ4_NL": 96,
+    "MXFP4": 288,
+}  # some in several steps, some in less than one
 EVERYTHING = {"norm", "bias", "swiglu", "residual"}
 
 
@@ -23,7 +31,7 @@ def columns(kind: GgmlType) -> int:
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-@pytest.mark.sample("Q4_0", "Q8_0", "Q4_K", "Q6_K")
+@pytest.mark.sample("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 def test_a_product_is_torchs(kind: GgmlType, device: torch.device) -> None:
     """One row of input, a few, many; with everything that stands around a product, and with nothing."""
     weights, wide = stored([(kind, 40)], columns(kind), device)
@@ -44,7 +52,7 @@ def test_weights_keep_float16s_digits(dtype: torch.dtype, device: torch.device) 
         assert (y - expected).norm() < 5e-4 * expected.norm()
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", [kind for kind in LAYOUTS if kind in ggml.LONE])
 @pytest.mark.parametrize(
     ("columns", "tile"), [(768, Fragments(16, 2)), (1280, Fragments(16, 1)), (512, Fragments(32, 2))]
 )

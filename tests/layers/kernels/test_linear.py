@@ -10,11 +10,11 @@ from torch.nn.functional import linear, silu
 
 from snugvl.core.formats import FEW_BITS
 from snugvl.layers import linear as layers
+from snugvl.layers.kernels.products import dequantize
 from snugvl.layers.kernels.products import linear as kernels
-from snugvl.layers.kernels.products import widen
+from snugvl.layers.kernels.products.dequantize import dequantize_int8
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.linear import product
-from snugvl.layers.kernels.products.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import FormatName, Weights, to_few_bits, to_int8
 from tests.draws import draws
@@ -52,7 +52,7 @@ def stored(kind: FormatName, rows: int, columns: int, device: torch.device, grou
 
 def close(ours: torch.Tensor, reference: torch.Tensor) -> None:
     error = (ours.double() - reference.double()).norm() / reference.double().norm()
-    # On a GPU widened weights are multiplied in bf16, off by up to 0.0038 (an H200, 30 draws a format).
+    # On a GPU dequantized weights are multiplied in bf16, off by up to 0.0038 (an H200, 30 draws a format).
     assert error < (TOLERANCE if ours.device.type == "cpu" else 5e-3), error
 
 
@@ -116,18 +116,18 @@ def as_torchs(weights: Weights, dtype: torch.dtype, tokens: int, parts: set[str]
 def test_norm_bias_swiglu_and_residual(
     kind: FormatName, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vector, a matrix, and weights that are widened first."""
+    """A vector, a matrix, and weights that are dequantized first."""
     monkeypatch.setattr(kernels, "WIDE_TOKENS", 20)
     weights = stored(kind, 64, 256, device)
     for parts in PARTS:
         as_torchs(weights, torch.float32, tokens, parts)
 
 
-def test_what_is_widened_may_have_another_type_of_result(device: torch.device) -> None:
+def test_what_is_dequantized_may_have_another_type_of_result(device: torch.device) -> None:
     """As logits have, of a head that many tokens ask at once."""
     weights, x = stored("int4", 64, 256, device), torch.randn(20, 256, device=device)
     out = torch.empty(20, 64, dtype=torch.float64, device=device)
-    widen.multiply_widened(x, weights, Epilogue(), out)
+    dequantize.multiply_dequantized(x, weights, Epilogue(), out)
     close(out, linear(x, weights.wide(torch.float32)))
 
 
@@ -174,11 +174,11 @@ def test_a_matrix_of_zeros_stays_zero() -> None:
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 @pytest.mark.parametrize("swiglu", [False, True])
-def test_many_rows_widen_the_weights_slice_by_slice(
+def test_many_rows_dequantize_the_weights_slice_by_slice(
     kind: FormatName, swiglu: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "WIDE_TOKENS", 9)
-    monkeypatch.setattr(widen, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
+    monkeypatch.setattr(dequantize, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
     weights = stored(kind, 320, 256, device)
     outputs = 160 if swiglu else 320
     x, residual = torch.randn(9, 256, device=device), torch.randn(9, outputs, device=device)
@@ -204,7 +204,7 @@ def test_no_rows_launch_nothing(
     ("rows", "columns", "group"), [(37, 72, 72), (48, 256, 128), (50, 430, 430), (9, 640, 64)]
 )
 @pytest.mark.parametrize("first", [0, 5])
-def test_int8_of_any_width_is_widened(
+def test_int8_of_any_width_is_dequantized(
     rows: int, columns: int, group: int, first: int, device: torch.device
 ) -> None:
     made = to_int8(torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)), group)
@@ -212,7 +212,7 @@ def test_int8_of_any_width_is_widened(
     weights = Weights("int8", rows, columns, made.data.to(device), made.scale.to(device), group=group)
     for count in (rows - first, 3):
         room = torch.full((count + 1, columns), 7.0, device=device)
-        widen_int8(weights, first, room[:count])
+        dequantize_int8(weights, first, room[:count])
         assert torch.equal(room[:count], weights.wide(torch.float32, first, first + count))
         assert (room[count] == 7).all(), "rows beyond are left alone"
 
@@ -221,7 +221,9 @@ def test_a_product_of_odd_widths_by_the_kernel(device: torch.device, monkeypatch
     """A tower's: rows and columns that no tile divides, slice by slice."""
     monkeypatch.setattr(layers, "SLICE_BYTES", 32 * 430 * 4)
     if device.type == "cpu":
-        monkeypatch.setattr(layers.Linear, "_widen", lambda self, *args: widen_int8(self.weights, *args))
+        monkeypatch.setattr(
+            layers.Linear, "_dequantize", lambda self, *args: dequantize_int8(self.weights, *args)
+        )
     layer = layers.Linear(430, 72, bias=True).to(device)
     values = torch.randn(72, 430, device=device) * 0.05
     layer.store_as("int8", 430)

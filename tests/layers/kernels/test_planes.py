@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
 from snugvl.core.formats import FORMATS
+from snugvl.layers.kernels.products import dequantize, planes
 from snugvl.layers.kernels.products import linear as kernels
-from snugvl.layers.kernels.products import planes, widen
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.weights import FormatName, to_few_bits
 from tests.draws import draws
@@ -26,7 +26,7 @@ def test_the_assembly_joins_both_planes(kind: FormatName) -> None:
         codes = torch.randint(0, 1 << bits, (2, 8), generator=chosen).tolist()
         words = [sum((code & 15) << 4 * i for i, code in enumerate(eight)) for eight in codes]
         upper = [sum((code >> 4) << (bits - 4) * i for i, code in enumerate(eight)) for eight in codes]
-        upper[0] |= 0xFFFF << 16  # as a signed number is widened; `prmt` takes the lower half alone
+        upper[0] |= 0xFFFF << 16  # sign-extended; `prmt` takes the lower half alone
         found = halves(run(assembly, 8, *words, *upper))
         assert found == [codes[word][place] - (1 << (bits - 1)) for place in range(8) for word in range(2)]
 
@@ -43,7 +43,7 @@ def test_the_assembly_joins_both_planes(kind: FormatName) -> None:
 def test_a_product_is_torchs(
     kind: FormatName, rows: int, groups: int, group: int, tokens: int, outputs: int
 ) -> None:
-    """By the kernel for one row, for few (also where one has too few outputs), and widened."""
+    """By the kernel for one row, for few (also where one has too few outputs), and dequantized."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weights = stored(kind, rows, 128 * groups, device, group)
     x = torch.randn(tokens, 128 * groups, device=device).to(for_skinny(device))
@@ -71,11 +71,11 @@ def test_norm_bias_swiglu_and_residual(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_rows_widen_the_weights_slice_by_slice(
+def test_many_rows_dequantize_the_weights_slice_by_slice(
     kind: FormatName, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "PLANES_ROWS", 4)
-    monkeypatch.setattr(widen, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
+    monkeypatch.setattr(dequantize, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
     weights = stored(kind, 300, 256, device, 64)
     x, residual = torch.randn(9, 256, device=device), torch.randn(9, 150, device=device)
     gate, up = linear(x, weights.wide(torch.float32)).chunk(2, -1)

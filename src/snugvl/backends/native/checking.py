@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,9 +31,10 @@ from snugvl.backends.place import TargetDevice
 from snugvl.core import kernel_checks
 from snugvl.core.config import EngineConfig
 from snugvl.core.kernel_checks import CheckedOn, KernelCheck, KernelVerdict
-from snugvl.core.options import Progress
+from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.timeline import mark
 from snugvl.engine.precompile import CompileJob, compile_job_of
+from snugvl.errors import EngineError
 from snugvl.layers.replaced import withdraw
 from snugvl.models.networks import LoadableNetwork
 from snugvl.version import __version__
@@ -82,6 +84,48 @@ def settle(
         logger.warning("%s", sentence)
         report(sentence, PROGRESS)
     return tuple(found.values())
+
+
+def check_model(options: LoadOptions, report: Progress) -> KernelCheck:
+    """Check the kernels that a model would use here, whatever is known of them, and keep what is found.
+
+    Raises:
+        EngineError: there is no GPU that torch can use here.
+        SnugvlError: as `load_engine` raises for the model.
+    """
+    from snugvl.backends.native.loading import load_engine
+
+    found: list[KernelCheck] = []
+
+    def checked(
+        network: LoadableNetwork, config: EngineConfig, place: TargetDevice, kernels: KernelsAhead | None,
+        limit_bytes: int, report: Progress,
+    ) -> NoReturn:  # fmt: skip
+        if place.device.type != "cuda" or torch.version.hip is not None:
+            raise EngineError("kernels run on NVIDIA's GPUs, and torch can't use one here")
+        assert kernels is not None
+        on, job = checked_on(place), compile_job_of(network, config, place.device)
+        kernels.begin(network, config, place.device)
+        check = _first_start(job, name_of(job, on.triton), on, kernels, limit_bytes, report)
+        if check is None:
+            raise EngineError(f"kernels take more than {COMPILE_S:.0f} s to compile here; try again")
+        with suppress(OSError):
+            kernel_checks.add(kernel_checks.checks_file(), check)
+        found.append(check)
+        raise _Enough
+
+    kernels = KernelsAhead()
+    try:
+        load_engine(options, progress=report, kernels=kernels, settled=checked)
+    except _Enough:
+        return found[0]
+    finally:
+        kernels.stop()
+    raise AssertionError("it stops when kernels are checked")
+
+
+class _Enough(Exception):
+    """Nothing is loaded."""
 
 
 def _first_start(
@@ -199,7 +243,7 @@ def _blamed(kernel: str | None, verdict: str) -> KernelVerdict | None:
     return None if kernel is None else KernelVerdict(kernel, "", -1.0, 0.0, verdict)
 
 
-def _said(line: str) -> dict[str, object]:  # type: ignore[type-arg]
+def _said(line: str) -> dict[str, Any]:
     try:
         said = json.loads(line)
     except ValueError:

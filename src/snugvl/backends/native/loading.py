@@ -7,7 +7,7 @@ doesn't count them, and pictures are refused.
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +50,7 @@ from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation
 from snugvl.planner.settings import Settings
 
+Settle = Callable[..., tuple[KernelVerdict, ...]]  # see `settle`
 # Of all progress: nearly all the time goes into reading weights.
 READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
@@ -96,6 +97,7 @@ def load_engine(
     machine: Machine | None = None,
     progress: Progress | None = None,
     kernels: KernelsAhead | None = None,
+    settled: Settle = settle,
 ) -> LoadedEngine:
     """Our own engine without the tasks, for a process that only runs the engine.
 
@@ -103,6 +105,7 @@ def load_engine(
         planned: what a plan has decided; it runs as it is where it still fits.
         machine: as it was before this process took anything of it, where somebody has looked.
         kernels: begins to compile them while weights are loaded.
+        settled: sees, before there is memory, that no kernel runs that is wrong on this GPU.
 
     Raises:
         CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
@@ -112,12 +115,12 @@ def load_engine(
     report = progress or (lambda _detail, _done: None)
     report("reading headers", READING)
     with loading_onto(device_of(options.device)) as claim:
-        return _loaded(options, planned, machine, report, kernels, claim)
+        return _loaded(options, planned, machine, report, partial(settled, kernels=kernels), kernels, claim)
 
 
 def _loaded(
     options: LoadOptions, planned: Allocation | None, machine: Machine | None, report: Progress,
-    kernels: KernelsAhead | None, claim: DeviceClaim,
+    settled: Settle, kernels: KernelsAhead | None, claim: DeviceClaim,
 ) -> LoadedEngine:  # fmt: skip
     """See `load_engine`. Where it raises, its variables are cleared, and those of whatever it has called."""
     files = gguf_files(options.model)
@@ -153,7 +156,7 @@ def _loaded(
 
     def outlined(network: LoadableNetwork) -> None:
         room = place.usable_bytes - 2 * place.context_bytes  # this process's, and that of who checks
-        replaced.extend(settle(network, sizes, place, kernels, room, report))
+        replaced.extend(settled(network, sizes, place, limit_bytes=room, report=report))
 
     network = _network(folder, kind, place, allocation, counted, report, outlined)
     mark("weights are loaded")

@@ -1,12 +1,13 @@
 """What a running engine really takes, kept for the next plan (`hardware/calibration.py`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from snugvl.backends.measure import CONTEXT, GRAPHS, LATE
 from snugvl.backends.place import TargetDevice
+from snugvl.core import last_start
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
@@ -18,12 +19,14 @@ GRAIN_BYTES = 8 << 20  # growth that is worth writing down, but for the context'
 FEW = 4  # recordings whose part of the driver's memory is known well enough
 
 
-def keeper(place: TargetDevice, subject: str, graphs_bytes: int = 0) -> Callable[[Ledger, Load], None]:
+def keeper(
+    place: TargetDevice, subject: str, graphs_bytes: int = 0, about: Mapping[str, object] | None = None
+) -> Callable[[Ledger, Load], None]:
     """A function that is shown the ledger now and then, and writes down what has grown.
 
     `graphs_bytes`: the driver's part of the graphs of steps with prompts, as planned. Few engines have it,
     and it is not the context's: another plan would count it twice. It is known for the largest of them, so
-    the context is no measurement any more once there are some.
+    the context is no measurement any more once there are some. `about`: what has started, for a report.
 
     The driver loads kernels when they first run, and how many of them depends on the model and on what it is
     asked. So the context that is kept is the largest that any engine had on such a GPU and driver.
@@ -50,9 +53,20 @@ def keeper(place: TargetDevice, subject: str, graphs_bytes: int = 0) -> Callable
             _add([_measurement(place, ANY_ENGINE, COMPONENT, measured=place.context_bytes)])
         if grown:
             kept.update(grown)
+            last_start.save(last_start.last_start_file(), "start", {**(about or {}), **_told(ledger)})
             _add(*_measurements(place, subject, ledger, grown))
 
     return keep
+
+
+def _told(ledger: Ledger) -> dict[str, object]:
+    """Planned beside taken, for a report."""
+    rows = [
+        {"name": row.name, "planned_bytes": row.planned_bytes, "measured_bytes": row.measured_bytes}
+        for row in ledger.rows
+    ]
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"when": when, "rows": rows, "process_bytes": ledger.process_bytes}
 
 
 def _add(found: list[Measurement | None], largest: list[Measurement | None] | None = None) -> None:

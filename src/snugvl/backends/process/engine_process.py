@@ -16,6 +16,7 @@ from functools import partial
 from snugvl.backends.native.kernel_processes import VARIABLE, KernelProcesses, ahead_of, nothing_compiled
 from snugvl.backends.process.child import HostedModel, Loader, attach, run
 from snugvl.backends.process.wire import EngineChoice, HostedEngine
+from snugvl.core.messages import Capabilities
 from snugvl.core.options import Progress
 from snugvl.core.timeline import mark
 from snugvl.hardware.machine import Machine
@@ -65,9 +66,20 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
         loaded.weights,
         memory["kv_cache"] + memory["recurrent_state"],
         cap_bytes=loaded.cap_bytes,
-        keep=keeper(loaded.place, plan.subject, plan.footprint.named(DRIVER)),
+        keep=keeper(loaded.place, plan.subject, plan.footprint.named(DRIVER), _about(loaded.capabilities)),
     )
     return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
+
+
+def _about(found: Capabilities) -> dict[str, object]:
+    """What has started, without its name."""
+    return {
+        "network": found.architecture,
+        "parameters": found.parameters,
+        "weights": found.weights,
+        "kv_cache": found.kv_cache,
+        "context": found.context_tokens,
+    }
 
 
 def transformers(choice: EngineChoice, report: Progress) -> HostedModel:

@@ -32,8 +32,9 @@ from snugvl.core.service import Load
 from snugvl.core.sizes import format_size
 from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.oom import release
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads, mask_threads
-from snugvl.engine.sampling.sampler import Sampled, scores_of
+from snugvl.engine.sampling.sampler import scores_of
 from snugvl.errors import (
     ENDINGS,
     DoesNotFit,

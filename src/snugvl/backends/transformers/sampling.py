@@ -19,9 +19,9 @@ from snugvl.backends.receiver import Receiver
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.engine.sampling.grammar import TokenGrammar, gave_up
+from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
-from snugvl.engine.sampling.sampler import Sampled, SamplerInput, plain, sample
-from snugvl.engine.sequence import random_stream
+from snugvl.engine.sampling.sampler import SamplerInput, plain, random_stream, sample
 from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
 from snugvl.inputs.prompt import PreparedPrompt
 

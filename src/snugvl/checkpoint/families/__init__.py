@@ -22,6 +22,7 @@ _MODULES = (
     "qwen2_5_vl",
     "internvl",
     "gemma3",
+    "gemma4",
     "smolvlm",
     "text",
     "elsewhere",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from snugvl.checkpoint.architecture import LayerKind, Rope, TextConfig
+from snugvl.checkpoint.architecture import LayerKind, Mixture, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.gated_delta import GatedDelta
 from snugvl.checkpoint.families.traits import Expected, layer_types, linear, norm
@@ -14,18 +14,6 @@ SIZES = {
     "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers",
     "heads": "num_attention_heads", "vocab": "vocab_size", "max_positions": "max_position_embeddings",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture: `count` gated MLPs of `intermediate`, `used` of them for a token, in layers that `sparse`
-    says; `shared`: width of the one beside them that every token passes, with a gate of its own, or 0."""
-
-    count: int
-    used: int
-    intermediate: int
-    sparse: tuple[bool, ...]
-    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +40,7 @@ class Decoder:
     mlp_bias: bool = False
     qk_norm: bool = False
     fused: bool = False
-    experts: Experts | None = None
+    experts: Mixture | None = None
     delta: GatedDelta | None = None
 
     def kept(self, window: int | None = None) -> KVLayer:
@@ -71,7 +59,7 @@ class Decoder:
         )
         return TextFacts(
             self.hidden, self.intermediate, self.layers, self.heads, self.vocab, self.max_positions, kv,
-            self.experts.used if self.experts else 0,
+            self.experts.used if self.experts else 0, self.experts,
         )  # fmt: skip
 
     def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
@@ -101,6 +89,7 @@ class Decoder:
             fused=self.fused,
             linear=self.delta.sizes if self.delta else None,
             gated=self.delta is not None,
+            mixture=self.experts,
         )
 
     def tensors(
@@ -114,7 +103,7 @@ class Decoder:
                 yield from self.delta.tensors(f"{layer}.linear_attn", self.hidden)
             else:
                 yield from self.attention(f"{layer}.self_attn")
-            sparse = self.experts is not None and self.experts.sparse[index]
+            sparse = self.experts is not None and self.experts.layers[index]
             yield from self.mixture(f"{layer}.mlp") if sparse else self.mlp(f"{layer}.mlp")
             for place in norms:
                 yield from norm(f"{layer}.{place}_layernorm", self.hidden)
@@ -141,17 +130,35 @@ class Decoder:
         yield from linear(f"{name}.down_proj", self.hidden, width, "linear", bias=bias)
 
     def mixture(self, name: str) -> Iterator[Expected]:
-        """Experts as one tensor each way, as Qwen's files have them, the router, which stays 16-bit, and the
+        """Experts as one tensor each way, as transformers has them, the router, which stays 16-bit, and the
         shared expert with its gate."""
         experts, hidden = self.experts, self.hidden
         assert experts is not None, "a mixture has experts"
-        width = experts.intermediate
-        yield Expected(f"{name}.experts.gate_up_proj", (experts.count, 2 * width, hidden), "expert")
-        yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, width), "expert")
+        yield Expected(f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.width, hidden), "expert")
+        yield Expected(f"{name}.experts.down_proj", (experts.count, hidden, experts.width), "expert")
         yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
         if experts.shared:
             yield from replace(self, intermediate=experts.shared).mlp(f"{name}.shared_expert")
             yield from linear(f"{name}.shared_expert_gate", 1, hidden, "other")
+
+
+def check_mixture(section: Section, experts: Mixture | None) -> None:
+    """Refuse routing that our engine doesn't do.
+
+    Raises:
+        CheckpointError: a token would pass more experts than there are.
+        UnsupportedModel: shares of the chosen experts that aren't normalised.
+    """
+    if experts is None:
+        return
+    more = f"num_experts_per_tok {experts.used} is more than the {experts.count} experts"
+    require(experts.used <= experts.count, section.where, more)
+    normed = section.values.get("norm_topk_prob", True)
+    if normed is not True:
+        raise UnsupportedModel(
+            f"{section.where} has norm_topk_prob {shown(normed)}; our engine's routers normalise the weights "
+            "of the experts that they choose"
+        )
 
 
 def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:

@@ -15,6 +15,7 @@ from snugvl.checkpoint.families.traits import Expected, layer_types, linear, nor
 from snugvl.checkpoint.section import Section, require, shown
 from snugvl.errors import UnsupportedModel
 
+TILED = "linear_value_heads_tiled"  # ours, in what a GGUF's metadata becomes
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
@@ -67,6 +68,7 @@ def read_delta(text: Section, layers: int) -> GatedDelta:
         key_dim=text.count("linear_key_head_dim", 128),
         value_dim=text.count("linear_value_head_dim", 128),
         kernel=text.count("linear_conv_kernel_dim", 4),
+        tiled=text.get(TILED, bool, False),
     )
     return GatedDelta(sizes, tuple(kind == LINEAR for kind in layer_types(text, default, (LINEAR, FULL))))
 

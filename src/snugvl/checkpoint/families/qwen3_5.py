@@ -1,21 +1,29 @@
-"""Qwen3.5 and 3.6, dense and, for the plan, as mixtures of experts (35B-A3B, 122B-A10B): three layers of
-gated delta-rule attention to one with keys and values (`gated_delta.py`).
+"""Qwen3.5 and 3.6, dense and as mixtures of experts (35B-A3B, 122B-A10B): three layers of gated delta-rule
+attention to one with keys and values (`gated_delta.py`).
 
 Norms are stored as their distance from 1, a quarter of each head is rotated, and the tower is Qwen3-VL's,
-without deepstack levels. Source: transformers' models/qwen3_5 and qwen3_5_moe (configuration, modelling).
+without deepstack levels. Every layer of a mixture has a router, experts and a gated expert that all tokens
+share. Source: transformers' models/qwen3_5, models/qwen3_5_moe (configuration, modelling).
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from snugvl.checkpoint.architecture import ModelConfig, TextConfig
-from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
+from snugvl.checkpoint.architecture import Mixture, ModelConfig, TextConfig
+from snugvl.checkpoint.families.decoder import (
+    SIZES,
+    Decoder,
+    check_mixture,
+    need_silu,
+    read_decoder,
+)
 from snugvl.checkpoint.families.gated_delta import check_delta, read_delta
 from snugvl.checkpoint.families.qwen_tower import (
     check_tower,
     check_width,
     read_tokens,
     read_tower,
+    sees,
     tower_facts,
     tower_tensors,
 )
@@ -23,6 +31,7 @@ from snugvl.checkpoint.families.rotary import read_mrope
 from snugvl.checkpoint.families.traits import (
     Expected,
     Family,
+    GgufNetwork,
     Network,
     Prompting,
     Traits,
@@ -39,9 +48,12 @@ _DEFAULTS = {
     "vocab": 248320, "max_positions": 32768,
 }  # fmt: skip
 _MIXTURE_DEFAULTS = {
-    "hidden": 2048, "intermediate": 512, "layers": 40, "heads": 16, "kv_heads": 2, "head_dim": 256,
-    "vocab": 248320, "max_positions": 32768,
+    "hidden": 2048, "layers": 40, "heads": 16, "kv_heads": 2, "head_dim": 256, "vocab": 248320,
+    "max_positions": 32768,
 }  # fmt: skip
+
+
+_TRAITS = Traits(mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True)
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
@@ -51,13 +63,14 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         CheckpointError: a field is missing or contradicts another one.
     """
     text, vision = root.section("text_config"), root.section("vision_config")
-    decoder = _decoder(text, mixture=architecture == MIXTURE)
+    mixture = architecture == MIXTURE
+    decoder = _decoder(text, mixture=mixture)
     tower = read_tower(vision, [])
     check_width(vision, tower, decoder.hidden)
     tied = ties(root, text)
     predictors = _predictors(text)
     return Network(
-        family="qwen3_5_moe" if architecture == MIXTURE else "qwen3_5",
+        family="qwen3_5_moe" if mixture else "qwen3_5",
         architecture=architecture,
         text=decoder.facts(),
         vision=tower_facts(tower, images, root.where),
@@ -72,17 +85,21 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 
 
 def parse(root: Section, architecture: str) -> ModelConfig:
-    """Read the configuration of a dense Qwen3.5 for our engine.
+    """Read a Qwen3.5 configuration for our engine.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
         UnsupportedModel: a quantisation or a variant that this engine doesn't run.
     """
-    text, vision = root.section("text_config"), root.section("vision_config")
-    text.need(*SIZES.values())
-    config = _text(text)
-    tower = read_tower(vision, [])
-    check_tower(vision, tower, config)
+    text = root.section("text_config")
+    mixture = architecture == MIXTURE
+    text.need(*(key for name, key in SIZES.items() if not (mixture and name == "intermediate")))
+    config = _text(text, mixture=mixture)
+    tower = tokens = None
+    if sees(root):
+        vision, tokens = root.section("vision_config"), read_tokens(root, 248053)
+        tower = read_tower(vision, [])
+        check_tower(vision, tower, config)
     return model_config(
         root,
         architecture,
@@ -90,14 +107,15 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         tied=ties(root, text),
         inner=text,
         vision=tower,
-        tokens=read_tokens(root, 248053),
+        tokens=tokens,
         predictor=_predictors(text) == 1,
     )
 
 
-def _text(section: Section) -> TextConfig:
+def _text(section: Section, *, mixture: bool) -> TextConfig:
     need_silu(section)
-    decoder = _decoder(section)
+    decoder = _decoder(section, mixture=mixture)
+    check_mixture(section, decoder.experts)
     assert decoder.delta is not None, "read with it"
     check_delta(section, decoder.delta)
     rope = read_mrope(section, decoder.head_dim, (11, 11, 10), 1e4, share=0.25)
@@ -105,22 +123,21 @@ def _text(section: Section) -> TextConfig:
     return replace(config, norm_offset=1.0)
 
 
-def _decoder(text: Section, *, mixture: bool = False) -> Decoder:
+def _decoder(text: Section, *, mixture: bool) -> Decoder:
     bias = text.get("attention_bias", bool, False)
-    decoder = read_decoder(text, _MIXTURE_DEFAULTS if mixture else _DEFAULTS)
+    shared = text.count("shared_expert_intermediate_size", 512) if mixture else 0
+    decoder = read_decoder(text, _MIXTURE_DEFAULTS | {"intermediate": shared} if mixture else _DEFAULTS)
     delta = read_delta(text, decoder.layers)
-    experts = _experts(text, decoder.layers) if mixture else None
+    experts = None
+    if mixture:
+        experts = Mixture(
+            count=text.count("num_experts", 256),
+            used=text.count("num_experts_per_tok", 8),
+            width=text.count("moe_intermediate_size", 512),
+            shared=shared,
+            layers=(True,) * decoder.layers,
+        )
     return replace(decoder, qkv_bias=bias, o_bias=bias, qk_norm=True, delta=delta, experts=experts)
-
-
-def _experts(text: Section, layers: int) -> Experts:
-    return Experts(
-        count=text.count("num_experts", 256),
-        used=text.count("num_experts_per_tok", 8),
-        intermediate=text.count("moe_intermediate_size", 512),
-        sparse=(True,) * layers,
-        shared=text.count("shared_expert_intermediate_size", 512),
-    )
 
 
 def _predictors(text: Section) -> int:
@@ -149,14 +166,18 @@ def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
 FAMILY = Family(
     architectures=(DENSE, MIXTURE),
     describe=describe,
-    native=(DENSE,),
+    native=(DENSE, MIXTURE),
     parse=parse,
     network="snugvl.models.networks:Qwen35",
     traits={
-        "qwen3_5": Traits(gguf=("qwen35",), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True),
-        "qwen3_5_moe": Traits(
-            gguf=("qwen35moe",), mrope=True, rotary_divisor=4, gated_queries=True, recurrent=True
-        ),
+        "qwen3_5": replace(_TRAITS, gguf=("qwen35",)),
+        "qwen3_5_moe": replace(_TRAITS, gguf=("qwen35moe",)),
     },
     prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3.5")),  # it keeps Qwen3-VL's form
+    gguf={
+        "qwen35": GgufNetwork(DENSE, DENSE, "qwen3vl_merger", nested=True, recurrent=True),
+        "qwen35moe": GgufNetwork(
+            MIXTURE, MIXTURE, "qwen3vl_merger", nested=True, recurrent=True, mixture=True
+        ),
+    },
 )

@@ -1,12 +1,12 @@
-"""Qwen3-VL, dense (2B, 4B, 8B, 32B) and, for the plan, as a mixture of experts (30B-A3B, 235B-A22B).
+"""Qwen3-VL, dense (2B, 4B, 8B, 32B) and as a mixture of experts (30B-A3B, 235B-A22B).
 
 The defaults are those of transformers' `Qwen3VLConfig`.
 """
 
 from dataclasses import replace
 
-from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
+from snugvl.checkpoint.architecture import Mixture, ModelConfig
+from snugvl.checkpoint.families.decoder import SIZES, Decoder, check_mixture, need_silu, read_decoder
 from snugvl.checkpoint.families.qwen_tower import (
     GGUF_TOKENS,
     LEVELS,
@@ -14,6 +14,7 @@ from snugvl.checkpoint.families.qwen_tower import (
     check_width,
     read_tokens,
     read_tower,
+    sees,
     tower_facts,
     tower_tensors,
 )
@@ -67,20 +68,24 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 
 
 def parse(root: Section, architecture: str) -> ModelConfig:
-    """Read the configuration of a dense Qwen3-VL for our engine.
+    """Read a Qwen3-VL configuration for our engine.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
         UnsupportedModel: a quantisation or a variant that this engine doesn't run.
     """
-    text, vision = root.section("text_config"), root.section("vision_config")
+    text = root.section("text_config")
     text.need(*SIZES.values())
     need_silu(text)
-    decoder = _decoder(text)
+    decoder = _decoder(text, mixture=architecture == MIXTURE)
+    check_mixture(text, decoder.experts)
     rope = read_mrope(text, decoder.head_dim, (24, 20, 20), None)
     config = decoder.config(rope, text.get("rms_norm_eps", float, 1e-6))
-    tower = read_tower(vision, vision.get(LEVELS, list))
-    check_tower(vision, tower, config)
+    tower = tokens = None
+    if sees(root):
+        vision, tokens = root.section("vision_config"), read_tokens(root, 151652)
+        tower = read_tower(vision, vision.get(LEVELS, list))
+        check_tower(vision, tower, config)
     return model_config(
         root,
         architecture,
@@ -88,7 +93,7 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         tied=ties(root, text),
         inner=text,
         vision=tower,
-        tokens=read_tokens(root, 151652),
+        tokens=tokens,
     )
 
 
@@ -99,21 +104,22 @@ def _decoder(text: Section, *, mixture: bool = False) -> Decoder:
     return replace(decoder, qkv_bias=bias, o_bias=bias, qk_norm=True, experts=experts)
 
 
-def _experts(text: Section, layers: int) -> Experts:
+def _experts(text: Section, layers: int) -> Mixture:
     dense = {index for index in text.get("mlp_only_layers", list, []) if isinstance(index, int)}
     step = text.count("decoder_sparse_step", 1)
-    return Experts(
+    return Mixture(
         count=text.count("num_experts", text.values.get("num_local_experts") or 60),
         used=text.count("num_experts_per_tok", 4),
-        intermediate=text.count("moe_intermediate_size", 1408),
-        sparse=tuple(index not in dense and (index + 1) % step == 0 for index in range(layers)),
+        width=text.count("moe_intermediate_size", 1408),
+        shared=0,
+        layers=tuple(index not in dense and (index + 1) % step == 0 for index in range(layers)),
     )
 
 
 FAMILY = Family(
     architectures=(DENSE, MIXTURE),
     describe=describe,
-    native=(DENSE,),
+    native=(DENSE, MIXTURE),
     parse=parse,
     network="snugvl.models.networks:Qwen3VL",
     traits={
@@ -123,6 +129,9 @@ FAMILY = Family(
     # Its cookbooks: spatial_understanding.ipynb, 2d_grounding.ipynb.
     prompting=dict.fromkeys((DENSE, MIXTURE), Prompting("Qwen3-VL")),
     # Text alone turns all three axes by the same position: without its tower it is a Qwen3.
-    gguf={"qwen3vl": GgufNetwork(QWEN3, sees=DENSE, projector="qwen3vl_merger")},
+    gguf={
+        "qwen3vl": GgufNetwork(QWEN3, DENSE, "qwen3vl_merger"),
+        "qwen3vlmoe": GgufNetwork(MIXTURE, MIXTURE, "qwen3vl_merger", nested=True, mixture=True),
+    },
     projectors={"qwen3vl_merger": GGUF_TOKENS},
 )

@@ -15,6 +15,11 @@ LEVELS = "deepstack_visual_indexes"
 GGUF_TOKENS = (8, 4096)  # of a picture in llama.cpp: the least and most that it takes (`clip.cpp`)
 
 
+def sees(root: Section) -> bool:
+    """Whether there is a tower; a GGUF without its mmproj says that there is none, with null."""
+    return root.values.get("vision_config", root) is not None
+
+
 def read_tower(section: Section, levels: list[int]) -> VisionConfig:
     """Read a `vision_config`. `levels`: indices of the blocks after which a deepstack merger stands.
 

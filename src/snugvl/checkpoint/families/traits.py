@@ -184,12 +184,18 @@ class GgufNetwork:
         sees: transformers' name of decoder and tower together, or "".
         projector: kind of the tower that our engine has, a key of `Family.projectors`.
         alternating: whether the two halves of a head alternate, row by row, in queries' and keys' matrices.
+        nested: whether the decoder alone is that of `sees`, without its tower.
+        recurrent: whether most layers have gated delta-rule attention.
+        mixture: whether layers are mixtures of experts.
     """
 
     text: str
     sees: str = ""
     projector: str = ""
     alternating: bool = False
+    nested: bool = False
+    recurrent: bool = False
+    mixture: bool = False
 
 
 @dataclass(frozen=True, slots=True)

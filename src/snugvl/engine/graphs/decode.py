@@ -9,31 +9,81 @@ replay, and the host may read the tokens of one step while the next one runs.
          └──────────────────────────────────────────────────────────────────────────┘
 
 A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere, or to
-the slot of recurrent states that is nobody's.
+the unused slot of recurrent states.
 
-Where somebody has a grammar the tokens are chosen once more, from the same logits, by a graph of its own that
-reads the masks, which are made while the network runs: they replace the next step's ids.
+Where a sequence has a grammar the tokens are chosen once more, from the same logits, by a graph of its own
+that reads the masks, which are made while the network runs: they replace the next step's ids.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 
-from snugvl.engine.batch import ROW_FIELDS, DecodeRow, pack_rows, single_tokens
+from snugvl.core.config import RECENT
+from snugvl.engine.batch import Array
 from snugvl.engine.graphs.cache import GraphCache, GraphKey
-from snugvl.engine.sampling.sampler import Sampled
-from snugvl.engine.sampling.sampler import likeliest as likeliest_of
+from snugvl.engine.sampling.likeliest import PendingTokens, Sampled
+from snugvl.engine.sampling.likeliest import likeliest as likeliest_of
+from snugvl.engine.sequence import Sequence, slot_of
+from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import by_kernels
-from snugvl.layers.upload import upload
-from snugvl.models.batch import Network
+from snugvl.layers.upload import HostCopy, upload
+from snugvl.models.batch import DraftBatch, ForwardBatch, Network
 
 SIZES = (1, 2, 4, 8, 16, 32)
+ROW_FIELDS = 4  # of a row before its block table: token, length, delta, slot
 
 
-class Replay:
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One sequence of a decode batch.
+
+    Attributes:
+        token: the id whose successor is wanted.
+        length: tokens in the cache once this one is written.
+        delta: from a token's index in the sequence to its M-RoPE position.
+        table: its KV blocks.
+        slot: where its recurrent state is, in a model that has one.
+    """
+
+    token: int
+    length: int
+    delta: int
+    table: Rows[int]
+    slot: int = 0
+
+
+def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
+    """What a graph must know of sequences whose newest token is to be computed.
+
+    The token is 0 where the host has not read it.
+    """
+    return [
+        DecodeRow(
+            token=next(iter(sequence.ids(length - 1, length)), 0),
+            length=length,
+            delta=sequence.prompt.delta,
+            table=sequence.table,
+            slot=slot_of(sequence),
+        )
+        for sequence in sequences
+        for length in (max(sequence.length, sequence.computed),)
+    ]
+
+
+def pack_rows(lines: Array, rows: Rows[DecodeRow]) -> None:
+    """Write rows to `lines` `[rows or more, ROW_FIELDS + blocks]` int32; those beyond become padding."""
+    lines[:, :ROW_FIELDS] = 0
+    for index, row in enumerate(rows):
+        lines[index, :ROW_FIELDS] = (row.token, row.length, row.delta, row.slot)
+        lines[index, ROW_FIELDS : ROW_FIELDS + len(row.table)] = row.table
+
+
+class Replay(PendingTokens):
     """A replay that may still be running; what it leaves is valid until the next one starts.
 
     Attributes:
@@ -41,20 +91,14 @@ class Replay:
         tokens: `[rows]` int64, the most likely ones; below 0 where there is none.
     """
 
-    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, copied: torch.Tensor) -> None:
-        """`copied`: the tokens on their way to the host."""
-        self.logits, self.tokens = logits, tokens
-        self._copied = copied
-        self._done = None
-        if tokens.is_cuda:
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, rows: int, into: torch.Tensor) -> None:
+        """`tokens` `[size]` are copied to `into` of the host; the first `rows` of them count."""
+        self.logits, self.tokens = logits[:rows], tokens[:rows]
+        self._copy = HostCopy(tokens, into)
 
     def results(self) -> list[Sampled]:
         """The token of each row, waiting for them; None where the logits are not finite, or all forbidden."""
-        if self._done is not None:
-            self._done.synchronize()
-        return [Sampled(token if token >= 0 else None) for token in self._copied.tolist()]
+        return super().results()[: len(self.tokens)]
 
 
 class DecodeGraphs:
@@ -145,7 +189,7 @@ class DecodeGraphs:
     def feed(self, tokens: torch.Tensor) -> None:
         """Let the next `advance` go on from these tokens `[rows]` int64, on the device.
 
-        Below 0: of a row that is broken, whose next token nobody will read.
+        Below 0: for a broken row, whose next token is dropped.
         """
         batch = self._batches[self._size(len(tokens))]
         torch.clamp(tokens, min=0, out=batch.ids[: len(tokens)])
@@ -275,8 +319,7 @@ class _DecodeBatch:
 
     def _leaving(self, tokens: torch.Tensor, places: list[torch.Tensor], rows: int) -> Replay:
         places.reverse()
-        places[0].copy_(tokens, non_blocking=True)
-        return Replay(self._logits[:rows], tokens[:rows], places[0][:rows])
+        return Replay(self._logits, tokens, rows, places[0])
 
 
 def choose(
@@ -302,3 +345,54 @@ def choose(
     tokens.copy_(likeliest)
     following.copy_(likeliest.clamp(min=0))
     lengths.add_((lengths > 0).int())
+
+
+def single_tokens(
+    ids: torch.Tensor,
+    lengths: torch.Tensor,
+    deltas: torch.Tensor,
+    tables: torch.Tensor,
+    cache: KVCache,
+    *,
+    state_slots: torch.Tensor | None = None,
+    hidden: torch.Tensor | None = None,
+) -> ForwardBatch:
+    """The batch of one token of each sequence, made on the device, with logits of all.
+
+    A sequence of length 0 is padding: it reads nothing, and writes nowhere or to unused places.
+
+    Args:
+        ids: `[sequences]` int64, the tokens.
+        lengths: `[sequences]` int32, tokens in the cache once these are written.
+        deltas: `[sequences]` int64, from a token's index in its sequence to its position.
+        tables: `[sequences, blocks]` int32, KV blocks.
+        state_slots: `[sequences]` int64, where recurrent and hidden states are; None: neither is touched.
+        hidden: hidden states that a draft model has; see `DraftBatch`.
+    """
+    size, states, drafts = len(ids), cache.states, None
+    positions, slots = places(lengths, deltas, tables, cache.block_size)
+    recurrent = None
+    if states is not None and state_slots is not None:
+        recurrent = torch.where(slots >= 0, state_slots, states.scratch)
+    if hidden is not None and state_slots is not None:
+        rows = state_slots * RECENT + (lengths.long() - 1) % RECENT
+        drafts = DraftBatch(hidden, torch.where(slots >= 0, rows, len(hidden) - 1))
+    ones = (1,) * size  # the true lengths are on the device
+    attention = AttentionMetadata(
+        ones, ones, slots, tables, cache.block_size, lengths=lengths, state_slots=recurrent
+    )
+    return ForwardBatch(ids, positions, attention, logit_rows=None, drafts=drafts)
+
+
+def places(
+    lengths: torch.Tensor, deltas: torch.Tensor, tables: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions `[3, sequences]` and slots `[sequences]` of the newest tokens; −1 where the length is 0."""
+    if by_kernels(lengths, "place_tokens"):
+        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
+
+        return decode_step.places(lengths, deltas, tables, block_size)
+    place = (lengths.long() - 1).clamp(min=0)
+    blocks = tables.gather(1, (place // block_size)[:, None])[:, 0].long()
+    slots = torch.where(lengths > 0, blocks * block_size + place % block_size, -1)
+    return (place + deltas).expand(3, -1), slots

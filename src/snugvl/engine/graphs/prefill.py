@@ -6,14 +6,14 @@ A graph has a fixed size, so a step is filled up to the next one (`batch.py`):
     tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    8, 16, 32, 64, 128, … 512, 640, …
     sequences    [ 0                | 1         | 2 3 4   | ░░░    ]    up to 1, 8 or all that may run
 
-Padded tokens belong to nobody, are written nowhere, and their rows are read by no other row. Kernels are
+Padded tokens belong to no sequence, are written nowhere, and their rows are read by no other row. Kernels are
 started for the largest chunk that the size could hold; most of their blocks find nothing to do. The smallest
-sizes are for guessed and forced tokens: they have no pictures, and attend as decodes do, a token at a time.
+sizes are for drafts and forced tokens: they have no pictures, and attend as decodes do, a token at a time.
 
 Pictures enter by a row for every token: zeros, and a bool that says no, where there is no placeholder. Logits
 come from one buffer, of as many rows as sequences; drafts (`speculation.py`) take the rows of some.
 
-A picture of a thousand tokens, too, is encoded faster than the host starts the tower's kernels: each grid of
+A picture of a thousand tokens is also encoded faster than the host starts the tower's kernels: each grid of
 patches that comes again has a graph. Larger pictures keep the GPU busy, and must stop for others every now
 and then: they go launch by launch as ever.
 """
@@ -27,10 +27,12 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.batch import (
+    Array,
     Numbers,
     Shape,
-    Staging,
     Unread,
+    fill,
+    lines_of,
     numbers_of,
     packed_batch,
     put_drafts,
@@ -182,6 +184,35 @@ class StepGraphs:
             hidden=self._hidden,
         )
         buffers.logits[:sequences].copy_(self._model.forward(batch, self._cache))
+
+
+class Staging:
+    """Where steps of a few shapes are packed over and over, and copied from: two places, taken in turns.
+
+    What is found once a shape (views, page-locked memory) would take longer than to fill in a small step.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """For shapes of `size` values at most."""
+        pinned = device.type == "cuda"
+        self._places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._lines: dict[tuple[int, Shape], Numbers[Array]] = {}
+        self._turn = 0
+
+    def copy(self, chunks: Sequence[Chunk], shape: Shape, block_size: int, target: torch.Tensor) -> None:
+        """Pack `chunks`, and start to copy that to `target` `[shape.size]`."""
+        self._turn = turn = 1 - self._turn
+        copied, flat = self._copied[turn], self._places[turn][: shape.size]
+        if copied is not None:
+            copied.synchronize()  # of the step before the last one: done, unless that wasn't read yet
+        if (turn, shape) not in self._lines:
+            self._lines[turn, shape] = lines_of(flat, shape)
+        flat.zero_()
+        fill(self._lines[turn, shape], chunks, shape, block_size)
+        target.copy_(flat, non_blocking=True)
+        if copied is not None:
+            copied.record()
 
 
 def size_of(tokens: int, *, pictured: bool = False) -> int:

@@ -29,12 +29,12 @@ def gave_up(error: SnugvlError | str | None, where: str) -> SnugvlError:
 
 
 class Opening(NamedTuple):
-    """How all answers of a grammar begin.
+    """The common beginning of all answers of a grammar.
 
     Attributes:
-        forced: tokens.
-        bits: `[ceil(vocab / 32)]` int32, the mask after them, which nobody writes to any more.
-        seconds: that making the masks took, of each of them.
+        forced: its tokens.
+        bits: `[ceil(vocab / 32)]` int32, the mask after them, which is never written to any more.
+        seconds: seconds that making each of the masks took.
     """
 
     forced: tuple[int, ...]
@@ -66,9 +66,9 @@ class GrammarState(Protocol):
 
     @property
     def openings(self) -> Openings | None:
-        """What is known of how answers of its grammar begin, by the tokens that end them.
+        """Known beginnings of answers of its grammar, by the tokens that end them.
 
-        None where nobody keeps that, or this state is not at the beginning.
+        None where none are kept, or this state is not at the beginning.
         """
         return None
 

@@ -6,17 +6,17 @@ thread for each of them threads wait for that lock and not for masks. Others are
 (`MaskThreads`), as soon as the token before them is known, requests taking turns; and each choice has a share
 of time for which a step waits:
 
-    engine    sample ─ accept │ … next step │ quick masks ─ wait 5 ms at most ─ whoever has its mask goes on …
+    engine    sample ─ accept │ … next step │ quick masks ─ wait 5 ms at most ─ those with a mask go on …
     threads                   └ token, mask ┘ one that is not ready is left out of this step
 
 Where a mask allows a single token, that one is forced, whatever the network thinks: the state takes it and
 makes the mask after it, and so on. So a `Mask` may know several tokens ahead of those that were taken, and
-the engine need not compute one to get the next (`OutputProcessor.skip_forced`):
+the engine need not compute one to get the next (`choosing.forced_tokens`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
 Guessed tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
-has started with the guesses that the grammar takes; those behind right guesses aren't made again.
+has started with the drafts that the grammar takes; those behind right drafts aren't made again.
 """
 
 import logging
@@ -56,13 +56,14 @@ def mask_threads(cores: int | None = None) -> int:
 
 @dataclass(slots=True, eq=False)
 class MaskPace:
-    """How long the masks of one request take, lately at most; unknown at first, so not quick."""
+    """Seconds that a mask of one request takes: the most of late, less with time; unknown at first, so not
+    quick."""
 
     seconds: float = QUICK_S
     known: bool = False
 
     def note(self, seconds: float) -> None:
-        """One took so long."""
+        """Note that a mask took so many seconds."""
         self.seconds = max(seconds, 0.75 * self.seconds) if self.known else seconds
         self.known = True
 
@@ -98,8 +99,8 @@ class MaskThreads(Turns):
     def make_together(self) -> None:
         """Make the quick masks that were asked for.
 
-        Where the last ones took long, a thread makes one after the other: that shows whose did, or that it
-        was nobody's. This thread may have been kept from its processor, or from Python's lock.
+        Where the last ones took long, a thread makes one after the other: that shows which one did, or that
+        none did. This thread may have been kept from its processor, or from Python's lock.
         """
         asked, self._together = self._together, []
         if self._doubtful and asked:
@@ -134,7 +135,7 @@ class MaskThreads(Turns):
 
 
 class Foreseen:
-    """Which tokens a choice may take behind some that are guessed."""
+    """Which tokens a choice may take behind some drafts."""
 
     together = None  # see `Mask.together`
 
@@ -163,14 +164,14 @@ class Mask:
         """
         Args:
             pace: one for all choices of a request.
-            ends: tokens that end the choice: nobody asks for a mask after one.
+            ends: tokens that end the choice: no mask is wanted after one.
         """
         self.ready, self.dropped = True, False
         self.forced: deque[int] = deque()
         self.state, self.pace = state, pace
         self._bits: NDArray[np.int32] = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # after `forced`
         self._home: tuple[torch.Tensor, int] | None = None  # masks of which `_bits` are a row
-        self._foreseen: deque[tuple[int, Foreseen]] = deque()  # guesses after it, and what may follow each
+        self._foreseen: deque[tuple[int, Foreseen]] = deque()  # drafts after it, and what may follow each
         self._threads = threads
         self._ends = frozenset(ends)
         self._share_s = WAIT_S
@@ -217,12 +218,12 @@ class Mask:
 
     @property
     def seconds(self) -> float:
-        """How long those of its request took, lately at most."""
+        """Seconds that a mask of its request takes, the most of late (`MaskPace`)."""
         return self.pace.seconds
 
     @property
     def quick(self) -> bool:
-        """Whether those of its request were made, lately, in a time for which a step may wait."""
+        """Whether masks of its request are, of late, made in a time for which a step may wait."""
         return self.pace.seconds < WAIT_S
 
     @property
@@ -279,15 +280,15 @@ class Mask:
         return token is not None and token not in self._ends
 
     def takes(self, drafts: Sequence[int]) -> int:
-        """How many guesses may come next, one after the other."""
-        assert self.ready, "guesses without a mask"
+        """How many drafts may come next, one after the other."""
+        assert self.ready, "drafts without a mask"
         known = [draft == token for draft, token in zip(drafts, self.forced, strict=False)]
         if not all(known):
             return known.index(False)
         return len(known) + self.state.takes(drafts[len(known) :])
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
-        """What may follow each of some guesses that it `takes`."""
+        """What may follow each of some drafts that it `takes`."""
         masks = []
         for token in list(self.forced)[1 : len(drafts) + 1]:
             words = np.zeros_like(self._bits)
@@ -329,7 +330,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
 
     `processors`: that share the work; `pinned`: in memory that a GPU reads. Returns the seconds that it took.
-    What fails is told by each of the masks: nobody may wait for one that doesn't come.
+    A failure is passed to each of the masks, so that none is waited for in vain.
     """
     begun, spent = time.monotonic(), time.thread_time()
     try:
@@ -342,7 +343,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
     took_s = time.thread_time() - spent if alone else time.monotonic() - begun
     for mask, _ in asked:
-        if alone or took_s < QUICK_S:  # else somebody's took long, and nobody knows whose
+        if alone or took_s < QUICK_S:  # else one of them took long, and it isn't known which
             mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
         mask.made()
     return took_s
@@ -395,9 +396,10 @@ def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
 def allowed_bits(
     masks: Sequence[Mask | Foreseen | None], vocab: int, *, pinned: bool = False
 ) -> torch.Tensor:
-    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 of the host; everything without a mask.
+    """Bits of the tokens each row may take next, `[rows, ceil(vocab / 32)]` int32 of the host; all without a
+    mask.
 
-    Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy waits for nobody.
+    Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy doesn't block.
     """
     for mask in masks:
         if mask is not None:

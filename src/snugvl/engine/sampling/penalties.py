@@ -68,7 +68,7 @@ class Penalties:
         self._presence = _column([p.presence_penalty for p in params], torch.float64, device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` `[n, vocab]` float32 after all of it; the same tensor when nobody asks for any."""
+        """`logits` `[n, vocab]` float32 after bias and penalties; the same tensor where there are none."""
         if self._bias is None and not self._asking:
             return logits
         scores = logits.clone()

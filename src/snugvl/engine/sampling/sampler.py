@@ -11,23 +11,22 @@ the batch nor on which filters they use. Log-probabilities are those of the netw
 penalties, grammar and temperature.
 
 On a GPU nothing here waits for it: tokens stay there for the next step, and a copy of all results is on its
-way to the host (`PendingSample`). Only masks are waited for, which are made on the host.
+way to the host (`likeliest.py`). Only masks are waited for, which are made on the host.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from random import Random
 
 import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
-from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits, fill_allowed, unpacked
+from snugvl.engine.sampling.likeliest import ROWS, PendingTokens, Sampled, begin_likeliest
+from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits, fill_allowed
 from snugvl.engine.sampling.penalties import Penalties, penalizes
-from snugvl.layers.replaced import by_kernels
 from snugvl.layers.upload import upload
 
-_ROWS = 32  # sampled at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
 _COLDEST = 1e-6  # a lower temperature would underflow in float32; this one is greedy but for exact ties
 
 
@@ -60,22 +59,23 @@ def plain(params: SamplingParams) -> bool:
     return params.greedy and params.logprobs is None and not params.logit_bias and not penalizes(params)
 
 
-class Sampled(NamedTuple):
-    """A token and, if asked for, log-probabilities. `token_id` None: logits or grammar are broken."""
+def random_stream(seed: int | None, choice: int) -> Random:
+    """The random numbers of one choice.
 
-    token_id: int | None
-    logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
+    Python's generator rather than torch's: a text seed goes through SHA-512, so all 64 bits and the choice
+    count (torch's CPU generator keeps 32 of them), and one number costs no tensor.
+    """
+    return Random(None if seed is None else f"{seed}/{choice}")
 
 
-class PendingSample:
-    """Sampled tokens whose results may still be under way to the host."""
+class PendingSample(PendingTokens):
+    """Sampled tokens whose log-probabilities may still be under way to the host."""
 
     def __init__(
         self,
         tokens: torch.Tensor,
         own: torch.Tensor,
-        top: tuple[torch.Tensor, torch.Tensor] | None,
+        top: tuple[torch.Tensor, torch.Tensor],
         asked: Mapping[int, int],
     ) -> None:
         """
@@ -85,27 +85,15 @@ class PendingSample:
             top: `[asked, most]`, the highest log-probabilities and their ids.
             asked: for each of these rows how many it wants.
         """
-        self.tokens = tokens
+        # One copy for all; ids are exact in float64.
+        parts = [tokens, own, *(part.flatten() for part in top)]
+        super().__init__(tokens, torch.cat([part.double() for part in parts]))
         self._asked = asked
-        packed = tokens
-        if asked:  # one copy for all; ids are exact in float64
-            parts = [tokens, own, *(() if top is None else (part.flatten() for part in top))]
-            packed = torch.cat([part.double() for part in parts])
-        self._event = None
-        if packed.is_cuda:
-            self._packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            self._packed.copy_(packed, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-        else:
-            self._packed = packed
 
     def results(self) -> list[Sampled]:
         """A token for each row, waiting for them."""
-        if self._event is not None:
-            self._event.synchronize()
         count, rows = len(self.tokens), list(self._asked)
-        packed = self._packed.tolist()
+        packed = self._copy.read().tolist()
         own = dict(zip(rows, packed[count : count + len(rows)], strict=True))
         values, ids = _halves(packed[count + len(rows) :], len(rows))
         results = []
@@ -158,7 +146,7 @@ class Sampler:
         if self._asked:
             self._asked_rows = upload(list(self._asked), torch.int64, device)
 
-    def begin(self, logits: torch.Tensor, uniforms: Sequence[float]) -> PendingSample:
+    def begin(self, logits: torch.Tensor, uniforms: Sequence[float]) -> PendingTokens:
         """Start choosing from `logits` `[n, vocab]` float32, a row for each choice, which stay as they are.
 
         Args:
@@ -171,8 +159,10 @@ class Sampler:
             tokens.index_copy_(0, self._drawn_rows, self._draw(scores, uniforms))
         # -inf is only chosen where nothing else is left: grammar and network exclude everything together.
         healthy = total.isfinite() & (scores.gather(-1, tokens[:, None])[:, 0] > -torch.inf)
-        own, top = self._logprobs(logits, total, tokens)
-        return PendingSample(torch.where(healthy, tokens, -1), own, top, self._asked)
+        chosen = torch.where(healthy, tokens, -1)
+        if not self._asked:
+            return PendingTokens(chosen)
+        return PendingSample(chosen, *self._logprobs(logits, total, tokens), self._asked)
 
     def note(self, tokens: torch.Tensor) -> None:
         """Count tokens that were chosen, `[n]` on the device, before the next step."""
@@ -194,10 +184,8 @@ class Sampler:
 
     def _logprobs(
         self, logits: torch.Tensor, total: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Log-probabilities of the rows that ask: each token's own, and the highest ones with their ids."""
-        if not self._asked:
-            return total[:0], None
         rows = self._asked_rows
         table = logits.index_select(0, rows) - total.index_select(0, rows)[:, None]  # [asked, vocab]
         values, ids = table.topk(self._most, dim=-1)
@@ -210,17 +198,17 @@ def sample(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> list[Sample
     return results_of(begin(logits, choices))
 
 
-def results_of(begun: Sequence[PendingSample]) -> list[Sampled]:
+def results_of(begun: Sequence[PendingTokens]) -> list[Sampled]:
     """The tokens of all that was begun together, waiting for them."""
     return [result for sampling in begun for result in sampling.results()]
 
 
-def begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> list[PendingSample]:
+def begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> list[PendingTokens]:
     """Start choosing a token for each choice from `logits` `[rows, vocab]`, which stay as they are."""
-    return [_begin(logits, choices[start : start + _ROWS]) for start in range(0, len(choices), _ROWS)]
+    return [_begin(logits, choices[start : start + ROWS]) for start in range(0, len(choices), ROWS)]
 
 
-def _begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> PendingSample:
+def _begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> PendingTokens:
     rows = [choice.row for choice in choices]
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, upload(rows, torch.int64, logits.device))
@@ -250,39 +238,10 @@ def scores_of(logits: torch.Tensor, targets: Sequence[int], most: Sequence[int])
 def constrained(scores: torch.Tensor, choices: Sequence[SamplerInput]) -> torch.Tensor:
     """`scores` `[n, vocab]` with -inf where a grammar forbids the token: everywhere, if it broke.
 
-    The same tensor when nobody has a grammar. Last of all that moves scores, so that no bias lets a
+    The same tensor where no row has a grammar. It is the last change of scores, so that no bias lets a
     forbidden token win.
     """
     masks = [choice.grammar for choice in choices]
     if not any(masks):
         return scores
     return scores.masked_fill(~fill_allowed(masks, scores.shape[-1], scores.device), -torch.inf)
-
-
-def begin_likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> PendingSample:
-    """Start choosing the likeliest token of each row of `logits` `[n, vocab]` float32.
-
-    What a `Sampler` gives where everybody is greedy and moves no score, in two launches.
-
-    Args:
-        bits: `[n, ceil(vocab / 32)]` int32 of the host, the tokens that are allowed; None: all are.
-    """
-    here = None if bits is None else bits.to(logits.device, non_blocking=True)
-    return PendingSample(likeliest(logits, here), logits[:0, 0], None, {})
-
-
-def likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
-    """The likeliest token of each row, `[n]` int64; −1 where there is none, or the logits are not finite.
-
-    Args:
-        logits: `[n, vocab]` float32.
-        bits: `[n, ceil(vocab / 32)]` int32, the tokens that are allowed; None: all are.
-    """
-    if by_kernels(logits, "highest_parts", "take_highest"):
-        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
-
-        return decode_step.choose_allowed(logits, bits)
-    scores = logits if bits is None else logits.masked_fill(~unpacked(bits, logits.shape[1]), -torch.inf)
-    highest, tokens = scores.max(-1)
-    sound = (logits < torch.inf).all(-1)  # NaN is not lower, either
-    return torch.where(sound & (highest > -torch.inf), tokens, -1)

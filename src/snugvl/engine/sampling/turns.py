@@ -53,13 +53,13 @@ class Turns:
         self._finish()
 
 
-def _end(told: "SimpleQueue[bool | None]", threads: int) -> None:
+def _end(queue: "SimpleQueue[bool | None]", threads: int) -> None:
     for _ in range(threads):
-        told.put(None)
+        queue.put(None)
 
 
-def _run(told: "SimpleQueue[bool | None]", jobs: dict[Hashable, deque[Job]], changed: Condition) -> None:
-    while told.get():
+def _run(queue: "SimpleQueue[bool | None]", jobs: dict[Hashable, deque[Job]], changed: Condition) -> None:
+    while queue.get():
         with changed:
             if not jobs:  # it was closed meanwhile
                 continue
@@ -69,6 +69,6 @@ def _run(told: "SimpleQueue[bool | None]", jobs: dict[Hashable, deque[Job]], cha
             if own:
                 jobs[owner] = own  # behind all others
         job()
-        del owner, own, job  # which may hold whoever submitted it
+        del owner, own, job  # which may hold the object that submitted it
         with changed:
             changed.notify_all()

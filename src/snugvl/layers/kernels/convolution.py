@@ -4,7 +4,7 @@
                                                                      └► silu(taps · inputs), for each token
 
 Queries and keys then get length 1, as all that follows needs them so. The last inputs go back to the slot: in
-a decode step at once, as nobody else reads them; of a longer chunk afterwards, by `slide`.
+a decode step at once, as no other program reads them; of a longer chunk afterwards, by `slide`.
 """
 
 from typing import NamedTuple
@@ -29,6 +29,7 @@ class DeltaNet(NamedTuple):
         norm, norm_eps: `[value_dim]`, of the outputs.
         key_heads, value_heads, key_dim, value_dim: sizes.
         eps: under the root of a key's length.
+        tiled: see `LinearAttention`.
     """
 
     conv: torch.Tensor
@@ -41,6 +42,7 @@ class DeltaNet(NamedTuple):
     key_dim: int
     value_dim: int
     eps: float
+    tiled: bool = False
 
     @property
     def channels(self) -> int:

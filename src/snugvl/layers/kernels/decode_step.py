@@ -4,7 +4,7 @@
     a few candidates a row ─ take_highest ─► tokens, the next step's ids, lengths + 1
 
 At one sequence each launch costs more than its work: a few microseconds, in a step of one millisecond. So a
-step of a few guessed tokens sets them apart, to attend as those of a decode step do, in one launch, too.
+step of a few drafts sets them apart, to attend as those of a decode step do, in one launch, too.
 """
 
 import torch
@@ -26,7 +26,7 @@ def place_tokens(
     """One sequence: the M-RoPE position of its newest token, on three axes, and its slot in the cache.
 
     Args:
-        lengths: `[sequences]` int32, tokens with the newest; 0 for a row that is nobody's, whose slot is −1.
+        lengths: `[sequences]` int32, tokens with the newest; 0 for a padding row, whose slot is −1.
         deltas: `[sequences]` int64, from a token's place to its position.
         tables: `[sequences, table_width]` int32.
         positions: `[3, sequences]` int64, slots: `[sequences]` int64.
@@ -54,7 +54,7 @@ def set_apart(
 
     Args:
         starts: `[sequences + 1]` int32, lengths: `[sequences]` int32, tables: `[sequences, width]` int32.
-        seen: `[tokens]` int32, tokens up to it; 0 for one that is nobody's.
+        seen: `[tokens]` int32, tokens up to it; 0 for padding.
         rows: `[tokens, width]` int32.
     """
     wait_for_others(PDL)
@@ -113,7 +113,7 @@ def take_highest(
         values, ids: `[rows, parts]`, see `highest_parts`.
         tokens: `[rows]` int64, that id; −1 where the highest score is not finite, or any is NaN.
         following: `[rows]` int64, the id whatever its score.
-        lengths: `[rows]` int32; a row that is somebody's grows by one.
+        lengths: `[rows]` int32; a row that isn't padding grows by one.
         PARTS: a power of two that holds `parts`.
         GOES_ON: whether `following` and `lengths` are there.
     """

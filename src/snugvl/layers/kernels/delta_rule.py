@@ -12,8 +12,8 @@
                      │    one another, in registers
     gate        the norm of those outputs, times silu of their gates
 
-A sequence whose context is new altogether begins from zeros, whatever is in its slot. Sequences of no tokens,
-which fill up a CUDA graph, are nobody's. `layers/delta_rule.py` computes the same in plain torch.
+A sequence whose context is new altogether begins from zeros, whatever is in its slot. Sequences of no tokens
+pad a CUDA graph. `layers/delta_rule.py` computes the same in plain torch.
 
 What products read is in the network's type, sums and S are in float32, as in the kernels that the models were
 trained with; a network in float32 is not rounded anywhere.
@@ -38,10 +38,18 @@ GATED = 16  # rows of a program of the gate
 
 
 @triton.jit
+def key_head_of(head, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, TILED: tl.constexpr):
+    """The key head of a value head."""
+    if TILED:
+        return head % KEY_HEADS
+    return head // (HEADS // KEY_HEADS)
+
+
+@triton.jit
 def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr, RATES: tl.constexpr):
     """Rates of a value head's tokens: how much is corrected, and the logarithm of how much is kept.
 
-    `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Those of nobody do
+    `rates_of` `[tokens, 2 · HEADS]`, RATES apart: what makes the former, then the latter. Padding does
     neither.
     """
     at = rates_of + token.to(tl.int64) * RATES + head
@@ -57,7 +65,8 @@ def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr, RATE
 @triton.jit(do_not_specialize=["slots", "starts", "lengths"])
 def correct(
     mixed, projected, rates_of, a_log, dt_bias, norm, states, slots, starts, lengths, out, scale, norm_eps,
-    CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
+    CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, TILED: tl.constexpr,
+    KEY: tl.constexpr,
     VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, STRIDE: tl.constexpr, RATES: tl.constexpr,
     WIDE: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -82,11 +91,11 @@ def correct(
     known = (row < tl.where(context > 1, KEY, 0))[:, None] & (column < VALUE)[None, :]
     w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
     s = tl.load(place, mask=known, other=0)  # an earlier step's: the kernel before this one writes none
-    wait_for_others(PDL)  # whoever ends without it lets others begin too early
+    wait_for_others(PDL)  # a program that ends without it lets others begin too early
     if context == 0:
         return
     line = mixed + begin.to(tl.int64) * CHANNELS
-    key_head = head // (HEADS // KEY_HEADS)
+    key_head = key_head_of(head, HEADS, KEY_HEADS, TILED)
     q = tl.load(line + key_head * KEY + row, mask=row < KEY, other=0).to(tl.float32) * scale
     k = tl.load(line + (KEY_HEADS + key_head) * KEY + row, mask=row < KEY, other=0).to(tl.float32)
     value = line + 2 * KEY_HEADS * KEY + head * VALUE + column
@@ -140,7 +149,7 @@ def unit_inverse(system, SIZE: tl.constexpr, precision: tl.constexpr):
 @triton.jit(do_not_specialize=["starts", "sequences"])
 def solve(
     mixed, rates_of, a_log, dt_bias, starts, inverse, found, paces, sequences, scale, CHANNELS: tl.constexpr,
-    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, TILED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     WIDE_KEY: tl.constexpr, RATES: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (chunk of a sequence, value head): `inverse` and `found`, both `[tokens, HEADS, CHUNK]`, and
@@ -158,7 +167,7 @@ def solve(
     head = tl.program_id(1)
     token, dim, column = nth * CHUNK + tl.arange(0, CHUNK), tl.arange(0, WIDE_KEY), tl.arange(0, CHUNK)
     live = token < new
-    key_head = head // (HEADS // KEY_HEADS)
+    key_head = key_head_of(head, HEADS, KEY_HEADS, TILED)
     line = mixed + (begin + token).to(tl.int64)[:, None] * CHANNELS + key_head * KEY + dim[None, :]
     inside = live[:, None] & (dim < KEY)[None, :]
     q = tl.load(line, mask=inside, other=0)
@@ -186,6 +195,7 @@ def solve(
 def scan(
     mixed, inverse, found, paces, states, slots, starts, lengths, landings, unsure, scratch, out, sequences,
     scale, LANDS: tl.constexpr, CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    TILED: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -210,7 +220,7 @@ def scan(
     place = states + (slot * HEADS + head) * (KEY * VALUE) + dim[:, None] * VALUE + column[None, :]
     known = dim < tl.where(tl.load(lengths + sequence) > new, KEY, 0)
     s = tl.load(place, mask=known[:, None] & beside, other=0)
-    key_head, tokens = head // (HEADS // KEY_HEADS), tl.load(starts + sequences)
+    key_head, tokens = key_head_of(head, HEADS, KEY_HEADS, TILED), tl.load(starts + sequences)
     landing, kept, sure = 0, place, new
     if LANDS:
         landing = tl.load(landings + sequence).to(tl.int32)
@@ -303,7 +313,7 @@ def attend(
         states: `[slots, value_heads, key_dim, value_dim]` float32.
         slots: `[sequences]` int64, each another.
         starts: `[sequences + 1]` int32; None where each sequence has one token.
-        lengths: `[sequences]` int32, tokens of each once these are taken in; 0 of a row that is nobody's.
+        lengths: `[sequences]` int32, tokens of each once these are taken in; 0 for a padding row.
         landing: `[sequences]` int64, new tokens of one behind which its state is copied: a multiple of
             `CHUNK` below their number, 0 of all others. `[sequences]` int64, last new tokens of each that its
             state doesn't take in: fewer than it has, and 0 of one with more than `CHUNK`. And the slot that a
@@ -314,7 +324,7 @@ def attend(
     mixed = convolved(projected, layer, inputs, slots, starts, lengths, landing)
     out = torch.empty(tokens, heads * value, dtype=projected.dtype, device=projected.device)
     early = pdl(projected.device)
-    sizes = {**layer.constants, "WIDE_KEY": wide(key), **early}
+    sizes = {**layer.constants, "TILED": layer.tiled, "WIDE_KEY": wide(key), **early}
     decay = (rates_of, layer.a_log, layer.dt_bias)
     stride, apart = projected.stride(0), rates_of.stride(0)
     where = (slots, lengths if starts is None else starts, lengths)

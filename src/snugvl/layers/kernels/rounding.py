@@ -37,10 +37,11 @@ def round_groups(
     values, shares, words, upper, scale, zero, groups, rows_groups, BITS: tl.constexpr, GROUP: tl.constexpr,
     COUNT: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """COUNT of all `groups`, each of GROUP values that lie side by side in `values`; see `to_few_bits`.
+    """Round COUNT of all `groups`, each of GROUP values side by side in `values`; see `to_few_bits`.
 
     Args:
-        shares: `[rows_groups, GROUP]` float32, of a column in its group's error; the same for all rows.
+        shares: `[rows_groups, GROUP]` float32, weight of a column in its group's error; the same for all
+            rows.
         words: int32, eight codes' lowest four bits each; `upper`: their other bits, unless BITS is 4.
         scale, zero: bf16, one of each for a group.
     """

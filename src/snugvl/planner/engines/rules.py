@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_INSTEAD
 from snugvl.core.reason import Reason
-from snugvl.hardware.machine import Gpu, OperatingSystem
+from snugvl.hardware.machine import HOST_RATE, Gpu, OperatingSystem
 from snugvl.planner.capabilities import TORCH, Capability, Option, older, stored_format
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint import kv, weights
@@ -171,9 +171,19 @@ class EngineRules(ABC):
         small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
         return reserved_bytes(small) + together_bytes(resident)
 
-    def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
-        """Tokens per second of one request, where `predicts_rate`; None where the card isn't known."""
+    def decode_rate(
+        self, model: Inventory, settings: Settings, gpu: Gpu | None, host_rate: float = HOST_RATE
+    ) -> float | None:
+        """Tokens per second of one request, where `predicts_rate`; None where the card isn't known.
+
+        Args:
+            host_rate: bytes per second that a processor reads of host memory.
+        """
         return None
+
+    def step_crossing_bytes(self, model: Inventory, settings: Settings) -> int:
+        """Bytes of weights that cross from host memory to the GPU for every step of a prompt."""
+        return 0
 
     def why(self, choice: Choice) -> str | None:
         """Why it was chosen, as a clause, where the reason is a trait of the engine; else None."""

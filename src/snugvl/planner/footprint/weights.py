@@ -22,9 +22,10 @@ which reads rows of it there (`models/host_memory.py`).
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
@@ -45,7 +46,10 @@ WIDE_SCALE_BYTES: Final = 4
 STREAM_ALIGNMENT: Final = 256
 STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_merger_list\.\d+)\.")
 HEADS: Final = ("embedding", "lm_head")
-JOINED: Final = re.compile(r"(?<=\.)(?:[qkv]_proj|gate_proj|up_proj)(?=\.)")
+JOINED: Final = re.compile(  # parts of one matrix: of all experts, an MLP, attention, a router
+    r"(?<=\.)(?:experts\.\d+\.(?:(?P<experts>gate_proj|up_proj)|down_proj)|(?P<mlp>gate_proj|up_proj)"
+    r"|(?P<qkv>[qkv]_proj)|in_proj_(?:(?P<linear>qkv|z)|(?P<rates>b|a))|(?P<router>(?:shared_expert_)?gate))(?=\.)"
+)
 
 LABELS: Final[dict[Part, str]] = {part: f"weights: {part}" for part in PARTS} | {
     "vision": "weights: vision tower"
@@ -116,10 +120,14 @@ def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int
 
 
 def keeps_fp8(model: Inventory) -> bool:
-    """Whether our engine keeps a checkpoint's FP8: its blocks are 128 × 128, as the kernels want them."""
+    """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own, and those
+    of an expert's gate end where its rows do."""
+    mixture = model.facts.text.mixture
+    if mixture is not None and mixture.width % GROUP:
+        return False
     scales = sum(group.elements * group.count for group in model.groups if group.kind == "scale")
     blocks = sum(
-        -(-group.shape[0] // GROUP) * -(-group.shape[1] // GROUP) * group.count
+        prod(group.shape[:-2]) * -(-group.shape[-2] // GROUP) * -(-group.shape[-1] // GROUP) * group.count
         for group in model.groups
         if group.kind == "fp8"
     )
@@ -182,7 +190,7 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     if model.has("blocks", "decoder"):
         yield from _joined_blocks(model, settings)
         return
-    if model.facts.own or model.has("scale8", "decoder"):
+    if model.facts.own or model.has("scale8", "decoder") or model.facts.text.mixture:
         yield from _joined_mixed(model, settings)
         return
     w = widths(model)
@@ -197,7 +205,7 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
 
 
 def _matrix(found: re.Match[str]) -> str:
-    return "gate_up" if found[0] in ("gate_proj", "up_proj") else "qkv"
+    return found.lastgroup or "experts.down"
 
 
 def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
@@ -212,14 +220,28 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """(bytes, count) of pre-quantized integers, whose widths differ from layer to layer."""
-    made: dict[tuple[str, int], int] = defaultdict(int)
+    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
+    for alike, count in _matrices(model):
+        # Codes, scales, zero points.
+        made: dict[int, int] = defaultdict(int)
+        for group, many in alike:
+            parts = (
+                prequantized_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
+            )
+            for number, nbytes in enumerate(parts):
+                made[number] += nbytes * many
+        yield from ((nbytes, count) for nbytes in made.values())
+
+
+@lru_cache(maxsize=64)
+def _matrices(model: Inventory) -> tuple[tuple[tuple[tuple[TensorGroup, int], ...], int], ...]:
+    """What one matrix of the decoder is made of, tensors by group, and how many such matrices there are."""
+    made: dict[str, Counter[TensorGroup]] = defaultdict(Counter)
     for tensor in model.facts.tensors:
         group = group_of(tensor)
         if group.part == "decoder" and tensor.loaded:
-            # Codes, scales, zero points.
-            for number, nbytes in enumerate(prequantized_parts(group, settings, model.facts)):
-                made[JOINED.sub(_matrix, tensor.name), number] += nbytes
-    yield from ((nbytes, 1) for nbytes in made.values())
+            made[JOINED.sub(_matrix, tensor.name)][group] += 1
+    return tuple(Counter(tuple(sorted(each.items(), key=repr)) for each in made.values()).items())
 
 
 def weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:

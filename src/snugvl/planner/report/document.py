@@ -25,7 +25,7 @@ from snugvl.planner.wishes import Wishes
 
 SCHEMA_VERSION = 1
 BUDGET = ("total_bytes", "held_bytes", "margin_bytes", "usable_bytes")
-ROOFLINE = ("decode_tokens_per_s", "first_token_s", "crossing_bytes")
+ROOFLINE = ("decode_tokens_per_s", "first_token_s", "crossing_bytes", "ddr")
 # Names in the JSON of what is said of a reason, and its attributes.
 REJECTION = {
     "what": "text", "short_bytes": "short_bytes", "blame": "blame", "blame_bytes": "blame_bytes",
@@ -58,6 +58,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "engines": [_named(each, VERDICT) for each in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
+        "beside": _choice(plan.beside, measured) if plan.beside else None,
         "quicker": _choice(plan.quicker, measured) if plan.quicker else None,
         "streamed": _choice(other, measured) if other and other.option.streams else None,
         "resident": _choice(other, measured) if other and not other.option.streams else None,

@@ -10,7 +10,9 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
-from snugvl.planner.commands import next_command, plain_command
+from snugvl.planner.budget import host_budget, wsl_limit
+from snugvl.planner.capabilities import TORCH, older
+from snugvl.planner.commands import beside_gpu_bytes, next_command, plain_command
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.rules import parts_of
 from snugvl.planner.footprint.images import pixels_for, scales
@@ -127,6 +129,8 @@ def headline(plan: Plan, machine: Machine) -> str:
     name, engine = plan.choice.option.model.name, rules_of(plan.choice.option.engine).title
     slow = _paced(plan.choice, ", at about", digits=1)
     only = f", only with layers in host memory{slow}" if plan.choice.option.offload else ""
+    if experts := _experts(plan.choice):
+        only = f", with {experts} in host memory{slow}"
     if only and plan.instead is not None:
         other = plan.instead
         same = other.option.model.name == name
@@ -136,6 +140,14 @@ def headline(plan: Plan, machine: Machine) -> str:
             else f"; {other.option.model.name} fits whole"
         )
     return f"{name} fits {where}, with {engine}{only}"
+
+
+def _experts(choice: Choice) -> str:
+    """Experts that stay in host memory, where nothing else of the model does; else ""."""
+    settings, layers = choice.settings, choice.option.model.facts.text.num_layers
+    if not settings.host_experts or settings.offloaded or settings.vision == "cpu":
+        return ""
+    return f"the experts of {settings.host_experts} of {layers} layers"
 
 
 def settings_facts(choice: Choice) -> list[tuple[str, str]]:
@@ -248,6 +260,7 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
     # What was assumed of system memory matters where a part of the model is in it.
     held = plan.choice.settings if plan.choice else None
     there = held and (held.embedding == "cpu" or held.vision == "streamed" or held.offloaded > 0)
+    there = there or (held and held.host_experts > 0)
     idle = machine.gpus and not there
     notes = [note for note in machine.notes if not (idle and note.startswith("System memory"))]
     if plan.changed:
@@ -264,6 +277,7 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
 
 def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     notes, settings, gguf = _llamacpp_notes(plan, choice), choice.settings, choice.option.model.facts.gguf
+    notes += _host_notes(plan, choice, machine)
     if gguf is not None and gguf.unlike:
         notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
@@ -307,9 +321,34 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
     ]
     if plan.named:
         notes.insert(0, f"{facts.name} is {plan.named} with weights of four to six bits.")
-    if choice.budget.device.cpu or (gpu is not None and gpu.api == "cuda" and plan.beside is None):
-        where = "In WSL2" if choice.budget.system == "windows" else "On a newer GPU"
+    windows, nvidia = choice.budget.system == "windows", gpu is not None and gpu.api == "cuda"
+    old = gpu is not None and older(gpu.compute_capability, TORCH)
+    if choice.budget.device.cpu or (nvidia and (old or windows)):
+        where = "In WSL2" if windows else "On a newer GPU"
         notes.append(f"{where} snugvl's other engines run, with every model and format.")
+    return notes
+
+
+def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
+    """What experts in host memory take of it, what they are worth, and what WSL2 has to be told."""
+    taken, name = beside_gpu_bytes(choice), choice.option.model.name
+    if not taken or not _experts(choice):
+        return []
+    usable = format_size(host_budget(machine).usable_bytes)
+    notes = [
+        f"Host memory: {format_size(taken)} of {usable} that may be used. The experts are pages of the file, "
+        "not pinned: where other programs need that memory, they are read from the disk again, slowly."
+    ]
+    if limit := wsl_limit(machine, taken):
+        notes.append(limit)
+    if plan.beside is not None:
+        other, facts = plan.beside, plan.beside.option.model.facts
+        sizes = (format_size(each.download_bytes) for each in (choice.option.model.facts, facts))
+        notes.append(
+            f"{name}{_paced(choice, ' gives about')} from {next(sizes)} of files, "
+            f"{facts.name} in {other.settings.weights_name}{_paced(other, ' up to')} from {next(sizes)}; the "
+            "first is of higher rank (docs/plan.md)."
+        )
     return notes
 
 
@@ -428,10 +467,12 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep
         other = plan.instead
         whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole"
         whole += _paced(other, " and runs at up to")
-        yield from _run(other, plan.others, machine, whole)
         title = f"{choice.option.model.name}, as asked{_paced(choice, ', at about', digits=1)}"
         again = other.option.model.name == choice.option.model.name  # in another format: it is here by then
-        yield from _run(choice, plan.wishes, machine, title, pull=pull and not again)
+        asked = _run(choice, plan.wishes, machine, title, pull=pull and not again)
+        ways = [_run(other, plan.others, machine, whole), asked]
+        for way in reversed(ways) if _experts(choice) else ways:
+            yield from way
         return
     if plan.instead is not None:
         yield _to_be_found(plan.instead)
@@ -439,7 +480,9 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep
     if plan.beside is not None:
         beside = plan.beside
         fast = _paced(beside, ", at up to")
-        where = f"Without llama.cpp {beside.option.model.name} runs on the processor{fast}"
+        on = "whole on the GPU" if beside.budget.gpu is not None else "on the processor"
+        able = "With less of it," if rules_of(beside.option.engine).reads_only_gguf else "Without llama.cpp"
+        where = f"{able} {beside.option.model.name} runs {on}{fast}"
         yield from _run(beside, plan.wishes, machine, where)
 
 

@@ -47,7 +47,7 @@ class PrefillTiles:
 def prefill_tiles(hardware: Hardware, dim: int, shared: int, exact: bool) -> PrefillTiles:
     """Tiles for heads of `dim` values, of which `shared` read the same keys and values.
 
-    `exact`: queries are float32, and products are, too.
+    `exact`: queries are float32, and so are products.
     """
     wide = dim > 128
     generation, minor = hardware.capability

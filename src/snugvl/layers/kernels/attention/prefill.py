@@ -41,7 +41,7 @@ def attend_steps(
     Args:
         best, total, acc: the rows' highest score, sum of weights `[rows]`, and output `[rows, WIDE]` so far.
         first, last: multiples of STEP apart.
-        end: tokens from there on are nobody's.
+        end: tokens from there on are padding.
         factor: makes scores exponents of 2.
         MASKED: some token is not seen by some row, or lies beyond `end`.
 
@@ -132,7 +132,7 @@ def attend_rows(
     )  # fmt: skip
     if keys.dtype.element_ty == tl.uint8:
         acc *= e4m3_factor(NATIVE)
-    if WINDOW > 0:  # rows of nobody may have seen nothing at all
+    if WINDOW > 0:  # padding rows may have seen nothing at all
         total = tl.where(live, total, 1.0)
     tl.store(
         out + at_q[:, None] + dim[None, :],
@@ -183,7 +183,7 @@ def attend_chunk(
         )  # fmt: skip
     else:
         token = nth * each
-        end = min(context, context - new + token + each)  # nobody here sees beyond
+        end = min(context, context - new + token + each)  # no query here sees beyond
         attend_rows(
             query, keys, values, table, out, begin, token, new, context, kv_head, end, scale,
             ROWS, KV_HEADS, SHARED, DIM, WIDE, BLOCK, STEP, STAGES, WINDOW, True, NATIVE,

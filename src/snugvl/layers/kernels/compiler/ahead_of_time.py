@@ -5,10 +5,10 @@
 Which kernels a step needs, in which tiles and for which types, is decided by code in many places, by shapes
 alone. So it is asked itself, without a GPU, without memory and without numbers: no list of kernels is kept
 that could fall behind it. Tensors without memory know their shape, dtype, and how far from the beginning of
-their storage they begin; in a dry run they say, too, that they are on a GPU, and code takes that path.
+their storage they begin; in a dry run they also say that they are on a GPU, and code takes that path.
 
 What is compiled lands in Triton's folder on disk, under a name made of the source, the types, the constants
-and the GPU's compute capability. Whoever launches it later finds it there. No GPU memory is used: Triton is
+and the GPU's compute capability. A later launch finds it there. No GPU memory is used: Triton is
 given a driver that knows the capability and nothing else.
 """
 
@@ -178,7 +178,7 @@ def _without_compiler() -> Iterator[None]:
     """Where torch has not imported its own compiler, it doesn't.
 
     What finds out shapes is written in Python, and its first call imports `torch._dynamo` (800 modules, a
-    second; on a new machine five) for nothing but to be told that it is none of that compiler's business.
+    second; on a new machine five) for nothing but the answer that it is not for that compiler.
     """
     if "torch._dynamo" in sys.modules:
         yield
@@ -199,7 +199,7 @@ def dry_run(
 ) -> Iterator[list[KernelLaunch]]:
     """Write down launches on `hardware` instead of launching, each variant once, in the order of first use.
 
-    For a process of its own: kernels can't be launched meanwhile, in any thread. `noted` is told each.
+    For a process of its own: kernels can't be launched meanwhile, in any thread. `noted` is called with each.
     """
     launches: list[KernelLaunch] = []
     seen: set[object] = set()
@@ -252,7 +252,7 @@ class Compiler:
     def __init__(
         self, hardware: Hardware, threads: int = 1, said: Callable[[str, str], None] = lambda *_: None
     ) -> None:
-        """`said` is told `BEGINS` and then `ENDS` with the digest of each variant."""
+        """`said` gets `BEGINS` and then `ENDS` with the digest of each variant."""
         self._said = said
         driver.set_active(_DescribedDriver(hardware))
         self._pool = ThreadPoolExecutor(threads)
@@ -301,7 +301,7 @@ def compiled(launch: KernelLaunch) -> Any:
 def _compile(launch: KernelLaunch) -> Exception | None:
     try:
         _compile_launcher(compiled(launch))
-    except Exception as error:  # the others are wanted all the same; whoever launches it will see it
+    except Exception as error:  # the others are wanted all the same; launching this one raises it again
         return error
     return None
 

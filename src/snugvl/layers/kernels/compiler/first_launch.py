@@ -50,7 +50,7 @@ def read_kernels() -> bool:
     """The sources of the kernels that every model needs; whether that worked."""
     with suppress(Exception):
         from snugvl.layers.kernels.compiler.launch import LaunchedKernel, read
-        from snugvl.layers.kernels.products import widen  # noqa: F401
+        from snugvl.layers.kernels.products import dequantize  # noqa: F401
 
         modules = [each for name, each in sys.modules.items() if name.startswith(KERNELS)]
         for value in [value for module in modules for value in vars(module).values()]:

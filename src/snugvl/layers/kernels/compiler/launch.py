@@ -1,7 +1,7 @@
 """Launching compiled kernels: without asking Triton anew which one it is, and before the last one has ended.
 
 A step of a prompt starts hundreds of kernels, of 5 to 20 µs each. Triton takes longer than that to see
-which compiled variant a launch needs, and asks hooks that nobody has set: about 15 µs on a fast host, 70 on a
+which compiled variant a launch needs, and asks hooks that aren't set: about 15 µs on a fast host, 70 on a
 busy one. What it looks at is little, and is looked at here in a third of the time; the first launch of each
 variant goes through Triton as ever.
 
@@ -132,14 +132,14 @@ def kind(value: Any) -> object:
     return -0x80000000 <= value <= 0x7FFFFFFF if isinstance(value, int) else type(value)
 
 
-Told = Callable[[str, object, str, Callable[[], None]], None]
+Seen = Callable[[str, object, str, Callable[[], None]], None]
 
 
 @contextmanager
-def watched(told: Told) -> Iterator[None]:
+def watched(seen: Seen) -> Iterator[None]:
     """Hand over every launch: the kernel's name, which variant, shapes, and what launches it.
 
-    For a process of its own, which checks kernels: nobody is asked anything where nobody watches.
+    For a process of its own, which checks kernels: without it no launch is slower.
     """
     from triton.runtime.interpreter import InterpretedFunction  # which only tests use
 
@@ -153,7 +153,7 @@ def watched(told: Told) -> Iterator[None]:
 
             def run(*values: object, **constants: object) -> None:
                 variant = kernel.variant(values, constants) if compiled else _interpreted(values, constants)
-                told(name, variant, _shapes(values), partial(launch, *values, **constants))
+                seen(name, variant, _shapes(values), partial(launch, *values, **constants))
 
             return run
 

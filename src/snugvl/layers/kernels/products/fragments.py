@@ -12,7 +12,7 @@ threads, and the instruction is assembly. Lane 4 a + b of a warp
     a program     R rows; its W warps have a slice of eight units each in turns, and their sums are added up
     in rounds     it goes on to other rows with the same input; the next ones' loads are under way meanwhile
 
-Before anybody's input is there all loads of the first rows are under way: nobody writes weights. So a kernel
+Before any input is there all loads of the first rows are under way, as weights are never written. So a kernel
 that is started SOON, before the one before it has begun to end, costs less than the time between two.
 
 Without such assembly (interpreted, float32) plain operations compute the same.
@@ -92,7 +92,7 @@ def gains_of(
     norm, thread, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr, HAS_NORM: tl.constexpr,
     FLIP: tl.constexpr,
 ):  # fmt: skip
-    """A thread's weights of the norm, slice by slice, if there is one; nobody writes them."""
+    """A thread's weights of the norm, slice by slice, if there is one; they are never written."""
     gains = ()
     for s in tl.static_range((K + 8 * W * UNIT - 1) // (8 * W * UNIT) if HAS_NORM else 0):
         gains = gains + (columns(norm, thread, s, K, UNIT, W, FLIP),)

@@ -63,7 +63,7 @@ def sixteenth(x, out, size, STEP: tl.constexpr):
 
 
 @triton.jit
-def _product(
+def product_of(
     x, w, scale, zero, tokens, rows, first, last, M, live, K: tl.constexpr, FORMAT: tl.constexpr,
     GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def _product(
         raw = tl.load(at_w + group * inner, mask=live[:, None], other=0)
         v = tl.load(at_x + group * GROUP, mask=seen, other=0)
         if FORMAT == BF16:
-            acc = tl.dot(raw, v, acc)
+            acc = tl.dot(raw, v, acc, input_precision="ieee")  # of float32 alone: a router's
         else:
             where = scale_offsets(rows, group, groups, FORMAT)
             s = tl.load(scale + where, mask=live, other=0).to(tl.float32)
@@ -152,12 +152,12 @@ def gemm(
     each: tl.constexpr = (groups + SPLIT - 1) // SPLIT
     first = split * each
     last = min(first + each, groups)
-    acc = _product(
+    acc = product_of(
         x, w, scale, zero, tokens, rows, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE, KIND
     )
     up = acc
     if SWIGLU:
-        up = _product(
+        up = product_of(
             x, w, scale, zero, tokens, rows + N, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE, KIND
         )
     done = True

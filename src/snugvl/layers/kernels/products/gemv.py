@@ -114,7 +114,7 @@ def gemv(
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     live = rows < N
     kind: tl.constexpr = x.dtype.element_ty
-    raw = _stored(w, rows, live, 0, K, FORMAT, GROUP, BG)  # weights are nobody's to write: they come early
+    raw = _stored(w, rows, live, 0, K, FORMAT, GROUP, BG)  # no kernel writes weights: they come early
     raw_up = raw
     if SWIGLU:
         raw_up = _stored(w, rows + N, live, 0, K, FORMAT, GROUP, BG)

@@ -1,9 +1,9 @@
 """Products with a GGUF's blocks as `layers/ggml.py` sorts them: values are made in registers alone.
 
-    one row of bf16       `products/lone_ggml.py`:  Σ (a Σ code · x + b Σ x)  by groups, from Ampere on
+    one row of bf16       `products/lone_ggml.py`: Σ (a Σ code · x + b Σ x) by groups; `LONE`, from Ampere on
     else one              tiles of `a · code + b`, times the input
     up to 64              such tiles in float16, multiplied by matrix instructions; of float32 as they are
-    more                  slices are widened and multiplied by the library (`products/linear.py`)
+    more                  slices are dequantized and multiplied by the library (`products/linear.py`)
 
 What is loaded, and how it becomes numbers, is `products/ggml_blocks.py`'s.
 """
@@ -19,9 +19,16 @@ from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 from snugvl.layers.kernels.device import TENSOR_CORES, capability
 from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, swiglu
 from snugvl.layers.kernels.products.ggml_blocks import (
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
     Q4_0,
     Q4_1,
     Q4_K,
+    Q5_0,
+    Q5_1,
     Q5_K,
     Q6_K,
     Q8_0,
@@ -36,8 +43,10 @@ from snugvl.layers.replaced import usable
 from snugvl.layers.weights import Weights
 
 TYPES: Final[dict[GgmlType, tl.constexpr]] = {
-    "Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K,
+    "Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K, "Q5_0": Q5_0,
+    "Q5_1": Q5_1, "Q2_K": Q2_K, "Q3_K": Q3_K, "IQ4_NL": IQ4_NL, "IQ4_XS": IQ4_XS, "MXFP4": MXFP4,
 }  # fmt: skip
+LONE: Final = frozenset(("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"))  # with a kernel for one row of bf16
 KINDS: Final = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 FEW: Final = 64  # rows of input that have a kernel
 LEAST: Final = 16  # rows of weights of a program, for one row of input
@@ -45,12 +54,12 @@ DEEP: Final = 128  # columns of a tile
 
 
 @triton.jit
-def _tile(
+def product_of(
     x, w, count, rows, live, tokens, M, K: tl.constexpr, TYPE: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """`W[rows] · X[tokens]ᵀ`, `[BN, BM]` float32; of bf16 input a sixteenth, in float16, which is finite."""
-    size: tl.constexpr = 16 if TYPE == Q6_K else 32
+    size: tl.constexpr = 16 if TYPE >= Q6_K else 32
     each: tl.constexpr = BK // size
     acc = tl.zeros([BN, BK if BM == 1 else BM], tl.float32)
     for start in tl.range(0, K // size, each):
@@ -93,12 +102,12 @@ def few_rows(
     live = rows < outputs
     count = count.to(tl.int64)
     wait_for_others(PDL)
-    acc = _tile(x, w, count, rows, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
+    acc = product_of(x, w, count, rows, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
     if HAS_BIAS:
         acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
     if SWIGLU:
         others = rows + outputs
-        up = _tile(x, w, count, others, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
+        up = product_of(x, w, count, others, live, tokens, M, K, TYPE, BM, BN, BK, EVEN)
         if HAS_BIAS:
             up += tl.load(bias + others, mask=live, other=0).to(tl.float32)[:, None]
         acc = swiglu(acc, up, KIND)
@@ -112,12 +121,12 @@ def few_rows(
 
 @launched
 @triton.jit(do_not_specialize=["first", "wanted", "stride"])
-def widen_rows(
+def dequantize_rows(
     w, ids, out, count, first, wanted, K: tl.constexpr, TYPE: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, BY_ID: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows `first …`, or those that `ids` `[wanted]` says, to `out` `[wanted, K]`."""
-    size: tl.constexpr = 16 if TYPE == Q6_K else 32
+    size: tl.constexpr = 16 if TYPE >= Q6_K else 32
     each: tl.constexpr = BK // size
     local = tl.program_id(0) * BN + tl.arange(0, BN)
     live = local < wanted
@@ -157,7 +166,7 @@ def few(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) 
 
 def _fits_lone(x: torch.Tensor, weights: Weights) -> bool:
     fast = len(x) == 1 and x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES
-    return fast and all(part.rows >= LEAST for part in weights.parts)
+    return fast and all(part.rows >= LEAST and part.type in LONE for part in weights.parts)
 
 
 def _few(
@@ -195,12 +204,12 @@ def lone_tile(outputs: int, columns: int) -> Fragments:
     return Fragments(16, warps, soon=outputs * columns > 1 << 22)  # a small one ends before the next starts
 
 
-def widen(weights: Weights, first: int, out: torch.Tensor) -> None:
+def dequantize(weights: Weights, first: int, out: torch.Tensor) -> None:
     """Write rows `first …` as they are meant to `out` `[n, columns]`."""
     for part in weights.parts:
         begin, end = max(first, part.start), min(first + len(out), part.start + part.rows)
         if begin < end:
-            _widen(weights, part, out[begin - first : end - first], begin - part.start, None)
+            _dequantize(weights, part, out[begin - first : end - first], begin - part.start, None)
 
 
 def lookup(ids: torch.Tensor, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
@@ -208,15 +217,15 @@ def lookup(ids: torch.Tensor, weights: Weights, dtype: torch.dtype) -> torch.Ten
     (part,) = weights.parts
     out = torch.empty(len(ids), weights.columns, dtype=dtype, device=ids.device)
     if len(ids):
-        _widen(weights, part, out, 0, ids)
+        _dequantize(weights, part, out, 0, ids)
     return out
 
 
-def _widen(
+def _dequantize(
     weights: Weights, part: TypedRows, out: torch.Tensor, first: int, ids: torch.Tensor | None
 ) -> None:
     rows = 16 if ids is None else 1
-    widen_rows[(-(-len(out) // rows), -(-weights.columns // 256))](
+    dequantize_rows[(-(-len(out) // rows), -(-weights.columns // 256))](
         weights.data[part.offset :], out if ids is None else ids, out, part.rows, first, len(out),
         K=weights.columns, TYPE=TYPES[part.type], BN=rows, BK=256, BY_ID=ids is not None,
         EVEN=weights.columns % 256 == 0 and len(out) % rows == 0, num_warps=4, **pdl(out.device),

@@ -18,6 +18,7 @@ from snugvl.layers.kernels.device import (
     tensor_cores,
 )
 from snugvl.layers.kernels.products import ggml
+from snugvl.layers.kernels.products.dequantize import WIDE_TILE, multiply_dequantized
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
@@ -39,7 +40,6 @@ from snugvl.layers.kernels.products.tiles import (
     vector_tile,
 )
 from snugvl.layers.kernels.products.weights import STORED_AS, operands, planes_of
-from snugvl.layers.kernels.products.widen import WIDE_TILE, multiply_widened
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
 from snugvl.layers.replaced import usable
@@ -63,7 +63,7 @@ LONE = frozenset(FORMATS)  # formats of which one row of input has a kernel of i
 _TAILED = frozenset(STORED_AS) - {"bf16"}  # those whose kernel takes wide rows along
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
-WIDE_TOKENS = 192  # of input from which weights are widened first
+WIDE_TOKENS = 192  # of input from which weights are dequantized first
 WIDE_TOKENS_LOOPS = SMALL + 1  # the same without tensor cores in Triton: the library has them on Turing
 _TILES = 8192  # arrival counters: more tiles than any split product has
 
@@ -115,12 +115,12 @@ def product(
     if norm is not None:
         x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
     most = WIDE_TOKENS if tensor_cores(x.device) else WIDE_TOKENS_LOOPS
-    widens = weights.format != "bf16" and outputs % WIDE_TILE == 0 and usable("widen", "gated")
+    dequantizes = weights.format != "bf16" and outputs % WIDE_TILE == 0 and usable("dequantize", "gated")
     if weights.format == "ggml":
-        widens = usable("widen_rows", "gated")
+        dequantizes = usable("dequantize_rows", "gated")
     multiplies = weights.format != "ggml" and usable("gemm", "sixteenth")
-    if widens and (x.shape[0] >= most or not multiplies):
-        multiply_widened(x, weights, beside, out)
+    if dequantizes and (x.shape[0] >= most or not multiplies):
+        multiply_dequantized(x, weights, beside, out)
     elif multiplies:
         _matrix(x, weights, beside, out)
     else:
@@ -248,7 +248,8 @@ def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
 
 
 def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> bool:
-    """5 and 6 bits: few rows, that the matrix unit takes, by kernels of their own, others by widening.
+    """5 and 6 bits: few rows, that the matrix unit takes, by kernels of their own, others by
+    dequantizing.
 
     False where those that could are withdrawn.
     """
@@ -256,12 +257,12 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     lone = tokens == 1 and weights.format in LONE and weights.group % 64 == 0 and outputs >= LONE_OUTPUTS
     lone = lone and usable("lone_planes")
     wide = tokens > PLANES_ROWS or (x.is_cuda and not _unpacks(x)) or not (lone or usable("skinny_planes"))
-    if wide and not usable("widen_planes", "gated"):
+    if wide and not usable("dequantize_planes", "gated"):
         return False
     if beside.norm is not None and (wide or tokens > 1):
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     if wide:
-        multiply_widened(x, weights, beside, out)
+        multiply_dequantized(x, weights, beside, out)
         return True
     norm, bias, residual = beside.tensors(x)
     stored = planes_of(weights)

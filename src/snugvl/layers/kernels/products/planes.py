@@ -228,11 +228,11 @@ def skinny_planes(
 
 @launched
 @triton.jit(do_not_specialize=["count", "first", "half", "beyond"])
-def widen_planes(
+def dequantize_planes(
     w, upper, scale, zero, out, count, first, half, beyond, K: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """`widen.widen` of two planes: `count` rows of one group of columns to `out` `[count, K]`."""
+    """`dequantize.dequantize` of two planes: `count` rows of one group of columns to `out` `[count, K]`."""
     local = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
     here = (local < count)[:, None]
     rows = local + first + tl.where(local >= half, beyond, 0)

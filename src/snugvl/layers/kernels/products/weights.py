@@ -9,7 +9,7 @@
     int6     K/2 and K/4           [N, K/group]     (w − z) · s
 
 A word of int4 holds eight neighbours, the first in its lowest bits. int5 and int6 have their lower four bits
-so, and the others in a second plane (`planes_of`), which the kernels of `planes.py` and `widen.py` read.
+so, and the others in a second plane (`planes_of`), which the kernels of `planes.py` and `dequantize.py` read.
 """
 
 import torch

@@ -65,7 +65,7 @@ def placed(model: Inventory, settings: Settings, *, gpu: bool) -> dict[str, int]
     return found
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _weights(model: Inventory) -> dict[tuple[str, int], int]:
     """Bytes of weights by (part, layer); layer -1 for tensors outside of layers."""
     found: dict[tuple[str, int], int] = defaultdict(int)

@@ -6,12 +6,18 @@ would keep in host memory (`--cache-ram`, 8 GiB) aren't planned; a slot keeps it
 
 **Speed** is a prediction, held against what people publish (`test_llamacpp_speed.py`):
 
-    seconds a token = bytes on the GPU / (its bandwidth · share) + layers · 65 µs + bytes elsewhere / 30 GB/s
+    seconds a token = bytes on the GPU / (its bandwidth · share) + layers · 65 µs
+                      + bytes elsewhere / rate of host memory
 
-Of a mixture only the experts of a token are read. Share and microseconds were fitted to published rows of
-Q4_K_M and Q8_0 on six cards from an RTX 2080 to an RTX 5090, all within a factor of 1.3; cards before Turing
+Of a mixture only the experts of a token are read, and a layer takes 120 µs beside, as it has more and smaller
+products; where its experts are in host memory, the GPU and a processor wait for one another, 40 µs more.
+Share and microseconds were fitted to published rows of Q4_K_M and Q8_0 on six cards from an RTX 2080 to an
+RTX 5090, and of mixtures on five, all within a factor of 1.3; cards before Turing
 reach less than half of their bandwidth. Other makers' have a share of their own, from published rows of an
-RX 7900 XTX, an M1 Max and an M4. Host memory is assumed: two channels of DDR5, half of it used.
+RX 7900 XTX, an M1 Max and an M4. The rate of host memory is `speed.host_rates`'.
+
+**Prompts** of 32 tokens and more are computed on the GPU, with experts that cross for every step (`-ub`): so
+with experts in host memory steps are as large as memory allows.
 """
 
 import shlex
@@ -22,7 +28,7 @@ from typing import Final
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
-from snugvl.hardware.machine import Gpu, OperatingSystem
+from snugvl.hardware.machine import HOST_RATE, Gpu, OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.engines.llamacpp.footprint import (
     EMBEDDING,
@@ -56,7 +62,9 @@ SHARE_BEFORE_TURING: Final = 0.4
 SHARE_OF_OTHERS: Final = 0.72  # of AMD, Intel and Apple, between 0.63 (M1 Max) and 0.9 (M4)
 TURING: Final = (7, 0)
 LAYER_S: Final = 65e-6
-HOST_RATE: Final = 30e9  # bytes per second that a processor reads of host memory
+MIXED_LAYER_S: Final = 120e-6
+TURNS_S: Final = 40e-6  # of a layer whose experts a processor computes
+STEPS_BESIDE: Final = (2048, 1024, 512)  # of `-ub`, with experts in host memory
 
 
 class LlamacppRules(EngineRules):
@@ -104,7 +112,11 @@ class LlamacppRules(EngineRules):
         layers = model.facts.text.num_layers
         experts = layers if model.mixed else 0
         towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
-        kinds = [[replace(base, host_experts=number) for number in range(experts + 1)]]
+        chunks = STEPS_BESIDE if experts else (base.chunk,)
+        kinds = [
+            [replace(base, host_experts=number, chunk=chunk) for number in range(experts + 1)]
+            for chunk in chunks
+        ]
         for tower in towers:
             of_tower = replace(base, host_experts=experts, vision=tower)
             kinds.append([replace(of_tower, offloaded=number) for number in range(1, layers + 1)])
@@ -131,17 +143,23 @@ class LlamacppRules(EngineRules):
         """The cache's type as llama.cpp calls it."""
         return "q8_0" if settings.kv == "fp8" else "f16"
 
-    def decode_rate(self, model: Inventory, settings: Settings, gpu: Gpu | None) -> float | None:
+    def decode_rate(
+        self, model: Inventory, settings: Settings, gpu: Gpu | None, host_rate: float = HOST_RATE
+    ) -> float | None:
         """Tokens per second of one request, half of its context filled; None where the card isn't known."""
-        host = _read(model, settings, gpu=False) / HOST_RATE
+        host = _read(model, settings, gpu=False) / host_rate + settings.host_experts * TURNS_S
         if not settings.on_gpu:
             return 1 / host
         if gpu is None or gpu.bandwidth is None:
             return None
         old = gpu.compute_capability is not None and gpu.compute_capability < TURING
         share = SHARE_OF_OTHERS if gpu.api != "cuda" else SHARE_BEFORE_TURING if old else SHARE
-        layers = model.facts.text.num_layers * LAYER_S
+        layers = model.facts.text.num_layers * (MIXED_LAYER_S if model.mixed else LAYER_S)
         return 1 / (_read(model, settings, gpu=True) / (gpu.bandwidth * share) + layers + host)
+
+    def step_crossing_bytes(self, model: Inventory, settings: Settings) -> int:
+        """Experts in host memory."""
+        return placed(model, settings, gpu=False)[EXPERTS] if settings.on_gpu else 0
 
     def why(self, choice: Choice) -> str | None:
         """The reason for choosing it: the model is a GGUF, which it reads."""

@@ -10,20 +10,25 @@ k = kv_heads · head_dim, d = head_dim. Prefill, per token of a chunk, in the la
 | gate and up | s (3h + i + 2n), n columns of both at a time | s (2h + 3i): both, and their product |
 | down | s (3h + i) | s (4h + i) |
 
-and the rotation (2 s d), ids, positions and slots (48), and what image tokens bring. There are no scores: the
-kernels keep them in registers. Low-bit weights are widened a slice of 32 MiB at a time. Then the logits,
+A mixture of experts takes s (3h + e + k (h + j)) in place of the last two, k experts of width j for a token
+and e = h where all tokens share an expert; beside it 4 (n + 1) for the scores of n experts and 12 k.
+
+The rotation (2 s d), ids, positions and slots (48) come to it, and what image tokens bring. There are no
+scores of attention: the kernels keep them in registers. Low-bit weights are widened a slice of 32 MiB at a
+time. Then the logits,
 which outlive the layers: V (4 + s) bytes a row, 4 V where the head is int8 or there is one row.
 
 Decoding runs in CUDA graphs, one for each batch size, in one memory pool: the logits of every size stay, the
 rest is shared. Attention splits a context in 16 parts, each with a float32 output. Products of a few rows are
 split over their columns: a float32 tile for each part.
 
-On a CPU, in plain torch, a token of a prompt takes s (4i + 2h + 2d), the MLP being the peak.
+On a CPU, in plain torch, a token of a prompt takes s (4i + 2h + 2d), the MLP being the peak, or with
+a mixture s (k h + 6h + 4j + e) + 8h + 16 (n + 1).
 
 Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/planner/test_native.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Precision
@@ -34,10 +39,12 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.vision import SLICE_ROWS, encoder_bytes_per_token, slice_rows
 from snugvl.planner.footprint.weights import GROUP, prequantized_group
-from snugvl.planner.inventory import Inventory, Widths, widths
+from snugvl.planner.inventory import Inventory, Widths, mlp_width, widths
 from snugvl.planner.settings import Settings
 
 SLICE_BYTES: Final = 32 << 20  # of widened weights
+SCORE_BYTES: Final = 4  # of an expert, for a token
+PAIR_BYTES: Final = 12  # of a token and an expert: its number, its share, its place in the order
 TOKEN_BYTES: Final = 48  # id, three positions, slot, row of a placeholder
 ATTENTION_SPLITS: Final = 16
 SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
@@ -78,7 +85,7 @@ PREQUANTIZED_BYTES: Final = 1  # codes of a piece that are moved at once
 
 def prefill_per_token(model: Inventory, settings: Settings) -> int:
     """Peak bytes of a layer's activations for each token of a chunk, without those for image tokens."""
-    w, s = widths(model), settings.itemsize
+    w, s = own_widths(model), settings.itemsize
     heads = s * (w.q + 2 * w.k)
     moments: tuple[int, ...]
     if settings.weights in LOW_BIT:
@@ -93,24 +100,39 @@ def prefill_per_token(model: Inventory, settings: Settings) -> int:
             s * (3 * w.h + 2 * w.i),
             s * (4 * w.h + w.i),
         )
-    return max(moments) + 2 * s * w.d + TOKEN_BYTES
+    return max(*moments, experts_per_token(model, s)) + 2 * s * w.d + TOKEN_BYTES
+
+
+def own_widths(model: Inventory) -> Widths:
+    """Widths, of MLPs that of those which our engine has beside experts."""
+    return replace(widths(model), i=mlp_width(model))
+
+
+def experts_per_token(model: Inventory, itemsize: int) -> int:
+    """What a layer of experts takes for each token on a GPU; 0 for other models."""
+    mixture, h = model.facts.text.mixture, model.facts.text.hidden_size
+    if mixture is None:
+        return 0
+    shared = mixture.shared > 0
+    beside = SCORE_BYTES * (mixture.count + shared) + PAIR_BYTES * mixture.used
+    return itemsize * ((3 + shared) * h + mixture.used * (h + mixture.width)) + beside
 
 
 def _at_once(w: Widths, itemsize: int) -> int:
     """Number of columns of gate and up multiplied at a time: a slice holds both, and slices are equal."""
-    return up(-(-w.i // slices(w.i, 2 * w.h, itemsize)), SLICE_ROWS)
+    return up(-(-w.i // (slices(w.i, 2 * w.h, itemsize) or 1)), SLICE_ROWS)
 
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
-    """Number of slices in which a low-bit matrix is widened (`layers/kernels/products/widen.py`)."""
-    return -(-rows // slice_rows(columns * itemsize, SLICE_BYTES))
+    """Number of slices in which a low-bit matrix is dequantized (`products/dequantize.py`)."""
+    return -(-rows // slice_rows(columns * itemsize, SLICE_BYTES)) if rows * columns else 0
 
 
 def slice_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of widened weights at a time: a slice, or the largest matrix where that is less."""
     if settings.weights not in LOW_BIT:
         return 0
-    w = widths(model)
+    w = own_widths(model)
     rows = (w.h * (w.q + 2 * w.k), w.q * w.h, 2 * w.i * w.h)
     return min(SLICE_BYTES, max(rows) * settings.itemsize)
 
@@ -167,7 +189,7 @@ def split_bytes(product: Product, tokens: int, multiprocessors: int, group: int 
 
 def split_workspace(model: Inventory, settings: Settings, tokens: int, multiprocessors: int) -> int:
     """Bytes of partial tiles of the step's largest product."""
-    w, found = widths(model), [0]
+    w, found = own_widths(model), [0]
     if settings.weights in LOW_BIT and not model.has("blocks", "decoder"):  # nothing of theirs is split
         products = (
             Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
@@ -296,16 +318,22 @@ def native_components(
 
 def native_prefill(model: Inventory, tokens: int, itemsize: int = 2) -> int:
     """Bytes of workspace of `tokens` new tokens that attend only to themselves (fused attention)."""
-    w = widths(model)
-    return tokens * itemsize * (4 * w.i + 2 * w.h + 2 * w.d)
+    w, mixture = own_widths(model), model.facts.text.mixture
+    most = itemsize * (4 * w.i + 2 * w.h)
+    if mixture is not None:
+        shared, pairs = mixture.shared > 0, mixture.used * w.h
+        experts = itemsize * (pairs + (6 + shared) * w.h + 4 * mixture.width) + 8 * w.h
+        most = max(most, experts + 4 * SCORE_BYTES * (mixture.count + shared))
+    return tokens * (most + itemsize * 2 * w.d)
 
 
 def widened(model: Inventory, settings: Settings) -> int:
     """Bytes for widening low-bit weights without kernels: some thousand rows of a matrix at a time."""
     if settings.weights not in LOW_BIT:
         return 0
-    w = widths(model)
-    return WIDE_ROWS * max(w.h, w.q, w.i) * (WIDE_BYTES + settings.itemsize)
+    w, mixture = own_widths(model), model.facts.text.mixture
+    each = 0 if mixture is None else 3 * w.h * mixture.width  # one expert at a time
+    return max(WIDE_ROWS * max(w.h, w.q, w.i), each) * (WIDE_BYTES + settings.itemsize)
 
 
 def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:

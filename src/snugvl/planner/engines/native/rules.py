@@ -11,7 +11,7 @@ WSL2 gives little and at times nothing: there it comes on request alone. An embe
 well is read whole for every token, and stays on the GPU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby, product
 from typing import Final
@@ -90,6 +90,11 @@ class NativeRules(EngineRules):
             formats.remove("fp8")
         if wishes.weights in formats and (why := no_kernels(wishes.weights, capability)):
             return Reason("native", f"our engine has no {wishes.weights} weights here: {why}")
+        if model.facts.text.mixture and (more := _split([*formats, stored])):
+            if wishes.weights in more or stored in more:
+                why = f"our engine's experts have no {' or '.join(more)} weights on a GPU"
+                return Reason("native", f"{why}; use int4 or int8")
+            formats = [each for each in formats if each not in more]
         formats = [each for each in formats if not no_kernels(each, capability)]
         wide = bool(wishes.float32)
         return [
@@ -147,6 +152,11 @@ class NativeRules(EngineRules):
     def why(self, choice: Choice) -> str | None:
         """The reason for choosing it: it is the first choice where it runs a model."""
         return f"our own engine runs the {choice.option.model.facts.family} family, and is preferred"
+
+
+def _split(formats: Iterable[Precision]) -> list[Precision]:
+    """Formats among these whose codes are in two planes, which the product of experts doesn't read."""
+    return [each for each in dict.fromkeys(formats) if each in FORMATS and FORMATS[each].upper]
 
 
 def _few_bits(wishes: Wishes) -> list[Precision]:

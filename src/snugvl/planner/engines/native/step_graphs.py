@@ -23,6 +23,7 @@ from snugvl.planner.engines.native.footprint import (
     SMALL_ROWS,
     TOKEN_BYTES,
     library_bytes,
+    own_widths,
     prefill_bytes,
     slices,
     split_workspace,
@@ -31,7 +32,7 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
-from snugvl.planner.inventory import Inventory, widths
+from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
@@ -45,6 +46,7 @@ MOST: Final = 24  # recordings at a time
 # for 830 (4B-FP8), 1.0 to 1.3 for 290 (pictures).
 NODE_BYTES: Final = 4 << 10
 TOWER_LAYER_KERNELS: Final = 12
+ROUTED: Final = 6  # scores, choice, order, two products, sum (`layers/kernels/products/grouped.py`)
 POOL: Final = "CUDA graphs of prompts and pictures"
 LIBRARY: Final = "cuBLAS workspace of graphs of prompts"
 DRIVER: Final = "driver's part of graphs of prompts"
@@ -73,11 +75,13 @@ def step_graph_components(
 
 def _step_kernels(model: Inventory, settings: Settings) -> int:
     """Number of kernels that a long step launches."""
-    w, products = widths(model), 5  # gate and up make two: the product, and the product of both halves
+    w, products = own_widths(model), 5  # gate and up make two: the product, and the product of both halves
     if settings.weights in LOW_BIT:
         qkv, output, down = (w.q + 2 * w.k, w.h), (w.h, w.q), (w.h, w.i)
         products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
         products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
+    if model.facts.text.mixture:
+        products += ROUTED
     # Two norms, rotation and cache, attention, two residuals; a linear layer has six in place of two of them.
     others = 10 if hybrid.has_states(model) else 6
     return model.facts.text.num_layers * (others + products)

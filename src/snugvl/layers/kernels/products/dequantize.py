@@ -1,7 +1,7 @@
 """Stored weights back to the network's type, a slice of rows at a time, for products with many rows of input.
 
 From some hundred tokens on, a product is bound by arithmetic, and the library's dense product on a slice that
-was widened just before is twice as fast as converting inside our own: the slice is written and read once,
+was dequantized just before is twice as fast as converting inside our own: the slice is written and read once,
 mostly in the L2 cache.
 """
 
@@ -15,7 +15,7 @@ from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.device import native_fp8
 from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products.epilogue import Epilogue
-from snugvl.layers.kernels.products.planes import widen_planes
+from snugvl.layers.kernels.products.planes import dequantize_planes
 from snugvl.layers.kernels.products.weights import (
     FP8,
     INT4,
@@ -30,13 +30,13 @@ from snugvl.layers.kernels.products.weights import (
 )
 from snugvl.layers.weights import Weights
 
-WIDE_BYTES = 32 << 20  # of a widened slice
-WIDE_TILE = 32  # rows widened by one program
+WIDE_BYTES = 32 << 20  # of a dequantized slice
+WIDE_TILE = 32  # rows dequantized by one program
 
 
 @launched
 @triton.jit(do_not_specialize=["first", "half", "beyond"])
-def widen(
+def dequantize(
     w, scale, zero, out, first, half, beyond, K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def widen(
 
 @launched
 @triton.jit(do_not_specialize=["first", "count"])
-def widen_codes(
+def dequantize_codes(
     w, scale, out, first, count, K: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """`count` rows from `first` on of int8; `out` `[count, K]`. Any number of rows, columns and groups."""
@@ -79,10 +79,10 @@ def widen_codes(
     tl.store(out + local * K + column, (code * s).to(out.dtype.element_ty), mask=mask)
 
 
-def widen_int8(weights: Weights, first: int, out: torch.Tensor) -> None:
+def dequantize_int8(weights: Weights, first: int, out: torch.Tensor) -> None:
     """Write rows `first …` of int8 weights to `out` `[n, columns]`, whatever their groups."""
     grid = (triton.cdiv(len(out), 8), triton.cdiv(weights.columns, 256))
-    widen_codes[grid](
+    dequantize_codes[grid](
         weights.data,
         weights.scale,
         out,
@@ -116,8 +116,8 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor, first: int) -> None:
     gated[grid](gate_up, out, columns, first, out.shape[1], STEP=1024, num_warps=4)
 
 
-def multiply_widened(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
-    """Widen a slice of rows, multiply, go on: the workspace is that of one slice."""
+def multiply_dequantized(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
+    """Dequantize a slice of rows, multiply, go on: the workspace is that of one slice."""
     outputs, parts = out.shape[1], 2 if beside.swiglu else 1
     step = max(WIDE_TILE, WIDE_BYTES // (parts * weights.columns * x.element_size()) // WIDE_TILE * WIDE_TILE)
     slices = -(-outputs // step)
@@ -125,7 +125,7 @@ def multiply_widened(x: torch.Tensor, weights: Weights, beside: Epilogue, out: t
     wide = torch.empty(parts * step, weights.columns, dtype=x.dtype, device=x.device)
     for first in range(0, outputs, step):
         count = min(step, outputs - first)
-        _widen(weights, first, wide[: parts * count], count, outputs - count)
+        _dequantize(weights, first, wide[: parts * count], count, outputs - count)
         bias = beside.bias
         shift = None if bias is None else bias.view(parts, -1)[:, first : first + count].flatten().to(x.dtype)
         if beside.swiglu:
@@ -140,20 +140,20 @@ def multiply_widened(x: torch.Tensor, weights: Weights, beside: Epilogue, out: t
         out += beside.residual
 
 
-def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: int) -> None:
+def _dequantize(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: int) -> None:
     """Rows `first …` to `out`; from its row `half` on those that stand `beyond` further on."""
     if weights.format == "ggml":
         for rows, start in ((out[:half], first), (out[half:], first + half + beyond)):
-            ggml.widen(weights, start, rows)
+            ggml.dequantize(weights, start, rows)
         return
     if weights.upper is not None:
-        widen_planes[(-(-out.shape[0] // WIDE_TILE), weights.columns // weights.group)](
+        dequantize_planes[(-(-out.shape[0] // WIDE_TILE), weights.columns // weights.group)](
             *planes_of(weights), out, len(out), first, half, beyond,
             K=weights.columns, BITS=FORMATS[weights.format].bits, GROUP=weights.group, BN=WIDE_TILE,
             num_warps=4,
         )  # fmt: skip
         return
-    widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
+    dequantize[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
         *operands(weights), out, first, half, beyond, K=weights.columns, FORMAT=STORED_AS[weights.format],
         GROUP=weights.group, BN=WIDE_TILE, NATIVE=native_fp8(out.device), num_warps=4,
     )  # fmt: skip
