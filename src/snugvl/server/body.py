@@ -34,7 +34,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.looks_like import media_type
 from snugvl.server.context import context_of
 from snugvl.server.errors import InvalidRequest
-from snugvl.server.record import Notes, record_of
+from snugvl.server.record import RequestNotes, record_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
-def validated(kind: type[ModelT], value: object, notes: Notes, *, strict: bool | None = None) -> ModelT:
+def validated(
+    kind: type[ModelT], value: object, notes: RequestNotes, *, strict: bool | None = None
+) -> ModelT:
     """The body as an object of a schema; `notes` gets warnings of ignored fields.
 
     Raises:

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 from snugvl.server.unsupported import UnsupportedFields, settled
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
@@ -118,7 +118,7 @@ def _stop_at_first(schema: Any) -> None:
 class Strict(BaseModel):
     """A JSON object of a request.
 
-    Validated with `context=` a `Notes`, it warns there of what it ignores.
+    Validated with `context=` a `RequestNotes`, it warns there of what it ignores.
 
     Attributes:
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
@@ -157,7 +157,7 @@ class Strict(BaseModel):
         table = cls.unsupported
         for name in values.keys() & table.keys():
             table[name].check(name, values[name])
-        if cls.warns and isinstance(info.context, Notes):
+        if cls.warns and isinstance(info.context, RequestNotes):
             cls._warn_ignored(values, info.context)
         values = dict(values)
         for name in [name for name in values if name in table and table[name].verdict == "read"]:
@@ -165,7 +165,7 @@ class Strict(BaseModel):
         return {name: value for name, value in values.items() if name not in table}
 
     @classmethod
-    def _warn_ignored(cls, values: dict[str, Any], notes: Notes) -> None:
+    def _warn_ignored(cls, values: dict[str, Any], notes: RequestNotes) -> None:
         """Name what is ignored and was asked for."""
         for name, value in values.items():
             if name in cls.known or value in (None, False, "", [], {}):

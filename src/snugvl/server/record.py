@@ -15,7 +15,7 @@ _NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is no ASCII, or 
 
 
 @dataclass(slots=True)
-class Notes:
+class RequestNotes:
     """Findings of reading a request: warnings for its answer, and schemas to check it by.
 
     Attributes:
@@ -58,7 +58,7 @@ class RequestRecord:
     left: bool = False
     lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
-    notes: Notes = field(default_factory=Notes)
+    notes: RequestNotes = field(default_factory=RequestNotes)
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -31,7 +31,7 @@ from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
 from snugvl.server.generation import GeneratedAnswer, read_answer
 from snugvl.server.media.loading import Kind, MediaRef, RequestMedia
-from snugvl.server.record import Notes, RequestRecord, record_of
+from snugvl.server.record import RequestNotes, RequestRecord, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 from snugvl.tasks import ask, caption, detect, draw, export, results, scene
 from snugvl.tasks.prompts import Detail
@@ -275,7 +275,7 @@ class Bodies(Generic[OptionsT]):
         content = {"application/json": {"schema": self.request.model_json_schema()}, FORM: {"schema": form}}
         return {"requestBody": {"required": True, "content": content}}
 
-    def _read_json(self, body: object, notes: Notes) -> tuple[OptionsT, list[PictureSource]]:
+    def _read_json(self, body: object, notes: RequestNotes) -> tuple[OptionsT, list[PictureSource]]:
         options = validated(self.request, body, notes, strict=True)
         urls = options.model_dump(include={"image", "images"})
         one, several = urls.get("image"), urls.get("images", [])
@@ -287,7 +287,9 @@ class Bodies(Generic[OptionsT]):
             raise RequestError("image is missing", field="image")
         return options, [PictureSource(url, f"images[{index}]") for index, url in enumerate(several)]
 
-    async def _read_form(self, http: HttpRequest, notes: Notes) -> tuple[OptionsT, list[PictureSource]]:
+    async def _read_form(
+        self, http: HttpRequest, notes: RequestNotes
+    ) -> tuple[OptionsT, list[PictureSource]]:
         async with form_of(http, max_files=MAX_IMAGES, max_fields=MAX_FIELDS) as form:
             sources = [source async for source in _sources(form)]
             options = validated(self.options, _fields(form), notes, strict=False)

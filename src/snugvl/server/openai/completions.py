@@ -118,7 +118,7 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
         requests = _requests(body, prompts)
         echoed = await _echo_texts(body, context, prompts)
         scored = requests[0].sampling.prompt_logprobs
-        about = Prompts(model, body.n or 1, echoed, scored=scored, generates=body.max_tokens != 0)
+        about = PromptBatch(model, body.n or 1, echoed, scored=scored, generates=body.max_tokens != 0)
         if body.stream:
             generations = await _start_all(context, record, requests)
             return event_stream(context, stream(generations, about, options))
@@ -204,7 +204,7 @@ async def _start_all(context: Context, record: RequestRecord, requests: list[Req
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptBatch:
     """Facts of the prompts that are needed to write their answers.
 
     Attributes:
@@ -231,7 +231,7 @@ class Prompts:
         return usage if self.generates else replace(usage, completion_tokens=0)
 
 
-def completion(prompts: Prompts, answers: Sequence[GeneratedAnswer]) -> dict[str, Any]:
+def completion(prompts: PromptBatch, answers: Sequence[GeneratedAnswer]) -> dict[str, Any]:
     """The whole answer to all prompts."""
     choices = []
     for prompt, answer in enumerate(answers):
@@ -269,7 +269,7 @@ class LogprobLists:
 
 
 async def stream(
-    generations: Sequence[Generation], prompts: Prompts, options: StreamOptions
+    generations: Sequence[Generation], prompts: PromptBatch, options: StreamOptions
 ) -> AsyncGenerator[Event]:
     """The events of a streamed completion: those of all prompts as they come, told apart by their index."""
     chunks = ChunkWriter(head(*HEAD, prompts.model), options)
