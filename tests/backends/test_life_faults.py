@@ -193,17 +193,19 @@ def side(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def nothing_is_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for temporary files, which is empty in the end; and this process has what it had."""
     monkeypatch.setattr(watch, "LOOK_S", 0.3)
     logging.disable()  # pytest keeps what is logged, and with a traceback all that the functions in it had
     known = {each.pid for each in psutil.Process().children(recursive=True)}
-    before = held()
+    before, failed = held(), request.session.testsfailed
     with tempfile.TemporaryDirectory(prefix="life-") as name:  # short: a socket's path goes into it
         monkeypatch.setenv("TMPDIR", name)
         monkeypatch.setattr(tempfile, "tempdir", name)
         yield Path(name)
         logging.disable(logging.NOTSET)
+        if request.session.testsfailed > failed:
+            return  # its traceback keeps what the functions in it had
         until_here(lambda: all(now <= before[each] for each, now in held().items()))
         assert not list(Path(name).iterdir())
     assert {each.pid for each in psutil.Process().children(recursive=True)} <= known
