@@ -20,7 +20,7 @@ from typing import Any
 
 from training.gguf_export import export
 
-from snugvl.backends.llamacpp.log import BUFFERS
+from snugvl.backends.llamacpp.measure import BUFFERS
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.sizes import MIB
 from snugvl.planner.engines.llamacpp.footprint import cache_bytes, decoder_bytes, placed, tower_bytes

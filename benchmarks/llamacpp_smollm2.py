@@ -9,7 +9,7 @@ flags: llama.cpp rounds activations there, so answers part, and how early is pri
 tokens from each engine in turn, round by round, as this machine is shared; medians, and medians of the ratios
 within a round; processor time a token beside them. llama.cpp's threads wait for each other by looking again
 and again: where others use a core, all wait. So a thread a core is measured beside what we start
-(`backends/llamacpp/planned.py`). `--prompts 0`: speed alone.
+(`backends/llamacpp/settings.py`). `--prompts 0`: speed alone.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from training.releases import SMOLLM2
 
 import machine
 import snugvl
-from snugvl.backends.child.alone import ChildBackend
+from snugvl.backends.llamacpp.loading import ChildBackend
 from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.bench.workload import WORDS

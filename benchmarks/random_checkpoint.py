@@ -55,7 +55,8 @@ def values(tensor: Expected, generator: torch.Generator, offset: bool) -> torch.
         return (made * 0.05 + (0.0 if from_one or name.endswith("bias") else 1.0)).bfloat16()
     if "embed" in name:
         return (made * 0.03).bfloat16()  # a tied head must not only repeat its input
-    columns = made[0].numel() if made.dim() > 1 else 1
+    apart = ".experts." in name  # a matrix each
+    columns = made.shape[-1] if apart else made[0].numel() if made.dim() > 1 else 1
     return (made / math.sqrt(columns)).bfloat16()
 
 
@@ -82,7 +83,7 @@ def configuration(config: dict[str, Any], tokenizer: Tokenizer, layers: int | No
             config[key] = tokenizer.encode(token)[0]
     if layers is not None:
         text["num_hidden_layers"] = layers
-    if config["model_type"] == "qwen3_5":
+    if config["model_type"].startswith("qwen3_5"):
         text.setdefault(
             "rope_parameters",
             {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25,
@@ -135,7 +136,7 @@ def main() -> None:
     parts = list(shards((*network.tensors, *network.unloaded)))  # a multi-token predictor, too
     for index, shard in enumerate(parts, 1):
         file = f"model-{index:05}-of-{len(parts):05}.safetensors"
-        drawn = {t.name: values(t, generator, network.family == "qwen3_5").cpu() for t in shard}
+        drawn = {t.name: values(t, generator, network.family.startswith("qwen3_5")).cpu() for t in shard}
         save_file(drawn, out / file)
         weight_map |= {tensor.name: file for tensor in shard}
         print(f"{file}: {len(shard)} tensors")

@@ -1,20 +1,19 @@
-"""What the tests of engines share that are servers of other programs: vLLM and llama.cpp."""
+"""What the tests of engines share that live in other processes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
-from snugvl.backends.child.service import ChildEngine
-from snugvl.backends.supervisor import Supervision
+from snugvl.backends.supervisor import Supervised, Supervision
 from tests.patience import NEVER_S
 
 QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=NEVER_S)
-Engine = TypeVar("Engine", bound=ChildEngine)
+Engine = TypeVar("Engine", bound=Supervised[Any])
 
 
-def processes(service: ChildEngine) -> set[psutil.Process]:
+def processes(service: Any) -> set[psutil.Process]:
     """Everything that belongs to the engine now."""
     if service.pid is None:
         return set()

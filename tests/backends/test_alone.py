@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from snugvl.backends.child.alone import ChildBackend
+from snugvl.backends.llamacpp.loading import ChildBackend
 from snugvl.core.messages import Request, user
 from tests.server.fake import FakeService, Script
 

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.backends.mailbox import Inbox, Mailbox, RemoteStream
 
 
 def test_what_is_there_and_what_comes_is_forwarded_in_order() -> None:

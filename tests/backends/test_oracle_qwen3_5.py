@@ -19,7 +19,7 @@ from snugvl.checkpoint.families import read_config
 from snugvl.core.messages import Grammar, Message, Picture, Text, user
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import checkpoints
+from snugvl.engine import snapshots
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import RequestError
@@ -146,7 +146,7 @@ def test_greedy_tokens_from_checkpoints_alone_and_in_company(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each prompt again, and each with the beginning of its answer, as the next turn has it."""
-    monkeypatch.setattr(checkpoints, "SPACING", 1)
+    monkeypatch.setattr(snapshots, "SPACING", 1)
     shared = engine(network, max_batched_tokens=chunk, state_snapshots=16)
     asked = [sampled(name, prompt) for name, prompt in prompts.items()]
     # As far as random weights have said nothing that stands for a picture.

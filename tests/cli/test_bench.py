@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from snugvl.bench.result import load
+from snugvl.bench.result import StartTimes, load
+from snugvl.cli.bench import _keep
+from snugvl.core import last_start
 from tests.bench.fake import Fake, answer, refusal, serving, streamed
+from tests.bench.results import result, run
 from tests.command import Ran
 from tests.patience import PATIENCE_S
 
@@ -308,3 +311,17 @@ def test_a_server_that_does_not_start(
     assert said in ran.err
     assert ran.err.count("\n") == 1
     assert not ran.out
+
+
+def test_the_speed_of_a_server_that_was_started_is_kept_for_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of a server somewhere else."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _keep(result(run(1)))
+    assert last_start.load(last_start.last_start_file()) == {}
+    _keep(result(run(1), start=StartTimes(2.0, None)))
+    speed = last_start.load(last_start.last_start_file())["speed"]
+    assert speed["clients"] == 1
+    assert any(name.startswith("time to first token") for name in speed)
+    assert any(name.startswith("decode of one request") for name in speed)

@@ -208,7 +208,7 @@ def test_what_is_no_saved_conversation_is_not_loaded(
     (tmp_path / "talk.md").write_text(text)
     piped(f"/load {tmp_path}/talk.md\n".encode())
     ran = snugvl("chat", "--quiet")
-    assert (ran.code, "is no conversation that /save has written" in ran.err) == (3, True)
+    assert (ran.code, "/load reads files that /save wrote" in ran.err) == (3, True)
 
 
 def test_tab_completes_commands_and_files(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:

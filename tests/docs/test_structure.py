@@ -28,6 +28,19 @@ def test_every_path_exists() -> None:
     assert not missing
 
 
+def test_the_drawing_comes_first_fits_a_screen_and_names_what_is_there() -> None:
+    page = (FOLDER / "structure.md").read_text(encoding="utf-8")
+    drawing = page.split("```")[1]
+    assert page.startswith("# Structure\n\n```\n"), "the page doesn't begin with its drawing"
+    assert len(drawing.splitlines()) <= 40
+    assert max(map(len, drawing.splitlines())) <= 100
+    files = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py")]
+    there = {f"/{file}" for file in files} | {f"/{file.parent}/" for file in files}
+    named = re.findall(r"(?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z_]+\.py", drawing)
+    assert len(named) > 30
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
 def test_every_room_is_named() -> None:
     _, _, table = (FOLDER / "structure.md").read_text(encoding="utf-8").partition("## Rooms")
     assert rooms() - named(table) == set()

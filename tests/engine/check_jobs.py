@@ -80,6 +80,20 @@ QWEN3_5: dict[str, Any] = {
     },
     "vision_config": VISION,
 }
+MIXTURE: dict[str, Any] = {
+    **QWEN3_VL,
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        **QWEN3_VL["text_config"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+}
 FP8: dict[str, Any] = {
     "quant_method": "fp8",
     "fmt": "e4m3",
@@ -99,8 +113,9 @@ def tiny_job(
     network.requires_grad_(False).eval()
     if blocks:
         for linear in network.decoder.layers.modules():
-            if isinstance(linear, Linear):
-                linear.store_blocks([("Q8_0", linear.rows - 64), ("Q4_0", 64)])
+            if isinstance(linear, Linear) and linear.rows > 64:  # experts are of one type
+                several = values is not MIXTURE
+                linear.store_blocks([("Q8_0", linear.rows - 64), ("Q4_0" if several else "Q8_0", 64)])
         network.decoder.embed_tokens.store_blocks([("Q8_0", 128)])
     choose_formats(network, storage, config.quantization)
     join_projections(network.decoder.layers)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.backends.llamacpp.planned import arguments_of
+from snugvl.backends.llamacpp.settings import arguments_of
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.core.sizes import GIB, parse_size
 from snugvl.errors import InputError

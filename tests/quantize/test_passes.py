@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from snugvl.core.options import LoadOptions
+from snugvl.errors import UnsupportedModel
 from snugvl.fidelity.sweep import Sequences, Sweep
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
@@ -18,6 +19,7 @@ from snugvl.quantize.inputs import Given
 from snugvl.quantize.passes import Matrix
 from snugvl.quantize.rounding import Moments, Rounded, rounded
 from snugvl.quantize.setup import QuantizeJob
+from tests import mixtures
 from tests.models.forward import Prompt, logits
 
 TEXTS = [
@@ -164,3 +166,10 @@ def test_costs_are_measured_on_the_middles_of_pieces(tiny_whole: Path, tmp_path:
     assert probe.prompt.ids == (pieces[0][0],)
     assert set(probe.answers) <= set(middles)
     assert len(probe.answers) > 1
+
+
+def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:
+    """Its experts each have inputs of their own, and codes in two planes have no product for them."""
+    source = mixtures.write(tmp_path / "source", mixtures.Options("qwen3_vl_moe"))
+    with pytest.raises(UnsupportedModel, match=r"mixture of experts, which can't be .*--weights int4"):
+        job(source, tmp_path / "out", [("a", "some text")])

@@ -25,7 +25,7 @@ from snugvl.server.openai import responses_request as responses
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.chat_request import MAX_PARTS
 from snugvl.server.openai.chat_request import conversation_of as chat_conversation
-from snugvl.server.record import Notes, RequestRecord
+from snugvl.server.record import RequestNotes, RequestRecord
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 
@@ -34,7 +34,7 @@ async def nothing(*_: object) -> dict[str, Picture]:
     return {}
 
 
-NOBODY: Any = SimpleNamespace(load=nothing, notes=Notes())  # media of a conversation without pictures
+NOBODY: Any = SimpleNamespace(load=nothing, notes=RequestNotes())  # media of a conversation without pictures
 USER = {"role": "user", "content": "Hi"}
 
 

@@ -9,7 +9,7 @@ import pytest
 import snugvl
 from snugvl.server.body import LARGE_BYTES
 from snugvl.server.openai.chat import ChatCompletionRequest
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 from tests.server.fake import FakeService
 from tests.server.live import live
 
@@ -25,7 +25,7 @@ def test_no_function_returns_anything_behind_its_callers_back(room: str) -> None
 
 
 def test_a_body_is_validated_with_its_notes() -> None:
-    body, notes = {"messages": [{"role": "user", "content": "Hi"}], "knob": 1}, Notes()
+    body, notes = {"messages": [{"role": "user", "content": "Hi"}], "knob": 1}, RequestNotes()
     ChatCompletionRequest.model_validate(body, context=notes)
     assert notes.warnings == ["ignored knob"]
     ChatCompletionRequest.model_validate(body)  # by those that have none

@@ -13,7 +13,7 @@ from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
 from snugvl.server.settings import ServerSettings
 from snugvl.version import __version__
-from tests.server.fake import FakeService
+from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 
 
@@ -43,6 +43,16 @@ def test_live_but_not_ready(state: str) -> None:
             "replaced": [],
         }
         assert httpx.get(base + "/health/live").status_code == 200
+
+
+def test_kernels_that_arent_used_are_said() -> None:
+    said = (
+        "the kernel gemm isn't used on this GPU (not finite): slower ones or plain torch compute the same",
+    )
+    with live(FakeService(capabilities=replace(CAPABILITIES, replaced=said))) as base:
+        for path in ("/health", "/health/live"):
+            assert httpx.get(base + path).json()["replaced"] == list(said)
+        assert httpx.get(base + "/memory").json()["health"]["replaced"] == list(said)
 
 
 def test_version_and_models(url: str) -> None:

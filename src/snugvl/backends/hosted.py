@@ -1,14 +1,14 @@
 """A loaded model in this process: requests become prompts here, and tokens of its engine become answers.
 
 Our own engine and transformers' are its subclasses; each says what it does with a request whose prompt is
-ready. Prompts are prepared in the caller's thread, tokens are made in the engine's.
+ready. PromptMaker are prepared in the caller's thread, tokens are made in the engine's.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic
 
 from snugvl.backends.mailbox import OneAnswer
 from snugvl.backends.receiver import Receiver
@@ -19,8 +19,6 @@ from snugvl.core.messages import (
     GoOn,
     Message,
     Request,
-    Tool,
-    ToolForm,
     ToolUse,
     going_on,
 )
@@ -28,50 +26,8 @@ from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.inputs.grammar import GrammarCompiler
-from snugvl.inputs.prompt import PreparedPrompt
+from snugvl.inputs.prompt import P, PromptMaker
 from snugvl.inputs.reasoning import ThinkingDefault
-from snugvl.inputs.tokenizer import Tokenizer
-
-P = TypeVar("P", bound=PreparedPrompt)
-P_co = TypeVar("P_co", bound=PreparedPrompt, covariant=True)
-
-
-class Prompts(Protocol[P_co]):
-    """Makes the prompts of one checkpoint: see `inputs.prompt.Processor`, which is one."""
-
-    tokenizer: Tokenizer
-
-    def prepare(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        template: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        go_on: GoOn = going_on,
-    ) -> P_co:
-        """The prompt of a conversation; refused where it has more than `max_tokens`."""
-        ...
-
-    def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> P_co:
-        """A bare prompt; refused where it has more than `max_tokens`."""
-        ...
-
-    def count(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        template: Mapping[str, Any] | None = None,
-        most: int | None = None,
-        go_on: GoOn = going_on,
-    ) -> PreparedPrompt:
-        """The prompt of a conversation to be counted; far more text than `most` tokens is refused."""
-        ...
-
-    def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
-        """Token ids of a bare text; far more of it than `most` tokens is refused."""
-        ...
 
 
 class ReceiverStream(OneAnswer):
@@ -97,7 +53,7 @@ class ReceiverStream(OneAnswer):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ready(Generic[P]):
+class PreparedRequest(Generic[P]):
     """A request whose prompt is ready for the engine.
 
     Attributes:
@@ -121,19 +77,13 @@ class Hosted(ABC, Generic[P]):
     """
 
     def __init__(
-        self,
-        prompts: Prompts[P],
-        vocab_size: int,
-        form: ToolForm,
-        capabilities: Capabilities,
-        thinking: ThinkingDefault,
+        self, prompts: PromptMaker[P], capabilities: Capabilities, thinking: ThinkingDefault
     ) -> None:
-        """`form`: how the model writes calls of tools; `thinking`: whether it thinks unless it is told."""
+        """`thinking`: whether it thinks unless it is told."""
         self._prompts = prompts
-        self._form = form
         self._capabilities = capabilities
         self._thinking = thinking
-        self._grammars = GrammarCompiler(prompts.tokenizer, vocab_size, form)
+        self._grammars = GrammarCompiler(prompts.tokenizer, prompts.vocab_size, prompts.tool_form)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -156,18 +106,18 @@ class Hosted(ABC, Generic[P]):
         prompt = self._prompt(request, go_on)
         go_on()
         check_scores(request.sampling, None if request.prompt is None else len(prompt.prompt_ids))
-        tokenizer, tools = self._prompts.tokenizer, request.tools is not None
+        tokenizer = self._prompts.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
         receiver = Receiver(
             tokenizer,
             prompt,
             request.sampling,
             stop_ids,
-            calls=self._form if tools else None,
+            calls=None if request.tools is None else self._prompts.tool_form,
             grammar=request.formed,
         )
         deadline = None if request.deadline_s is None else monotonic() + request.deadline_s
-        abort = self._begin(Ready(request, prompt, stop_ids, receiver, deadline, grammar))
+        abort = self._begin(PreparedRequest(request, prompt, stop_ids, receiver, deadline, grammar))
         return ReceiverStream(abort, receiver)
 
     @abstractmethod
@@ -211,7 +161,7 @@ class Hosted(ABC, Generic[P]):
         """End all requests with an error, and give back the engine's memory. Safe to call twice."""
 
     @abstractmethod
-    def _begin(self, ready: Ready[P]) -> Callable[[], object]:
+    def _begin(self, ready: PreparedRequest[P]) -> Callable[[], object]:
         """Give a request to the engine; what aborts it.
 
         Raises:

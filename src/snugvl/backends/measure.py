@@ -1,4 +1,4 @@
-"""The ledger of the process that runs the engine: what was planned beside what is held now.
+"""The ledger of the process that runs the engine: planned bytes beside bytes held now.
 
 On a GPU every byte of the process has a row: weights, KV cache, recurrent state where a model has one, the
 pool of the CUDA graphs, what else torch holds (workspace), and what torch doesn't know of (the CUDA context
@@ -40,10 +40,10 @@ class Meter:
         cap_bytes: int | None = None,
         keep: Callable[[Ledger, Load], None] | None = None,
     ) -> None:
-        """`kv_bytes`: of the KV cache and of recurrent states, which are held from the start.
+        """`kv_bytes`: bytes of the KV cache and of recurrent states, which are held from the start.
 
-        `cap_bytes`: what the process never exceeds; `keep` is shown every ledger of a GPU, and what
-        the engine does then.
+        `cap_bytes`: most bytes that the process ever holds; `keep` is called with every ledger of a GPU and
+        the engine's load.
         """
         self._device = device
         self._planned = planned
@@ -58,7 +58,7 @@ class Meter:
         self._read_pages = resident("RssFile")
 
     def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
-        """The ledger now, from what the engine says it holds and does."""
+        """The ledger now, from the engine's memory by component and its load."""
         parts = dict(self._weights)
         parts[Kind.CACHE] = memory["kv_cache"]
         if memory.get("recurrent_state"):
@@ -116,7 +116,8 @@ class Meter:
         )
 
     def _settled(self) -> tuple[int, int | None]:
-        """What torch holds, and the process at the same time: the engine works in another thread."""
+        """(torch's bytes, the process' bytes or None) at the same time: the engine works in another
+        thread."""
         reserved, process = torch.cuda.memory_reserved(self._device), self._process_bytes()
         for _ in range(TRIES):
             again = torch.cuda.memory_reserved(self._device)
@@ -136,7 +137,7 @@ def resident(kind: Literal["RssFile", "RssShmem"]) -> int:
 
 
 def process_reader(device: torch.device) -> Callable[[], int | None]:
-    """Reads what the driver counts for this process; None where it doesn't tell (WSL2, some containers)."""
+    """A function that reads the driver's count of this process' bytes; None where there is none (WSL2)."""
     module = nvml.started() if device.type == "cuda" else None
     if module is None:
         return lambda: None

@@ -1,4 +1,4 @@
-"""Where a model goes: the device, what is free there, and how much of it this process may take."""
+"""The device that a model goes to: its free memory, and how much of it this process may take."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ class TargetDevice:
     """A device with its free memory.
 
     Attributes:
-        name: as a user knows it.
-        free_bytes: now, for a GPU before this process has a CUDA context, where that can be read.
-        context_bytes: what of the CUDA context and its libraries is still to come.
+        name: its name for people.
+        free_bytes: free bytes now; for a GPU before this process has a CUDA context, where that can be read.
+        context_bytes: bytes of the CUDA context and its libraries that are still to come.
         limit_bytes: most that may be taken, the context included, or None without a wish.
-        gpu: as NVML knows it, or None.
-        host_bytes: beside a GPU, what weights may take of host memory; None where nobody has looked.
+        gpu: NVML's facts of it, or None.
+        host_bytes: host memory that weights beside a GPU may take; None where it wasn't measured.
         pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2), or None.
-        seen: the machine, where somebody has looked at it.
+        seen: the machine, where it was probed already.
     """
 
     device: torch.device
@@ -68,26 +68,26 @@ class TargetDevice:
 
     @property
     def budget(self) -> Budget:
-        """As the solver wants it: what others hold, the margin, and what may be used."""
+        """The budget for the solver: bytes that others hold, the margin, and bytes that may be used."""
         total = self.free_bytes if self.gpu is None else max(self.gpu.total_bytes, self.free_bytes)
         margin = self.free_bytes - self.usable_bytes
         return Budget(self.name, total, total - self.free_bytes, margin, self.planned(), self.gpu)
 
     @property
     def margin_bytes(self) -> int:
-        """What of the free memory is left alone."""
+        """Bytes of the free memory that are left alone."""
         if self.device.type == "cpu":
             return host_margin_bytes(self.free_bytes)
         return margin_bytes(self.free_bytes, self.system)
 
     @property
     def usable_bytes(self) -> int:
-        """What the engine may take."""
+        """Bytes that the engine may take."""
         usable = max(self.free_bytes - self.margin_bytes, 0)
         return usable if self.limit_bytes is None else min(usable, self.limit_bytes)
 
     def planned(self) -> Device:
-        """As the planner sees it."""
+        """The device for the planner."""
         cpu = self.device.type == "cpu"
         return Device(
             self.context_bytes,
@@ -154,12 +154,12 @@ def place_on(
     *,
     kernels: bool = True,
 ) -> TargetDevice:
-    """What is there now.
+    """The device with its memory now.
 
     Args:
-        limit_bytes: what a user wants to give at most.
-        machine: as it was before this process had a CUDA context, where somebody has looked at it.
-        kernels: our own will run there, on a GPU.
+        limit_bytes: most bytes that the user allows, or None.
+        machine: as it was before this process had a CUDA context, where it was probed then.
+        kernels: whether our own kernels will run there, on a GPU.
 
     Raises:
         EngineError: Triton can't launch kernels, for want of a compiler.
@@ -216,7 +216,7 @@ def with_driver(place: TargetDevice) -> TargetDevice:
     an earlier engine left stays where it is larger: kernels that came later are part of it.
 
     Where the driver doesn't tell what a process holds (WSL2, some containers), it is what the card has lost
-    since `place.free_bytes`, unless that can't be a context: others take and give memory, too.
+    since `place.free_bytes`, unless that can't be a context: others also take and give memory.
     """
     if place.device.type == "cpu" or not place.context_bytes:
         return place
@@ -234,7 +234,7 @@ def with_driver(place: TargetDevice) -> TargetDevice:
 
 
 def _take_driver(device: torch.device) -> None:
-    """A stream, a context, kernels, a product by cuBLAS: `hardware/calibration.py` measures the same."""
+    """Make a context, a stream, kernels, a product by cuBLAS: `hardware/calibration.py` measures the same."""
     stream_on(device, CAPTURES)
     ones = torch.ones(1024, 1024, device=device, dtype=torch.float16)
     (ones @ ones).sum().item()
@@ -252,7 +252,8 @@ def _free_bytes(place: TargetDevice) -> int | None:
 
 
 def cap(place: TargetDevice, late_bytes: int = 0) -> int | None:
-    """Forbid torch to take more than was planned, from now on; bytes of the whole process, or None on a CPU.
+    """Forbid torch to take more than planned from now on; returns the limit of the process in bytes, None on
+    a CPU.
 
     torch counts its own allocations alone, so the context comes off, and what the driver may load later.
     """

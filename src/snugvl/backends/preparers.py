@@ -1,15 +1,15 @@
 """Threads that make prompts of requests, and what may end that work before it is done.
 
     submit ─┬► light ─► 4 threads
-            ├► heavy ─► 2 threads   a grammar that nobody has asked for yet
+            ├► heavy ─► 2 threads   a grammar that is new
             └► long  ─► 1 thread    very much text, or very many messages: templates hold Python's lock, for
                                     which the engine's own thread would wait as often as there are threads
 
-What isn't light waits for its like, and what is light doesn't wait for it.
+Heavy and long work waits for its like alone, and light work doesn't wait for it.
 
-A request that is given up, or whose deadline has passed, is not prepared any more: what waits is dropped,
-what runs ends at the next of its parts (`Preparation.go_on`). None of these parts is unbounded; should one
-not end all the same, `longest_s` says so to whoever watches the process.
+A request that is given up, or whose deadline has passed, is not prepared any more: waiting work is dropped,
+running work ends at its next part (`Preparation.go_on`). Every part is bounded; should one not end all the
+same, `longest_s` shows that to the supervisor of the process.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Weight = Literal["light", "heavy", "long"]
 
 
 class GivenUp(Exception):
-    """Nobody waits for this request any more."""
+    """This request is no longer wanted."""
 
 
 class Preparation:
@@ -101,10 +101,10 @@ class Preparers:
         *,
         discard: Callable[[T], object] = lambda _: None,
     ) -> T:
-        """`submit`, waited for in an event loop. Who is cancelled gives it up, and waits for its end.
+        """`submit`, and wait in an event loop. A cancelled caller gives the work up, and waits for its end.
 
         Args:
-            discard: what is done with a result that nobody waits for any more.
+            discard: called with a result that is no longer wanted.
         """
 
         def begun() -> T:
@@ -125,12 +125,12 @@ class Preparers:
 
     @property
     def longest_s(self) -> float:
-        """For how long the oldest work has been going on."""
+        """Seconds for which the oldest work has been going on."""
         now = time.monotonic()
         return max((now - (each.started or now) for each in tuple(self._running)), default=0.0)
 
     def weigh(self, request: Request) -> Weight:
-        """How long it could take, as far as can be said without doing it."""
+        """The weight of a request's preparation, estimated without doing it."""
         tools = () if request.tools is None else request.tools.tools
         text = characters(request.messages, tools) + len(request.prompt or "")
         if text > LONG_TEXT or pieces(request.messages) > MANY_PIECES:
@@ -154,7 +154,7 @@ class Preparers:
 
 
 def _grammar_of(request: Request) -> int | None:
-    """What stands for the grammar that a request needs."""
+    """A key of the grammar that a request needs, or None."""
     if request.tools is not None:
         return hash(repr(request.tools))
     return None if request.grammar is None else hash((request.grammar.kind, request.grammar.source))

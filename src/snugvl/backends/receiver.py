@@ -114,7 +114,7 @@ class Receiver:
         return "" if ended else detokenizer.push(output.token_id)
 
     def _stop_of(self, output: TokenOutput, detokenizer: Detokenizer) -> str | None:
-        """What ended a choice, of what the request asked to stop at."""
+        """The stop string, or the text of the stop token, that ended a choice; None for other ends."""
         if output.finish == "stop" and output.token_id in self._own_stop_ids:
             return self._tokenizer.token_bytes(output.token_id).decode("utf-8", errors="replace")
         return detokenizer.stop

@@ -27,22 +27,22 @@ logger = logging.getLogger("snugvl.engine")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a start is. `progress`: of all of it, from 0 to 1."""
+    """A stage of a start. `progress`: of the whole start, from 0 to 1."""
 
     detail: str
     progress: float
 
 
 class LogForm:
-    """How an engine writes its log.
+    """The form of an engine's log.
 
     Args:
         prefix: what stands before what a line says: process, time, file.
         failed: how a line without its prefix begins that says what failed.
-        chatty: whether what is usual is more than anybody reads at a start.
+        chatty: whether the usual lines of a start are too many to be read.
         kept: how many of the first and of the last lines a diagnosis needs.
         max_line: characters of a line; what is beyond is dropped.
-        ends: ends a line. A progress bar rewrites one line, so a carriage return does, too.
+        ends: ends a line. A progress bar rewrites one line, so a carriage return does as well.
         stages: what a line says → what is being done now, and from where to where on the way. A group that
             a pattern has is a percentage: how far between the two.
     """
@@ -63,7 +63,7 @@ class LogForm:
         self._stages = tuple((re.compile(stage[0]), *stage[1:]) for stage in stages)
 
     def stage_of(self, line: str) -> Stage | None:
-        """What a line says about the start, or None."""
+        """The stage that a line of the log shows, or None."""
         for pattern, detail, begin, end in self._stages:
             if match := pattern.search(line):
                 if not pattern.groups:
@@ -201,7 +201,7 @@ class SpawnedProcess(ABC):
 
     @abstractmethod
     def _ways_to_end(self) -> Sequence[tuple[Callable[[], object], float | None]]:
-        """How it is ended, politely first, and for how many seconds each is waited for (None: for ever)."""
+        """The ways to end it, politely first, each with the seconds to wait for it (None: for ever)."""
 
     @abstractmethod
     def _heard(self, line: str) -> None:
@@ -229,7 +229,7 @@ class SpawnedProcess(ABC):
 
 
 def watched(task: "asyncio.Task[Any]", failed: Callable[[str], object]) -> None:
-    """Have `failed` told why a task that nobody waits for has failed, if it does."""
+    """Call `failed` with the reason if a task fails that is never awaited."""
 
     def look(_: object) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -275,7 +275,7 @@ _TENANTS: Final = re.compile(r" GPU \d+ has a total capacity.*")
 
 
 def describe(returncode: int | None, lines: tuple[str, ...], name: str = "the engine process") -> str:
-    """How a process ended and, where its last lines tell, why; no full stop at the end."""
+    """The clause on how a process ended and, where its last lines tell, why; without a full stop."""
     return f"{name} {_how(returncode)}{_why(returncode, lines)}"
 
 
@@ -294,9 +294,10 @@ def _how(returncode: int | None) -> str:
 def _why(returncode: int | None, lines: tuple[str, ...]) -> str:
     text = "\n".join(lines)
     cause = next((meaning for pattern, meaning in _CAUSES if re.search(pattern, text)), None)
-    if cause is None and returncode == -signal.SIGKILL and not lines:
-        cause = "killed from outside, perhaps by the system because host memory ran out"
     lines = tuple(line for line in lines if not _TRACEBACK.match(line))
-    said = [line for line in lines if _ERROR_LINE.match(line)] or list(lines)
+    errors = [line for line in lines if _ERROR_LINE.match(line)]
+    if cause is None and returncode == -signal.SIGKILL and not errors:
+        cause, lines = "killed from outside, perhaps by the system because host memory ran out", ()
+    said = errors or list(lines)
     quoted = f' (it said: "{_TENANTS.sub("", said[-1])}")' if said else ""
     return (f": {cause}" if cause else "") + quoted

@@ -30,7 +30,7 @@ logger = logging.getLogger("snugvl.engine")
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How the child is watched, in seconds.
+    """Settings of a child's supervision, in seconds.
 
     Attributes:
         watchdog_s: a step, or no answer at all, that lasts longer counts as a hang.
@@ -59,7 +59,7 @@ class Supervision:
 
 
 class Lives:
-    """Where a child engine stands, over all of its lives. Belongs to one event loop.
+    """The state of a child engine, over all of its lives. Belongs to one event loop.
 
     Attributes:
         state, detail, progress: as in `Health`.
@@ -98,21 +98,21 @@ class Lives:
         return self.state in ("failed", "draining")
 
     def health(self, *, asleep: str | None = None, timeline: Timeline = ()) -> Health:
-        """Where the engine stands now. `asleep`: the detail while it is ready, where it sleeps."""
+        """The engine's health now. `asleep`: the detail to show for a ready engine that sleeps."""
         wait_s = None
         if self.state in ("starting", "restarting"):
             wait_s = max(1.0, round(self._ready_by - time.monotonic(), 1))
         elif self.state == "draining":
-            wait_s = FIRST_LOAD_S  # whoever starts a server in its place needs that, too
+            wait_s = FIRST_LOAD_S  # a server that is started in its place needs as long
         detail = asleep if asleep is not None and self.state == "ready" else self.detail
         return Health(self.state, detail, self.progress, max(self.count - 1, 0), wait_s, timeline)
 
     def unavailable(self) -> EngineUnavailable:
-        """What a request is refused with that comes while it isn't ready."""
+        """The error for a request that comes while the engine isn't ready, with when to come back."""
         return EngineUnavailable(self.detail, retry_after_s=self.health().retry_after_s or GIVEN_UP_S)
 
     def start(self, detail: str, live: Callable[[], Awaitable[float | None]]) -> None:
-        """Begin with the first life.
+        """Begin with the first life, in a task.
 
         Args:
             detail: what it does now.
@@ -124,11 +124,11 @@ class Lives:
         self._task = asyncio.create_task(self._run(live), name="snugvl-supervisor")
 
     def begin(self) -> None:
-        """A life begins."""
+        """Note that a life begins."""
         self._ready_at, self._began_at = 0.0, time.monotonic()
 
     def load(self, model: str, detail: str, progress: float) -> None:
-        """The start of a life got further."""
+        """Note how far the start of a life is."""
         self.progress = progress
         if self.state == "starting":
             self.detail = f"{model} is loading: {detail}"
@@ -136,7 +136,8 @@ class Lives:
             self.detail = f"{self._last_death} ({detail})"
 
     def become_ready(self, detail: str) -> None:
-        """Requests are taken, unless the server is shutting down."""
+        """Note that the engine is ready: requests are taken from now on, unless the server is shutting
+        down."""
         self._ready_at = time.monotonic()
         self._load_s = self._ready_at - self._began_at
         self.count += 1
@@ -144,12 +145,12 @@ class Lives:
             self.state, self.detail, self.progress = "ready", detail, None
 
     def lose(self, reason: str) -> None:
-        """It no longer serves. `reason`: half a sentence."""
+        """Note that the engine doesn't serve any more and will start again. `reason`: half a sentence."""
         if self.state in ("ready", "restarting"):
             self.expect("restarting", f"{reason}; {self._again}")
 
     def retry(self, reason: str) -> None:
-        """It starts once more, with something changed, which is no death."""
+        """Note that it starts once more with something changed, which doesn't count as a death."""
         self._last_death = reason
         self.expect("restarting", reason)
 
@@ -167,17 +168,18 @@ class Lives:
         return pause_s
 
     def fail(self, error: SnugvlError) -> None:
-        """It won't run, for this reason."""
+        """Note that it won't run, for this reason: the state is "failed" for good."""
         self.failure = error
         self.state, self.detail, self.progress = "failed", str(error), None
 
     def expect(self, state: State, detail: str, pause_s: float = 0.0) -> None:
-        """It should be ready after the pause and as long as it took the last time."""
+        """Set the state, and expect it to be ready after the pause and the seconds that the last load
+        took."""
         self.state, self.detail, self.progress = state, detail, 0.0
         self._ready_by = time.monotonic() + pause_s + self._load_s
 
     def death_of_request(self, reason: str) -> str:
-        """What ends a request under way when the present life has ended."""
+        """The message of the error that ends running requests when the present life has ended."""
         return self.detail if self.state != "draining" else f"{reason}; {self.detail}"
 
     async def drain(self, timeout_s: float, busy: Callable[[], object]) -> bool:
@@ -211,7 +213,7 @@ class Lives:
             return await live()
         except SnugvlError as caught:
             error = caught
-        except Exception as bug:  # of ours: nobody may wait for an engine that won't come
+        except Exception as bug:  # of ours: no request may wait for an engine that won't come
             logger.exception("the supervisor failed")
             error = EngineError(f"the supervisor failed: {type(bug).__name__}: {bug}")
         if self.count and not self.over:
@@ -222,7 +224,7 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one life of an engine ended.
+    """The end of one life of an engine.
 
     Attributes:
         reason: half a sentence.
@@ -237,7 +239,7 @@ class Ending:
     error: SnugvlError | None = None
 
 
-class Life(Protocol):
+class LivingEngine(Protocol):
     """One life of an engine, which has been begun."""
 
     async def run(self) -> Ending:
@@ -249,14 +251,14 @@ class Life(Protocol):
         ...
 
 
-L = TypeVar("L", bound=Life)
+L = TypeVar("L", bound=LivingEngine)
 
 
 class Supervised(ABC, Generic[L]):
     """An `EngineService` whose engine lives in other processes. Belongs to one event loop."""
 
     def __init__(self, supervision: Supervision, lives: Lives, process: str, log: logging.Logger) -> None:
-        """`process`: the engine's, as half a sentence calls it; `log`: where deaths are told."""
+        """`process`: name of the engine's process within a sentence; `log`: logger of deaths."""
         self._supervision, self._lives = supervision, lives
         self._called, self._logger = process, log
         self._life: L | None = None
@@ -305,7 +307,7 @@ class Supervised(ABC, Generic[L]):
 
     @abstractmethod
     async def _look_after(self, life: L) -> None:
-        """What goes on beside a life. Cancelled when it ends."""
+        """Do background work beside a life. Cancelled when it ends."""
 
     @abstractmethod
     def _end_requests(

@@ -1,6 +1,6 @@
-"""The load: some clients, each with one request at a time, until there are none left.
+"""The load: some clients, each with one request at a time, until no request is left.
 
-Bytes and times are kept as they came; what each request was like is read from them afterwards.
+Bytes and times are kept as they came; the records of requests are read from them afterwards.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ LEAST_TOKENS: Final = 8  # of an answer that has a decode rate
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request.
+    """Times and tokens of one request; times are seconds from the start of the level.
 
     Attributes:
         sent_s: when its first byte was about to leave.
@@ -35,7 +35,7 @@ class Record:
         finished_s: when the server said that the answer is whole: later than the last piece where the last
             tokens have no text.
         output_tokens: by the server's count, or else the number of pieces (`counted_by`).
-        error: None, or a short code such as "429 queue_full"; `message` is what the server said.
+        error: None, or a short code such as "429 queue_full"; `message` is the server's.
     """
 
     sent_s: float
@@ -66,7 +66,7 @@ class Record:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first, per second from the first piece to the end of the answer; None of fewer
+        """Tokens after the first, per second from the first piece to the end of the answer; None for fewer
         than `LEAST_TOKENS` tokens."""
         if not self.pieces_s or self.output_tokens < LEAST_TOKENS:
             return None
@@ -80,8 +80,8 @@ class Exchange:
     """A request as it went over the wire; seconds from the start of the level.
 
     Attributes:
-        status: of the answer's head; None where none came.
-        chunks: when bytes came, and which.
+        status: HTTP status of the answer; None where none came.
+        chunks: (time, bytes) of each piece as it came.
         failure: the network's error, as (code, message).
     """
 
@@ -93,7 +93,7 @@ class Exchange:
 
 
 def read(exchange: Exchange) -> Record:
-    """What happened."""
+    """The record of a request, read from its exchange."""
     sent, ended = exchange.sent_s, exchange.ended_s
     if exchange.status is not None and exchange.status != 200:
         code, message = _refusal(exchange)
@@ -137,7 +137,7 @@ class _Answer:
         self._trouble: tuple[str, str] | None = None
 
     def take(self, at: float, data: bytes) -> None:
-        """One event."""
+        """Take one event."""
         if data == DONE:
             self._done = True
             return
@@ -159,7 +159,7 @@ class _Answer:
                 self.pieces.append(at)
 
     def trouble(self) -> tuple[str, str] | None:
-        """Why it is no good answer."""
+        """(code, message) of why it is no good answer, or None."""
         if self._trouble is not None:
             return self._trouble
         if not self._done and self.finish is None:
@@ -170,7 +170,7 @@ class _Answer:
 
 
 def _is_piece(choice: dict[str, Any]) -> bool:
-    """Whether text came, or a token whose text is held back; not the role before or the finish behind it."""
+    """Whether an event has text, or a token whose text is held back; not only a role or a finish reason."""
     delta = choice.get("delta") or {}
     if any(delta.get(name) for name in ("content", "tool_calls", "reasoning_content", "reasoning")):
         return True
@@ -206,11 +206,11 @@ HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """What making the load cost in this process.
+    """The cost of generating the load in this process.
 
     Attributes:
-        cpu_share: of one core, while the level ran.
-        lag_median_s, lag_p99_s, lag_max_s: how late its clock ran: times are wrong by so much.
+        cpu_share: share of one core, while the level ran.
+        lag_median_s, lag_p99_s, lag_max_s: how late the event loop woke up: times are wrong by so much.
     """
 
     cpu_share: float
@@ -234,7 +234,7 @@ class Lag:
 
 
 class Level:
-    """One level while it runs and after; `done` grows, so that what was measured outlives an interrupt."""
+    """One level, while it runs and after. `done` grows with each request, so an interrupt loses none."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self.done: list[Exchange] = []
@@ -244,7 +244,7 @@ class Level:
         self._lag = Lag()
 
     async def run(self, bodies: Sequence[bytes], clients: int) -> None:
-        """Send everything."""
+        """Send all requests and wait for their answers."""
         waiting = deque(bodies)
         lag = asyncio.ensure_future(self._lag.watch())
         self._begin, self._cpu = time.perf_counter(), time.process_time()
@@ -259,7 +259,7 @@ class Level:
 
     @property
     def generator(self) -> Generator:
-        """What it cost, after the end."""
+        """The cost of generating the load, once the level has ended."""
         late = sorted(self._lag.late_s) or [0.0]
         share = self._cpu_used / self._wall if self._wall else 0.0
         return Generator(share, percentile(late, 0.5), percentile(late, 0.99), late[-1])
@@ -287,7 +287,7 @@ class Level:
 
 
 def failure_of(error: Exception) -> tuple[str, str]:
-    """Code and message of what the network did."""
+    """(code, message) of the network's failure."""
     message = str(error) or type(error).__name__
     if isinstance(error, httpx.TimeoutException):
         return "timeout", message
@@ -295,7 +295,7 @@ def failure_of(error: Exception) -> tuple[str, str]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie."""
+    """The value below which `share` (0 to 1) of the sorted values lie."""
     place = (len(ordered) - 1) * share
     low, high = math.floor(place), math.ceil(place)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -56,19 +56,19 @@ Tell = Callable[[str], None]
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 class ServerProcess:
-    """A server of ours: `with Child("pocket", ["--device", "cpu"]) as child: child.wait(print, 60)`.
+    """A snugvl server: `with ServerProcess("pocket", ["--device", "cpu"]) as server: server.wait(print, 60)`.
 
-    `quiet`: without a line for every request, which `said` would have.
+    `quiet`: without a line in `said` for every request.
 
     Attributes:
-        url: where it listens.
-        command: what was started.
+        url: its address.
+        command: the command that started it.
         began: `time.perf_counter()` of the start.
     """
 
@@ -112,7 +112,7 @@ class ServerProcess:
             self._log.close()
 
     def wait(self, tell: Tell, patience_s: float) -> float:
-        """Seconds from the start until it takes requests; `tell` hears of each stage.
+        """Wait until it takes requests; returns the seconds from its start. `tell` is called for each stage.
 
         Raises:
             SnugvlError: it ended before (its own words, the exception of its exit code), or took longer.
@@ -161,7 +161,7 @@ OUR_VARIABLES = ("SNUGVL_API_KEY", "SNUGVL_SERVER")
 
 
 def _health(http: httpx.Client, url: str) -> tuple[bool, str]:
-    """Whether it is ready, and what it is doing."""
+    """(whether the server is ready, what it is doing)."""
     try:
         answer = http.get(f"{url}/health")
         return answer.status_code == 200, str(answer.json().get("detail") or "")
@@ -174,20 +174,20 @@ GPU_EVERY_S = 0.01
 
 
 class LedgerWatch:
-    """The ledger at `/memory`, its largest readings kept."""
+    """Reads the memory ledger of a server at `/memory`, and keeps its largest readings."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http, self._url = http, url
         self._peak: Ledger | None = None
 
     async def watch(self) -> None:
-        """Sample until cancelled."""
+        """Read the ledger every `LEDGER_EVERY_S` seconds, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LEDGER_EVERY_S)
 
     async def look(self) -> None:
-        """One reading; a server that gives none now may do so later."""
+        """Take one reading; where the server has none, that is no error."""
         with suppress(httpx.HTTPError, SnugvlError, ValueError):
             answer = await self._http.get(self._url)
             found = understood(read_memory, answer.json()).ledger
@@ -195,13 +195,13 @@ class LedgerWatch:
                 self._peak = higher(self._peak, found)
 
     def take(self) -> Ledger | None:
-        """The peak since the last call."""
+        """The largest readings since the last call; None without any."""
         peak, self._peak = self._peak, None
         return peak
 
 
 class GpuWatch:
-    """Every GPU of this machine, sampled in a thread of its own. Without one there is nothing to watch."""
+    """Samples the memory of every GPU of this machine in a thread of its own."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml or started()
@@ -245,7 +245,7 @@ class GpuWatch:
 
 
 def _handles(nvml: Any) -> list[Any]:
-    """GPUs that tell their memory."""
+    """Handles of the GPUs that report their memory."""
     found = []
     for index in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -263,14 +263,14 @@ PROGRESS_S: Final = 15.0  # between two lines about a level that runs
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkSettings:
-    """What to measure.
+    """Settings of a measurement.
 
     Attributes:
-        server: URL of one that runs; None starts one for `model` with `serve_options`.
-        levels: (clients, requests) of each.
-        repeat: how often each level runs.
+        server: URL of a running server; None starts one for `model` with `serve_options`.
+        levels: (clients, requests) of each level.
+        repeat: number of runs of each level.
         warmup: requests of each client before each level that are not counted.
-        timeout_s: without a byte from the server, after which a request has failed.
+        timeout_s: seconds without a byte from the server, after which a request has failed.
     """
 
     server: str | None
@@ -285,7 +285,7 @@ class BenchmarkSettings:
 
 
 class BenchmarkRun:
-    """One measurement; `result` is whole after `run`, and holds what there is after an interrupt of it."""
+    """One measurement. `result` is whole after `run`; after an interrupt it has the levels so far."""
 
     def __init__(self, settings: BenchmarkSettings, tell: Tell) -> None:
         self._settings, self._tell = settings, tell
@@ -295,15 +295,15 @@ class BenchmarkRun:
 
     @property
     def result(self) -> BenchmarkResult | None:
-        """What was measured so far; None before the server was found."""
+        """The result so far; None before the server was found."""
         return replace(self._facts, runs=tuple(self._runs)) if self._facts else None
 
     def run(self) -> None:
-        """Everything.
+        """Start or find the server, and run all levels.
 
         Raises:
-            SnugvlError: the server can't be started or found, or refuses what would be asked.
-            KeyboardInterrupt: Ctrl+C; what was measured is in `result`.
+            SnugvlError: the server can't be started or found, or refuses such requests.
+            KeyboardInterrupt: Ctrl+C; `result` has the levels so far.
         """
         settings = self._settings
         # The GPUs of this machine may not be those of the server.
@@ -390,7 +390,7 @@ class BenchmarkRun:
                 self._runs.append(Run(clients, repeat, requests, records, running.generator, memory))
 
     async def _progress(self, running: Level, requests: int) -> None:
-        """Says now and then how far a level is; a slow one would be silent for minutes."""
+        """Print now and then how far a level is; a slow one would be silent for minutes."""
         while True:
             await asyncio.sleep(PROGRESS_S)
             self._tell(f"{len(running.done):,} of {requests:,} answered")
@@ -401,7 +401,7 @@ class BenchmarkRun:
 
 
 def _forget(ledger: LedgerWatch | None, gpus: GpuWatch | None) -> None:
-    """Peaks of before don't belong to a level."""
+    """Drop earlier peaks, which don't belong to a level."""
     if ledger:
         ledger.take()
     if gpus:

@@ -1,6 +1,5 @@
-"""A result for people: what was asked, the table, memory, and what to know about the figures.
-
-Or two saved results side by side, as ratios of the second to the first.
+"""A benchmark's result for people: what was asked, the table, memory, and notes on the figures; or two saved
+results side by side, as ratios of the second to the first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkReport:
-    """Lines above, tables, lines below."""
+    """A printed report: lines above, tables, lines below."""
 
     above: tuple[str, ...]
     tables: tuple[Table, ...]
@@ -40,13 +39,13 @@ class BenchmarkReport:
 
 
 def report(result: BenchmarkResult) -> BenchmarkReport:
-    """Everything that is printed."""
+    """The report of a result."""
     tables = (speed(result), *_memory(memory_peak(result)))
     return BenchmarkReport(tuple(_above(result)), tables, tuple(_notes(result)))
 
 
 def speed(result: BenchmarkResult) -> Table:
-    """A row a figure, a column a level."""
+    """The table of speed: a row a figure, a column a level."""
     levels = result.levels
     head = ("clients", *(f"{level.clients:,}" for level in levels))
     rows = [
@@ -126,7 +125,7 @@ def _above(result: BenchmarkResult) -> Iterator[str]:
 
 
 def workload_line(workload: Workload) -> str:
-    """What is asked, in a line."""
+    """The line that describes the workload."""
     picture = "no picture"
     if workload.image is not None:
         width, height = workload.image

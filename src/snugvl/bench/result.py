@@ -1,6 +1,5 @@
-"""A whole measurement, as it is saved: everything that was seen, so that any figure can be computed again.
-
-And the arithmetic: from records of a level to medians, percentiles and rates, and those people compare. Pure.
+"""A whole measurement, as it is saved: all records, so that any figure can be computed again, and the
+arithmetic from a level's records to medians, percentiles and rates. Pure.
 """
 
 import json
@@ -24,7 +23,7 @@ Share = Literal["median", "p95", "p99"]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How values lie. Percentiles are interpolated between the two nearest values."""
+    """The distribution of values. Percentiles are interpolated between the two nearest values."""
 
     count: int
     mean: float
@@ -40,13 +39,13 @@ class Summary:
     """One level, all its repeats together.
 
     Attributes:
-        errors: how often each code came.
+        errors: number of requests by error code.
         first_token_s, latency_s: seconds from sending to the first piece and to the end.
         inter_token_s: seconds between pieces of one answer, all answers together.
-        decode_tokens_per_s: of single answers, after their first token.
-        output_tokens_per_s, requests_per_s: of all clients together, one value a repeat.
-        prompt_tokens, output_tokens: of single requests.
-        pieces: of the answers that were not counted by usage: their number of pieces stands for tokens.
+        decode_tokens_per_s: tokens a second of single answers, after their first token.
+        output_tokens_per_s, requests_per_s: rates of all clients together, one value a repeat.
+        prompt_tokens, output_tokens: tokens of single requests.
+        pieces: number of answers without usage, for which pieces are counted instead of tokens.
     """
 
     clients: int
@@ -67,7 +66,7 @@ class Summary:
 
 
 def spread(values: Iterable[float | None]) -> Distribution | None:
-    """Spread of the values that there are; None without any."""
+    """The distribution of the values that aren't None; None without any."""
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
@@ -78,7 +77,7 @@ def spread(values: Iterable[float | None]) -> Distribution | None:
 
 
 def summarize(clients: int, repeats: Sequence[Sequence[Record]]) -> Summary:
-    """A level from the records of each of its repeats."""
+    """The summary of a level, from the records of each of its repeats."""
     records = [record for repeat in repeats for record in repeat]
     good = [record for record in records if record.error is None]
     return Summary(
@@ -112,7 +111,7 @@ def rate(records: Sequence[Record], *, tokens: bool) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure. `scale`: from our units to `unit`."""
+    """One figure of a summary. `scale`: factor from our units to `unit`."""
 
     name: str
     unit: str
@@ -160,7 +159,7 @@ METRICS: Final = (*FIRST_TOKEN, *INTER_TOKEN, *LATENCY, EACH, ALL, REQUESTS)
 
 @dataclass(frozen=True, slots=True)
 class GpuPeak:
-    """All processes together, by NVML. `before_bytes`: when watching began."""
+    """Peak memory of a GPU, all processes together, by NVML. `before_bytes`: use when watching began."""
 
     name: str
     total_bytes: int
@@ -170,14 +169,14 @@ class GpuPeak:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """The largest readings of one level; every row has its own moment. `ledger`: None of a foreign server."""
+    """Peak memory of one level; every row may have another moment. `ledger`: None for a foreign server."""
 
     ledger: Ledger | None
     gpus: tuple[GpuPeak, ...] = ()
 
 
 def higher(before: Ledger | None, now: Ledger) -> Ledger:
-    """Each component's larger reading."""
+    """A ledger with each component's larger reading of the two."""
     if before is None:
         return now
     rows = tuple(_higher_row(before.row(row.name), row) for row in now.rows)
@@ -208,7 +207,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Where the client ran. `torch`: the installed version, by its metadata."""
+    """The machine on which the client ran. `torch`: the installed version, by its metadata."""
 
     system: str
     processor: str
@@ -236,7 +235,7 @@ def describe_machine() -> MachineFacts:
 
 
 def _processor() -> str:
-    """Linux tells the model in /proc/cpuinfo, `platform` only the architecture."""
+    """The processor's model from /proc/cpuinfo on Linux, else its architecture."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - a stream that is left early
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
@@ -246,7 +245,8 @@ def _processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What was measured. `command`: what started it, where we did. `software`: its version, if told."""
+    """The server that was measured. `command`: its command, where the benchmark started it. `software`: its
+    name and version, where it tells them."""
 
     url: str
     manner: Manner
@@ -256,7 +256,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """From the start of the server's process, in seconds: to taking requests, and to the first token."""
+    """Seconds from the start of the server's process until it takes requests, and until the first token."""
 
     ready_s: float
     first_token_s: float | None
@@ -264,7 +264,7 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One level, once. `planned_requests`: how many it would have been without an interrupt."""
+    """One run of a level. `planned_requests`: number of requests it would have had without an interrupt."""
 
     clients: int
     repeat: int
@@ -296,7 +296,7 @@ class BenchmarkResult:
         return tuple(summarize(each, [run.records for run in self.of(each)]) for each in clients)
 
     def of(self, clients: int) -> tuple[Run, ...]:
-        """All runs of a level."""
+        """All runs of the level with `clients` clients."""
         return tuple(run for run in self.runs if run.clients == clients)
 
     @property
@@ -306,13 +306,13 @@ class BenchmarkResult:
 
 
 def to_json(result: BenchmarkResult) -> str:
-    """The result with its summaries: for our own reading and for other programs'."""
+    """The result with its summaries, as JSON for `load` and for other programs."""
     document = {"levels": [asdict(level) for level in result.levels], **asdict(result)}
     return json.dumps(_rounded(document), ensure_ascii=False) + "\n"
 
 
 def _rounded(value: Any) -> Any:
-    """Times in microseconds: more would be noise, and a third of the file."""
+    """The value with times rounded to microseconds: more would be noise, and a third of the file."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):
@@ -321,7 +321,7 @@ def _rounded(value: Any) -> Any:
 
 
 def load(path: Path) -> BenchmarkResult:
-    """A saved result.
+    """Read a saved result.
 
     Raises:
         InputError: not there, not JSON, not a result, or one of another format.

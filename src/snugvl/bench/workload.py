@@ -1,7 +1,7 @@
-"""What is asked: one picture and a text a request, no two requests alike, the same for the same seed.
+"""The requests of a benchmark (one picture and a text each, no two alike, the same for the same seed) and the
+server that gets them: whether it is there, its name for the model, the fields that it takes.
 
-And of whom: whether the server is there, what it calls the model, how it wants to be asked. Pictures are of a
-size like that of photographs: smooth coloured noise with shapes on it.
+Pictures are JPEGs of a size like photographs': smooth coloured noise with shapes on it.
 """
 
 import base64
@@ -51,14 +51,14 @@ QUALITY = 90  # of the JPEG
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every request is like.
+    """The shape of every request.
 
     Attributes:
         image: width and height of its picture in pixels, or None without.
-        prompt_tokens: of its text, about; None for a short question.
+        prompt_tokens: approximate number of its text's tokens; None for a short question.
         max_tokens: length of its answer.
-        same_image: all requests show one picture, so that caches may help.
-        seed: of everything that is random.
+        same_image: whether all requests show one picture, so that caches may help.
+        seed: seed of everything that is random.
     """
 
     image: tuple[int, int] | None
@@ -70,12 +70,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a server wants to be asked.
+    """The fields that a server takes.
 
     Attributes:
-        ignore_eos: it takes the field that makes every answer as long as `max_tokens`.
-        usage: it takes the field that asks for its own count of tokens.
-        tokens_per_word: of `WORDS`, by its tokenizer.
+        ignore_eos: whether it takes the field that makes every answer as long as `max_tokens`.
+        usage: whether it takes the field that asks for its own count of tokens.
+        tokens_per_word: tokens a word of `WORDS`, by its tokenizer.
     """
 
     model: str
@@ -95,7 +95,7 @@ def text(workload: Workload, seed: int, tokens_per_word: float) -> str:
 
 
 def words(dice: random.Random, count: int) -> str:
-    """`count` words."""
+    """`count` random words."""
     return " ".join(dice.choices(WORDS, k=count))
 
 
@@ -165,9 +165,9 @@ class Target:
     """A server, found and asked once.
 
     Attributes:
-        software: what it says it is, where it says so.
+        software: its own name and version, where it tells them.
         first_token_at: `time.perf_counter()` of the very first token, or None where none came.
-        notes: what it doesn't do, in whole sentences.
+        notes: whole sentences on what it doesn't do.
     """
 
     address: Address
@@ -180,14 +180,14 @@ class Target:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What every request carries."""
+        """The headers of every request."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
 def connect(
     url: str, api_key: str | None, model: str | None, workload: Workload, *, timeout_s: float
 ) -> Target:
-    """Find the server and learn how it wants to be asked.
+    """Find the server and learn which fields it takes.
 
     Raises:
         EngineUnavailable: nothing answers there, or it isn't ready.
@@ -255,7 +255,7 @@ class _Probe:
         return replace(manner, tokens_per_word=per_word), ()
 
     def _ask(self, manner: Manner, asked: dict[str, Any]) -> dict[str, Any]:
-        """One streamed request; its usage, empty where the server tells none."""
+        """Send one streamed request; returns its usage, empty where the server reports none."""
         fields = {"model": manner.model, "messages": [asked], "max_tokens": PROBE_TOKENS, "stream": True}
         usage: dict[str, Any] = {}
         with translating(self._address), warnings.catch_warnings():
@@ -293,7 +293,7 @@ def _notes(manner: Manner, usage: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _software(client: Client) -> str | None:
-    """snugvl and vLLM tell their version; others only what they are."""
+    """The server's name, with its version where it is snugvl or vLLM; None where unknown."""
     try:
         found = client.get("/version")
     except SnugvlError:

@@ -175,7 +175,7 @@ class TextConfig:
         return self.mixture if self.mixture.layers[min(layer, self.num_layers - 1)] else None
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that a layer sees, its own included; None for all."""
+        """Number of tokens that a layer sees, its own included; None for all."""
         return self.window if self.kinds[layer] == "sliding" else None
 
     def place_of(self, layer: int) -> int:

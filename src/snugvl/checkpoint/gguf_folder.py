@@ -59,7 +59,7 @@ def folder_of(files: GgufFiles) -> Path:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _write(work, documents)
-        with suppress(OSError):  # somebody else was quicker
+        with suppress(OSError):  # another process was quicker
             work.rename(place)
         _tidy(place.parent)
     except OSError:  # a cache that can't be written costs the time, no more

@@ -160,7 +160,10 @@ def _entry(name: str, value: Any, path: Path, start: int, size: int) -> TensorEn
         raise CheckpointError(f"{where} has a corrupt header entry")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise UnsupportedModel(f"{where} is of dtype {shown(dtype)}; known are {', '.join(DTYPE_BYTES)}")
+        raise UnsupportedModel(
+            f"{where} is of dtype {shown(dtype)}, which snugvl doesn't read; use a checkpoint in one of "
+            f"{', '.join(DTYPE_BYTES)}"
+        )
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise CheckpointError(
             f"{where} has shape {shown(shape)} and offsets {shown(offsets)}, expected whole numbers"

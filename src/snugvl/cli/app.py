@@ -174,7 +174,7 @@ _NO_COMMAND: Final = re.compile(r"No such command '(.*?)'\.?")
 
 
 def _in_options(error: SnugvlError, words: Sequence[str]) -> SnugvlError:
-    """An error that speaks of what an option says, in the option's words."""
+    """The error with the names of options where it names a request's fields."""
     if isinstance(error, RequestTooLarge):
         text = str(error).replace("(max_pixels)", "(--max-pixels)")
         given = any(word.split("=")[0] == "--context" for word in words)

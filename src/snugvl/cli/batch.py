@@ -1,4 +1,4 @@
-"""Do the jobs of a command: several at once, outcomes in the order of the jobs, errors kept apart.
+"""Does the jobs of a command: several at once, outcomes in the order of the jobs, errors kept apart.
 
 Eight images are in flight at a time: while the engine batches some, others are being decoded. One job that
 fails ends alone. A single image on a terminal is streamed instead.
@@ -80,7 +80,7 @@ def _load_and_do(
     output: OutputChoice,
     sink: Opener | None,
 ) -> None:
-    # One image is read before the model is loaded, so that a mistyped path is told at once.
+    # One image is read before the model is loaded, so that a mistyped path is reported at once.
     opener = sink or _opener(task, jobs, choice, output)
     read = session.reader(choice, videos=task.videos)
     with _named(jobs):
@@ -101,7 +101,7 @@ def _load_and_do(
 
 @contextmanager
 def _named(jobs: Sequence[Job]) -> Iterator[None]:
-    """Names the picture of a lone job in its error: a server knows no names of files."""
+    """Put the picture's file name into the error of a lone job: a server doesn't know it."""
     try:
         yield
     except ImageError as error:
@@ -175,7 +175,7 @@ def _single(outcome: Outcome, sink: Opener, output: OutputChoice) -> None:
 
 
 def _told(output: OutputChoice, results: int) -> None:
-    """Say where the results are."""
+    """Print where the results are."""
     if output.path is not None and not output.quiet:
         say(f"{several(results, 'new result' if output.resume else 'result')} in {output.path}")
 
@@ -238,10 +238,10 @@ def _outcomes(attempt: Callable[[Job], Outcome], jobs: Sequence[Job]) -> Iterato
 
 
 def _taken(work: Future[Outcome]) -> Outcome:
-    """Its outcome, once it is there.
+    """Wait for a job's outcome and return it.
 
-    Python can't end a wait by a signal that came in the instant before it began: the batch would go on as if
-    nobody had pressed Ctrl+C, without end where a server doesn't answer. So this wakes now and then.
+    Python can't end a wait by a signal that came in the instant before it began: the batch would ignore
+    Ctrl+C, and never end where a server doesn't answer. So this wakes now and then.
     """
     while not wait((work,), WAKE_S).done:
         pass
@@ -261,7 +261,7 @@ def _attempt(task: Task, model: Model | Client, job: Job, read: Reader) -> Outco
 
 
 class _Progress(Protocol):
-    """Tells how far a batch is."""
+    """Shows how far a batch is."""
 
     def advance(self) -> None: ...
 
@@ -270,7 +270,7 @@ class _Progress(Protocol):
 
 class _Silent:
     def advance(self) -> None:
-        """Nothing to show."""
+        """Do nothing."""
 
     def say(self, message: str) -> None:
         say(message)
@@ -278,7 +278,7 @@ class _Silent:
 
 @contextmanager
 def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Progress]:
-    """A bar of `total` steps on standard error, only where a person watches it there."""
+    """A bar of `total` steps on standard error, where that is a terminal."""
     if not shown or not sys.stderr.isatty():
         yield _Silent()
         return

@@ -149,7 +149,7 @@ def bench(
 
 
 def _measure(measurement: BenchmarkRun, json: Path | None, tell: Tell) -> None:
-    """Run, print, save; exit as it went."""
+    """Run the measurement, print and save its result; the exit code says how it went."""
     interrupt = None
     with ended_like_ctrl_c():
         try:
@@ -213,7 +213,7 @@ def _compare(first: Path, second: Path, *, saving: bool) -> None:
 
 
 def _check_folder(path: Path | None) -> None:
-    """Before anything is measured: afterwards it would be lost."""
+    """Refuse a missing folder before the measurement, whose result would be lost."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{path} can't be written: name a file in a folder that is there")
 

@@ -56,7 +56,7 @@ def chat(
         typer.Argument(metavar="[IMAGE]...", help="Pictures or videos to begin with."),
     ] = None,
     system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="What the model is told beforehand.")
+        str | None, typer.Option("--system", metavar="TEXT", help="A system message for the model.")
     ] = None,
     quiet: options.Quiet = False,
     *,
@@ -75,7 +75,7 @@ def chat(
 
 @dataclass
 class ChatSession:
-    """What was said, and the pictures that wait for the next question."""
+    """A conversation in the terminal, and the pictures that wait for the next question."""
 
     choice: options.ModelChoice
     sampling: SamplingParams
@@ -102,12 +102,12 @@ class ChatSession:
         return [(name, look(read(Job((name,)))[0])) for name in names]
 
     def clear(self) -> None:
-        """Forget everything but the pictures that wait."""
+        """Forget all messages; pictures that wait for a question stay."""
         self.messages.clear()
         self.turns.clear()
 
     def save(self, path: Path) -> None:
-        """Write what was said.
+        """Write the conversation to a file.
 
         Raises:
             InputError: there is such a file, or nothing to write.
@@ -119,10 +119,10 @@ class ChatSession:
         path.write_text("\n\n".join(turn.markdown(path) for turn in self.turns) + "\n", encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Go on with what `save` wrote, from whatever folder; what was said here before is forgotten.
+        """Go on with a conversation that `save` wrote, in any folder, instead of the present one.
 
         Raises:
-            SnugvlError: it can't be read, is no such file, or a picture isn't there any more.
+            SnugvlError: it can't be read, wasn't written by `save`, or a picture isn't there any more.
         """
         from snugvl.core.messages import Message, Text, user
 
@@ -134,7 +134,7 @@ class ChatSession:
             self.messages.append(mine if turn.mine else Message("assistant", (Text(turn.text),)))
 
     def ask(self, model: Model | Client, question: str) -> None:
-        """Print the answer as it comes. What was interrupted stays in the conversation as far as it came.
+        """Print the answer as it comes. An interrupted answer stays in the conversation as far as it came.
 
         Raises:
             SnugvlError: the question couldn't be answered; the conversation is as it was before.
@@ -171,8 +171,8 @@ class SavedTurn:
         return self.name == ME
 
     def markdown(self, file: Path) -> str:
-        """As it stands in `file`. Pictures beside or below it are named from there, so that both may move
-        together; others by their whole path."""
+        """The turn's text in `file`. Pictures beside or below it have relative paths, so that both may move
+        together; others have their whole path."""
         links = []
         for name in self.pictures:
             path = Path(name).resolve()
@@ -184,7 +184,7 @@ class SavedTurn:
         return f"**{self.name}:** {''.join(links)}{text}"
 
     def moved(self, file: Path) -> SavedTurn:
-        """The turn of `file` with pictures as they are named from here."""
+        """The turn, read from `file`, with the paths of pictures relative to the working folder."""
         return replace(self, pictures=tuple(str(file.parent / name) for name in self.pictures))
 
 
@@ -196,7 +196,7 @@ def _turns(file: Path) -> list[SavedTurn]:
     names, turns = parts[::2], []
     talked = len(names) % 2 == 0 and all((name == ME) != number % 2 for number, name in enumerate(names))
     if lead.strip() or not names or not talked:
-        raise InputError(f"{file} is no conversation that /save has written")
+        raise InputError(f"{file} is no conversation of snugvl chat; /load reads files that /save wrote")
     for name, said in zip(names, parts[1::2], strict=True):
         pictures, rest = [], said.rstrip("\n")
         while name == ME and (link := _SHOWN.match(rest)):
@@ -208,7 +208,7 @@ def _turns(file: Path) -> list[SavedTurn]:
 
 
 def _converse(talk: ChatSession, model: Model | Client, *, quiet: bool) -> None:
-    """Read lines until the end. At a terminal an error is told and the conversation goes on."""
+    """Read lines until the end. At a terminal the conversation goes on after an error is shown."""
     person = sys.stdin is not None and sys.stdin.isatty()
     if person:
         _complete()
@@ -237,7 +237,7 @@ def _converse(talk: ChatSession, model: Model | Client, *, quiet: bool) -> None:
 
 
 def _line(person: bool) -> str | None:
-    """The next line, or None at the end."""
+    """The next line of input, or None at its end."""
     if not person:
         return (sys.stdin.readline() or None) if sys.stdin is not None else None
     try:
@@ -248,7 +248,7 @@ def _line(person: bool) -> str | None:
 
 
 def _done(talk: ChatSession, model: Model | Client, line: str, *, quiet: bool) -> bool:
-    """Do what a line says; whether that is to leave."""
+    """Answer a line's question, or run its command; returns whether that was to leave."""
     word, _, rest = line.partition(" ")
     rest, tell = rest.strip(), (lambda text: None) if quiet else say
     if word in ("/exit", "/quit", "/bye", "/q") or line.lower() in ("exit", "quit"):
@@ -259,7 +259,7 @@ def _done(talk: ChatSession, model: Model | Client, line: str, *, quiet: bool) -
     elif word in ("/save", "/load"):
         name, *more = _names(_needed(word, rest))
         if more:
-            raise InputError(f"{word} takes one file; put a name with blanks in quotes")
+            raise InputError(f"{word} takes one file, not {1 + len(more)}; put a name with spaces in quotes")
         path = Path(name).expanduser()
         if word == "/save":
             talk.save(path)
@@ -296,7 +296,7 @@ def _shown(
 
 def _pictured(line: str) -> tuple[list[str], str]:
     """The pictures that a line begins with, as one that was dragged here does, and the question behind them.
-    A lone name that is written as a picture's counts though there is no such file: its error is told."""
+    A lone name that looks like a picture's counts even without such a file: its error is shown then."""
     names, at = [], 0
     while word := _WORD.match(line, at):
         name = "".join(_names(word[1]))
@@ -309,7 +309,7 @@ def _pictured(line: str) -> tuple[list[str], str]:
 
 
 def _names(text: str) -> list[str]:
-    """Names as a shell splits them; with a lone quotation mark, as in don't.png, at blanks."""
+    """Names as a shell splits them; with a lone quotation mark, as in don't.png, at spaces."""
     import shlex
 
     try:
@@ -319,7 +319,7 @@ def _names(text: str) -> list[str]:
 
 
 def _complete() -> None:
-    """Let Tab complete commands and names of files; input() has history and editing with it, too."""
+    """Let Tab complete commands and names of files; it also gives input() history and editing."""
     with suppress(ImportError):
         import readline
 
@@ -330,7 +330,7 @@ def _complete() -> None:
 
 
 def completions(line: str) -> list[str]:
-    """The lines that `line` may become: a command, or one more name of a file behind one."""
+    """Completions of `line`: a command, or a command with one more file name."""
 
     head = line.partition(" ")[0]
     if line.startswith("/") and " " not in line:
@@ -359,7 +359,7 @@ def completions(line: str) -> list[str]:
 
 
 def _escaped(name: str) -> str:
-    """A name as it is typed in a line, `~` still its home."""
+    """A file name as it is typed in a line, with `~` left as it is."""
     return re.sub(r"""([\s'"\\])""", r"\\\1", name)
 
 

@@ -198,10 +198,10 @@ def _compare(
 def _items(
     choice: ModelChoice, names: Sequence[str], questions: Sequence[Question]
 ) -> tuple[list[Item], int]:
-    """What can be asked, and how many answers can't be had because a picture can't be read.
+    """(questions about readable pictures, number of answers missing because a picture can't be read).
 
     Raises:
-        SnugvlError: the picture's, where there is no other.
+        SnugvlError: the only picture can't be read, or none can.
     """
     from snugvl.fidelity.stages import Item
 
@@ -220,12 +220,12 @@ def _items(
             continue
         items += [Item(name, size, reading, question) for question in questions]
     if not items:
-        raise InputError(f"none of the {len(names)} pictures can be read")
+        raise InputError(f"none of the {len(names)} pictures can be read, for the reasons above")
     return items, failed
 
 
 def _purposed(variants: Sequence[Variant], questions: Sequence[Question]) -> list[Variant]:
-    """Planned for boxes where boxes are asked for, as `snugvl detect` does."""
+    """The variants, planned for the purpose "detect" where boxes are asked for, as `snugvl detect` does."""
     if not any(question.task == "detect" for question in questions):
         return list(variants)
     return [replace(variant, load=replace(variant.load, purpose="detect")) for variant in variants]
@@ -234,7 +234,7 @@ def _purposed(variants: Sequence[Variant], questions: Sequence[Question]) -> lis
 def _asked(
     task: TaskName | None, questions: Sequence[str], objects: Sequence[str]
 ) -> list[tuple[TaskName, str, tuple[str, ...]]]:
-    """Task, text and objects of each question."""
+    """(task, text, objects) of each question."""
     chosen: TaskName = task or ("ask" if questions else "detect" if objects else "caption")
     if questions and chosen != "ask":
         raise typer.BadParameter(f"--question is for --task ask, not {chosen}")
@@ -276,7 +276,7 @@ def _finished(result: OutputChoice) -> bool:
 
 
 def _mark(name: str) -> list[int] | None:
-    """What tells a file from what it was."""
+    """(size in bytes, time of change) of a file, by which a changed one is recognised; None for no file."""
     try:
         found = os.stat(Path(name.partition("#page=")[0]))  # noqa: PTH116 (a name may be no path)
     except (OSError, ValueError):
@@ -288,7 +288,7 @@ UNKNOWN = " …"  # behind an answer that isn't known to its end
 
 
 def plan_lines(comparison: Comparison) -> Iterator[str]:
-    """What will be done, what it will hold, and how long the reading takes."""
+    """Lines on what will be done, the memory it takes, and how long the reading takes."""
     reference, rivals = comparison.reference, comparison.rivals
     pixels = reference.max_pixels
     size = "" if pixels is None else f", pictures of up to {megapixels(pixels)}"
@@ -313,7 +313,7 @@ def plan_lines(comparison: Comparison) -> Iterator[str]:
 
 @contextmanager
 def progress(*, shown: bool) -> Iterator[Tell]:
-    """A bar on standard error where a person watches it there, else a line for each stage."""
+    """A bar on standard error where that is a terminal, else a line for each stage."""
     if not shown:
         yield lambda _stage, _detail, _done, _left: None
         return
@@ -342,7 +342,7 @@ def progress(*, shown: bool) -> Iterator[Tell]:
 
 
 class _Lines:
-    """One line when a stage begins."""
+    """Prints a line when a stage begins."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -354,7 +354,7 @@ class _Lines:
 
 
 def show(comparison: Comparison, outcomes: Sequence[QuestionOutcome], result: OutputChoice) -> None:
-    """Print all, or write records."""
+    """Print all results, or write records."""
     from snugvl.fidelity.results import figures
 
     model = comparison.reference.capabilities.model
@@ -388,7 +388,7 @@ def show(comparison: Comparison, outcomes: Sequence[QuestionOutcome], result: Ou
 
 
 def _table(rows: Sequence[Figures]) -> list[str]:
-    """A line for each variant."""
+    """The table, a line for each variant."""
     boxes = any(row.iou is not None for row in rows)
     heads = ["", "KL, nats a token", "likeliest token", "same answers", *(["boxes' IoU"] if boxes else [])]
     cells = [heads]
@@ -404,7 +404,7 @@ def _table(rows: Sequence[Figures]) -> list[str]:
 
 
 def _differences(outcomes: Sequence[QuestionOutcome], result: OutputChoice) -> Iterator[str]:
-    """Answers that aren't the reference's, beside it, question by question."""
+    """Lines with answers that differ from the reference's, beside it, question by question."""
     differ = [each for each in outcomes if each.score is not None and not each.same]
     differ.sort(key=_question)
     for _, some in groupby(differ, key=_question):
@@ -426,7 +426,7 @@ def _question(outcome: QuestionOutcome) -> tuple[str, str]:
 
 
 def _beside(name: str, width: int, text: str) -> str:
-    """A name and a text, whose further lines stand under its first one."""
+    """A name and a text whose further lines are indented under its first one."""
     first, *rest = printable(text).splitlines() or [""]
     return "\n".join([f"  {name.ljust(width)}  {first}", *(f"  {'':{width}}  {line}" for line in rest)])
 

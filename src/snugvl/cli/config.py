@@ -1,4 +1,4 @@
-"""`snugvl config`, and the TOML file with what is said every time.
+"""`snugvl config`, and its TOML file of options that hold for every command line.
 
     # $XDG_CONFIG_HOME/snugvl/config.toml
     model = "Qwen/Qwen3-VL-4B-Instruct-FP8"    # for every command that has the option
@@ -45,7 +45,7 @@ def _group(context: typer.Context) -> None:
 
 
 def path() -> Path:
-    """Where the file is: below `$XDG_CONFIG_HOME`, `%APPDATA%` on Windows, else below `~/.config`."""
+    """The file's path: below `$XDG_CONFIG_HOME`, `%APPDATA%` on Windows, else below `~/.config`."""
     chosen = os.environ.get("XDG_CONFIG_HOME") or (os.environ.get("APPDATA") if os.name == "nt" else None)
     return Path(chosen or "~/.config").expanduser() / "snugvl" / "config.toml"
 
@@ -63,8 +63,9 @@ def defaults(context: typer.Context) -> dict[str, Any] | None:
 
 
 def blame(words: Sequence[str], message: str) -> str:
-    """Where a value that an error speaks of was said, unless in `words`, the command line: "; KEY is set in
-    …", and how that is undone. Nothing where no value of the file is spoken of."""
+    """Addition to an error message about a value of the file: "; KEY is set in …", and how to undo that.
+
+    Empty where the message names no value of the file, or the option is among `words`, the command line."""
     try:
         values = _parsed(_text() or "")
     except (InputError, OSError):
@@ -93,7 +94,7 @@ def show_path() -> None:
 
 @app.command("show", cls=Command)
 def show() -> None:
-    """Print the file. Keys of servers are shown, too."""
+    """Print the file, API keys included."""
     text = _text()
     if text is None:
         say(f"{path()} doesn't exist yet; write to it with: snugvl config set KEY VALUE")
@@ -224,7 +225,7 @@ def _checked(text: str, context: typer.Context) -> dict[str, dict[str, Any]]:
 
 
 def _near(key: str, known: Sequence[str]) -> str:
-    """A question whether the nearest key was meant; empty where none is near."""
+    """ "; did you mean KEY?" for the nearest key; empty where none is near."""
     near = meant(key, known)
     return f" (did you mean {near}?)" if near else ""
 
@@ -294,7 +295,7 @@ def _with(text: str, table: str, name: str, value: str) -> str:
 
 
 def _write(text: str, context: typer.Context) -> None:
-    """Keep a text that is right; it may hold API keys, so others don't read it."""
+    """Write a valid text to the file, which only the user can read, as it may hold API keys."""
     _checked(text, context)
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)

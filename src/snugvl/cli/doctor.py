@@ -318,7 +318,7 @@ def _hanging(lead: str, style: str, text: str, width: int | None) -> Iterator[Li
 
 
 def _blocks() -> tuple[str, str]:
-    """A held and a free cell that this output can show."""
+    """(held, free): characters of the bar that this output can show."""
     try:
         "█░".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -1,4 +1,4 @@
-"""Where the `snugvl` command begins.
+"""The entry point of the `snugvl` command.
 
 `snugvl serve` waits for torch's import longer than for anything else, so the process that imports it is begun
 before the command line itself is imported and read. Whether it is wanted is guessed from the words: a wrong
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _serves(words: Sequence[str]) -> bool:
-    """`serve`, and with an engine of ours: no help, no vLLM."""
+    """Whether `words` are `serve` with an engine in snugvl's own process: no help, no vLLM."""
     if words[:1] != ["serve"] or {"--help", "-h", "--backend=vllm"} & set(words):
         return False
     named = ("--backend", "vllm") in pairwise(words)

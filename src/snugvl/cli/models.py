@@ -71,7 +71,7 @@ def fetch(
     quiet: bool = False,
     fits: Fits | None = None,
 ) -> None:
-    """The command itself. `fits`: why the model can't be used on this machine, or None if it can."""
+    """Do what `pull` does. `fits`: why the model can't be used on this machine, or None if it can."""
     from snugvl.checkpoint import download
     from snugvl.checkpoint.gguf_files import hub_id, repository
     from snugvl.checkpoint.locate import POCKET, near
@@ -96,7 +96,7 @@ def fetch(
 
 @contextmanager
 def _watch(*, shown: bool) -> Iterator[Watch | None]:
-    """A bar of bytes on standard error, where a person watches it."""
+    """A bar of bytes on standard error, where that is a terminal."""
     if not shown:
         yield None
         return
@@ -165,7 +165,7 @@ def list_models(
 
 
 def _gguf(name: str) -> Cached:
-    """A GGUF model, wherever it is. One that is broken has no bytes; its row says why."""
+    """A GGUF model, wherever it is, as a row of the list. A broken one has 0 bytes; its row says why."""
     from snugvl.checkpoint.cached import Cached
     from snugvl.checkpoint.gguf_files import gguf_files
 
@@ -252,10 +252,10 @@ def _check_idle(model: str) -> None:
 
 
 def _confirm(question: str) -> None:
-    """Ask. No is no error of anybody's, but nothing was done.
+    """Ask for confirmation.
 
     Raises:
-        typer.BadParameter: nobody is there to be asked.
+        typer.BadParameter: there is no terminal to ask on.
         typer.Exit: with 1, after a no.
     """
     if sys.stdin is None or not sys.stdin.isatty():

@@ -34,7 +34,7 @@ SOLD_AS: Final = ("--vram", "--ram")  # memory that people know by the number on
 
 
 def address(value: str | None) -> str | None:
-    """A server's address as it was typed, with http:// where that was left out.
+    """Check a server's address and return it, with http:// where that was left out.
 
     Raises:
         typer.BadParameter: it is no address.
@@ -48,7 +48,7 @@ def address(value: str | None) -> str | None:
 
 
 def device(value: str | None) -> str | None:
-    """A device as it was typed.
+    """Check a device's name and return it.
 
     Raises:
         typer.BadParameter: it is none.
@@ -62,10 +62,10 @@ def device(value: str | None) -> str | None:
 
 
 def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """A size as it was typed.
+    """Check a size and return it as it was typed.
 
     Raises:
-        typer.BadParameter: it is none, or nothing where there must be something.
+        typer.BadParameter: it is no size, or 0 where that is not allowed.
     """
     if value is not None:
         option = parameter.opts[0]
@@ -112,7 +112,7 @@ def cards(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MachineChoice:
-    """Which machine a command means; nothing given: this one."""
+    """Options that describe a machine; without any of them this machine is meant."""
 
     gpu: Annotated[
         str | None,
@@ -158,12 +158,12 @@ class MachineChoice:
 
     @property
     def described(self) -> bool:
-        """A machine is described by its GPU."""
+        """Whether a machine is described, by its GPU."""
         return self.gpu is not None or self.vram is not None
 
     @property
     def here(self) -> bool:
-        """This machine is meant."""
+        """Whether this machine is meant."""
         return not self.described and self.machine is None
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class MachineChoice:
 
 
 def machine_from(options: MachineChoice) -> Machine:
-    """The machine that is meant.
+    """The machine that the options mean: this one, a described one, or a recorded one.
 
     Raises:
         typer.BadParameter: a description that can't be.
@@ -214,7 +214,7 @@ NUMBERS = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMB
 
 
 def meant(word: str, known: Sequence[str]) -> str | None:
-    """The one of `known` that `word` misspells or begins; None where none is near."""
+    """The one of `known` that `word` misspells or abbreviates; None where none is near."""
     from difflib import get_close_matches
 
     begun = [name for name in known if len(word) > 2 and name.startswith(word)]
@@ -223,7 +223,7 @@ def meant(word: str, known: Sequence[str]) -> str | None:
 
 
 class _Read:
-    """Summary of a command or a group, and its numbers in words."""
+    """Common help of commands and groups: whole summaries, and ranges of numbers in words."""
 
     help: str | None
     params: list[Any]
@@ -249,7 +249,7 @@ class _Read:
 
 
 class Command(_Read, TyperCommand):
-    """A command."""
+    """A typer command whose help has whole summaries, and ranges of numbers in words."""
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__(*args, **values)
@@ -257,7 +257,7 @@ class Command(_Read, TyperCommand):
 
 
 class CommandGroup(_Read, TyperGroup):
-    """A group of commands."""
+    """A typer group of commands, with the same help as `Command`."""
 
 
 DEFAULT_MODEL = "pocket"
@@ -357,10 +357,10 @@ SERVED = load_options("serve")
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which model, and how to load it; or which server has it.
+    """The model of a command, and how to load it; or the server that has it.
 
-    `model` is None where neither was said: `session.resolve` chooses, and `notes` tell what and why.
-    `pocket`: the built-in one answers, here or on the server, or a copy of it: it learned drawings alone.
+    `model` is None where neither was given: `session.resolve` chooses, and `notes` say what and why.
+    `pocket`: whether pocket or a copy of it answers, here or on the server: it learned drawings alone.
     """
 
     model: str | None
@@ -396,18 +396,19 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How to generate."""
+    """Options of generation."""
 
     max_tokens: MaxTokens = None
     temperature: Temperature = 0.0
     seed: Seed = None
 
     def sampling(self) -> SamplingParams:
-        """Options of sampling as the tasks take them."""
+        """The options as sampling parameters for the tasks."""
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
     def chosen(self) -> dict[str, Any]:
-        """What differs from the defaults: part of what tells one run from another."""
+        """The options that differ from their defaults, by name; a run's records are resumed with the same
+        only."""
         chosen: dict[str, Any] = {}
         if self.max_tokens is not None:
             chosen["max_tokens"] = self.max_tokens
@@ -418,7 +419,7 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputChoice:
-    """Where results go. `path` is a JSON Lines file."""
+    """Options of where results go. `path` is a JSON Lines file."""
 
     json: bool
     path: Path | None
@@ -448,7 +449,7 @@ PLAIN = {"model": None, "server": None, "api_key": None, "json": False, "resume"
 
 
 def _without_file(values: dict[str, Any], context: typer.Context) -> None:
-    """Drop what the configuration says of loading where a server has loaded its model already."""
+    """Drop the configuration file's options of loading where a server has loaded its model already."""
     if not (values.get("server") or values.get("attach")):
         return
     for name in values.keys() & ({*LOAD, *SERVED} - {"max_pixels"}):

@@ -127,7 +127,7 @@ def _save(plan: Plan, machine: Machine, path: Path) -> None:
 
 
 def _here(plan: Plan, machine: Machine) -> bool:
-    """Whether the model's files are on the machine that is meant; of another one nobody knows."""
+    """Whether the model's files are on this machine; False for a plan of another machine."""
     if plan.choice is None or plan.choice.option.model.facts.source in ("folder", "file"):
         return True
     if machine.source != "probed":
@@ -166,7 +166,7 @@ def _put(plan: Plan, machine: Machine, *, json: bool, verbose: bool) -> None:
 
 
 def _measured(machine: Machine) -> Measured | None:
-    """What earlier runs of the same settings took on this machine; None for a described one."""
+    """Measurements of earlier runs with the same settings on this machine; None for a described one."""
     if machine.source != "probed" or not machine.gpus:
         return None
     from snugvl.hardware import calibration

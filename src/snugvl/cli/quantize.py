@@ -156,7 +156,8 @@ def _lines(out: Path, made: WrittenCheckpoint) -> list[str]:
 
 
 def _given(choice: ModelChoice, names: Sequence[str]) -> Given:
-    """
+    """The user's pictures and texts in these files and folders.
+
     Raises:
         InputError: a file isn't there, or a folder has nothing to read.
     """
@@ -178,7 +179,7 @@ def _texts(path: Path) -> list[Path]:
 
 
 def _only_texts(path: Path) -> bool:
-    """A folder in which nothing else is looked for."""
+    """Whether a folder holds only texts, so that no pictures are looked for."""
     if not path.is_dir():
         return False
     pictures = any(each.suffix.lower() in sources.SUFFIXES for each in path.iterdir())

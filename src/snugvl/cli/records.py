@@ -1,4 +1,4 @@
-"""Jobs, tasks, and where their outcomes go: lines for people, JSON Lines, or one file at the end.
+"""Jobs, tasks, and the sinks of their outcomes: lines for people, JSON Lines, or one file at the end.
 
 JSON Lines are one record per image, written as soon as it is done, and read again to resume:
 
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One result to make: of one image, or of several together."""
+    """One result to make, from one image or from several together."""
 
     names: tuple[str, ...]
     together: bool = False
 
     @property
     def image(self) -> str | list[str]:
-        """How records name it."""
+        """Its name in records: the image's, or a list of several."""
         return list(self.names) if self.together else self.names[0]
 
     @property
     def title(self) -> str:
-        """How people read it."""
+        """Its name for people."""
         return ", ".join(self.names)
 
     @property
     def called(self) -> list[str]:
-        """How messages call each of its images."""
+        """The name of each of its images in messages."""
         return ["standard input" if name == STDIN else name for name in self.names]
 
 
@@ -70,11 +70,11 @@ class Task:
     """A task with its parameters filled in.
 
     Attributes:
-        name: of the task, in records.
-        params: what was asked, in records; a file is resumed only with the same.
-        run: the result of a job's images.
-        text: the result for people.
-        stream: the same as `run` while it is generated, where the result is plain text.
+        name: name of the task in records.
+        params: parameters of the task in records; a file is resumed only with the same.
+        run: function that makes the result of a job's images.
+        text: function that makes the text of a result for people.
+        stream: like `run`, but yields the text while it is generated; None where the result is no plain text.
         videos: whether a video may stand for a picture.
     """
 
@@ -88,7 +88,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job: a result or an error."""
+    """The outcome of a job: a result or an error."""
 
     job: Job
     result: Result | None
@@ -97,12 +97,12 @@ class Outcome:
 
 
 def words(result: Caption | Answer) -> str:
-    """The text itself."""
+    """The text of a caption or an answer."""
     return result.text
 
 
 def scene(result: Scene) -> str:
-    """The summary, then a line for each part that has something."""
+    """The text of a scene: the summary, then a line for each part that isn't empty."""
     lines = [result.summary] if result.summary else []
     if result.setting:
         lines.append(f"Setting: {result.setting}")
@@ -116,8 +116,8 @@ def scene(result: Scene) -> str:
 
 
 def detections(result: Detections, asked: Sequence[str] = ()) -> str:
-    """A line per object: label, then x1 y1 x2 y2 in whole pixels; and one for each that was `asked` for and
-    isn't there."""
+    """A line per object: label, then x1 y1 x2 y2 in whole pixels; and one for each object in `asked` that
+    wasn't found."""
     missing = [name for name in asked if not any(_same(name, thing.label) for thing in result.objects)]
     if not result.objects and len(missing) < 2:
         return f"nothing found: no {missing[0]}" if missing else "nothing found"
@@ -131,7 +131,7 @@ def detections(result: Detections, asked: Sequence[str] = ()) -> str:
 
 
 def _same(name: str, label: str) -> bool:
-    """Whether a model's label is of what was asked for: it may write one more or less of it."""
+    """Whether a model's label means an object's name: a plural or a singular of it does."""
     name, label = name.casefold(), label.casefold()
     return name in label or label in name
 
@@ -153,7 +153,8 @@ def record(outcome: Outcome, task: Task, model: str) -> dict[str, Any]:
 
 
 def encode(value: dict[str, Any]) -> str:
-    """One line. Non-ASCII text stays readable, except where a file name isn't text at all."""
+    """A record as one line of JSON. Non-ASCII text stays readable, except where a file name isn't text at
+    all."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -170,7 +171,7 @@ def _error(error: Exception | None) -> dict[str, str]:
 
 
 def check_new(path: Path) -> None:
-    """Raises InputError where a file would be lost."""
+    """Raise InputError where a file would be overwritten."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; --output takes a file")
     if path.exists() and path.stat().st_size:
@@ -184,7 +185,7 @@ def results_in(path: Path, task: Task, model: str) -> list[dict[str, Any]]:
     when the run ended.
 
     Raises:
-        InputError: not such a file, or one of another task, model or question.
+        InputError: it is no file of records, or one of another task, model or question.
     """
     if not path.exists():
         return []
@@ -276,7 +277,7 @@ class Readable:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing is held back."""
+        """Do nothing: all is written already."""
 
 
 class JsonLines:
@@ -309,7 +310,7 @@ class JsonLines:
 class Gathered:
     """Keeps the results and hands them to `finish` at the end: formats that are one document.
 
-    Without any result there is no document: the error is told, and the next try finds its place free.
+    Without any result no document is written: the error is reported, and the next try finds no file.
     """
 
     def __init__(self, finish: Callable[[Sequence[Outcome]], None]) -> None:

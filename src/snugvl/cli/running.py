@@ -1,10 +1,10 @@
-"""Servers of ours that run on this machine, what is wrong with one that isn't to be used, and `snugvl ps`.
+"""snugvl's servers that run on this machine, why one can't be used, and `snugvl ps`.
 
-Each writes down where it is, for every command that looks for one:
+Each writes a record of itself, for every command that looks for a server:
 
     $XDG_CACHE_HOME/snugvl/servers/PID.json    {"pid": …, "created": …, "host": …, "url": …, "model": …, …}
 
-Only this user can write there, so nobody else's program is taken for a server of ours, and sent pictures.
+Only this user can write there, so no other user's program is taken for a server of snugvl and sent pictures.
 A record counts while its process runs: the same number, begun at the same time, on this host.
 """
 
@@ -39,14 +39,14 @@ HOW: Final = "--api-key KEY or SNUGVL_API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A server.
+    """The record of a running server.
 
     Attributes:
-        created: when its process began, in seconds since 1970, by the system.
-        host: the machine, as the home folder may be shared by several.
-        url: where programs of this machine reach it.
-        model: what it loads, as people name it; empty where another server has chosen.
-        names: under which requests know the model.
+        created: start of its process, in seconds since 1970, by the system.
+        host: name of the machine, as the home folder may be shared by several.
+        url: its address for programs on this machine.
+        model: the model, as people name it; empty where an attached server has chosen it.
+        names: names of the model in requests.
         since: when it began to listen, in seconds since 1970.
     """
 
@@ -60,13 +60,13 @@ class LocalServer:
 
 
 def folder() -> Path:
-    """Where servers write down that they run."""
+    """The folder of the records of running servers."""
     return cache_folder(os.environ) / "servers"
 
 
 @contextmanager
 def announced(url: str, model: str, names: tuple[str, ...]) -> Iterator[None]:
-    """Write down that this process serves, for as long as it does, where it may write."""
+    """Keep a record of this process as a server for the block, where it may write one."""
     import psutil
 
     me = psutil.Process()
@@ -97,14 +97,14 @@ def running() -> list[LocalServer]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """A server's answer to a small question: its status and JSON. No status: nothing came at once."""
+    """A server's answer to a GET: its status and JSON. Status None: no answer came in time."""
 
     status: int | None = None
     body: Any = None
 
 
 def ask(server: LocalServer, path: str, api_key: str | None = None) -> ProbeAnswer:
-    """The answer to GET `path`."""
+    """The server's answer to GET `path`."""
     from http.client import HTTPConnection, HTTPException  # with ssl and email, which --help needs not
 
     address = urlsplit(server.url)
@@ -121,7 +121,8 @@ def ask(server: LocalServer, path: str, api_key: str | None = None) -> ProbeAnsw
 
 
 def trouble(answer: ProbeAnswer, api_key: str | None) -> str | None:
-    """Why a server that answered so can't be used now, behind "it"; None where it can."""
+    """Why a server with this answer can't be used now, as the rest of a sentence after "it"; None if it
+    can."""
     if answer.status is None:
         return "doesn't answer"
     if answer.status == UNAUTHORIZED:
@@ -144,7 +145,7 @@ def ready(server: LocalServer, task: str | None, api_key: str | None) -> tuple[d
 
 
 def explained(error: SnugvlError) -> str:
-    """A server's error in words for who typed a command: with the option that mends it."""
+    """The text of a server's error for the command line, with the option that helps."""
     if isinstance(error, Unauthorized):
         return f"{error}; say it with {HOW}"
     if not isinstance(error, EngineUnavailable) or "no server answers at" not in str(error):
@@ -227,7 +228,7 @@ def _row(server: LocalServer, api_key: str | None) -> dict[str, Any]:
 
 
 def _resident(pid: int) -> int | None:
-    """Host memory of a process and what it started, where the server itself doesn't tell."""
+    """Bytes of host memory of a process and its children, where the server itself doesn't report them."""
     import psutil
 
     try:

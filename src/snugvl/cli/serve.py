@@ -1,7 +1,7 @@
-"""`snugvl serve`: its options, and what of them doesn't go together, refused by name.
+"""`snugvl serve`: its options, with combinations that contradict one another refused by name.
 
-Beside the options of loading there are those of the server, whatever runs behind it, and of a vLLM of ours or
-of others.
+Beside the options of loading there are those of the server, for any engine, and those of a vLLM or llama.cpp
+that snugvl starts or attaches to.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Port = Annotated[
     int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")
 ]
 NoAuth = Annotated[
-    bool, typer.Option("--no-auth", help="Ask nobody for a key, also on addresses that other machines reach.")
+    bool, typer.Option("--no-auth", help="Ask for no key, also on addresses that other machines reach.")
 ]
 MaxConcurrent = Annotated[
     int,
@@ -95,12 +95,12 @@ AllowedMediaDomains = Annotated[
     typer.Option(
         "--allowed-media-domains",
         metavar="HOST",
-        help="Fetch pictures from this host alone; repeatable; 'none': from nobody.",
+        help="Fetch pictures from this host alone; repeatable; 'none': from no host.",
     ),
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
-    typer.Option("--log-level", help="debug shows polls of /health, /memory and /metrics, too."),
+    typer.Option("--log-level", help="debug also shows polls of /health, /memory and /metrics."),
 ]
 LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")]
 KeyRequestsPerMinute = Annotated[
@@ -115,7 +115,7 @@ SERVERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # engines that are servers 
 
 @dataclass(frozen=True, slots=True)
 class ChildOptions:
-    """What only engines have that are servers of other programs: vLLM and llama.cpp."""
+    """Options of engines that are servers of other programs alone: vLLM and llama.cpp."""
 
     vllm_command: Annotated[
         str | None,
@@ -155,12 +155,12 @@ class ChildOptions:
 
     @property
     def vllm_words(self) -> tuple[str, ...]:
-        """The words that stand for vllm."""
+        """The words of the command that starts vLLM."""
         return _words("--vllm-command", self.vllm_command)
 
     @property
     def llamacpp_words(self) -> tuple[str, ...]:
-        """The words that stand for llama-server."""
+        """The words of the command that starts llama-server."""
         return _words("--llamacpp-command", self.llamacpp_command)
 
     def said(self) -> dict[str, tuple[str, ...]]:
@@ -182,7 +182,7 @@ def _words(option: str, line: str | None) -> tuple[str, ...]:
 
 
 def check(load: LoadOptions, child: ChildOptions) -> None:
-    """Refuse what goes together under no plan.
+    """Refuse options that no plan can have together.
 
     Raises:
         typer.BadParameter: names the options and the way out.
@@ -218,7 +218,7 @@ def check(load: LoadOptions, child: ChildOptions) -> None:
 
 
 def check_engine(load: LoadOptions, child: ChildOptions, engine: Engine, why: str) -> None:
-    """Refuse what an engine doesn't have. `why`: how it came to be this engine.
+    """Refuse options that an engine doesn't have. `why`: the reason for this engine.
 
     Raises:
         typer.BadParameter: names the options and the way out.
@@ -321,7 +321,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What was asked of the command. `load.model` is empty where nobody named one; `plan`: a saved one."""
+    """The command's options. `load.model` is empty where no model was named; `plan`: path of a saved plan."""
 
     load: LoadOptions
     child: ChildOptions
@@ -437,7 +437,7 @@ def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> t
 
 
 def _domains(given: list[str] | None) -> tuple[str, ...] | None:
-    """Hosts as URLs have them; none of them for "none".
+    """Host names as URLs have them; empty for "none", and None where no host was given.
 
     Raises:
         typer.BadParameter: one is no name of a host.
@@ -454,7 +454,7 @@ def _domains(given: list[str] | None) -> tuple[str, ...] | None:
 
 
 def _origins(given: list[str]) -> tuple[str, ...]:
-    """As a browser writes them: scheme, name and port, without a slash."""
+    """Origins as a browser writes them: scheme, name and port, without a slash."""
     for origin in given:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
             raise typer.BadParameter(
@@ -471,13 +471,13 @@ def _folder(path: Path | None) -> Path | None:
 
 
 def _public_name(model: str) -> str:
-    """A folder or a file is served under its own name: where it lies is nobody's business."""
+    """The model's name in the API: for a folder or a file its own name, so that its path isn't revealed."""
     folder = Path(model).expanduser()
     return folder.resolve().name if folder.exists() else model
 
 
 def _log(level: str) -> None:
-    """Lines on standard error, of that level and above: requests are of info."""
+    """Log lines of that level and above to standard error; requests have level info."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     ours = logging.getLogger("snugvl")

@@ -1,7 +1,7 @@
-"""What `snugvl serve` is going to load: model, engine, plan; and the engine of that plan.
+"""Plans what `snugvl serve` will load (model and engine), and makes the engine service of that plan.
 
-Nothing is downloaded, no torch imported. The engine is a process of ours, a vLLM or llama.cpp, launched or
-found running.
+Nothing is downloaded, no torch imported. The engine is a process of snugvl's, or a vLLM or llama.cpp,
+launched or found running.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A model that fits. `asked`: the wishes; `reason`: why this model, where nobody named one."""
+    """A model that fits. `asked`: the wishes; `reason`: why this model, where none was named."""
 
     name: str
     choice: Choice
@@ -65,7 +65,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Unplanned:
-    """A model whose memory nobody can tell beforehand. `why`: the engine with the reason."""
+    """A model whose memory can't be planned. `why`: the engine with the reason."""
 
     name: str
     engine: HostedEngine
@@ -74,7 +74,7 @@ class Unplanned:
 
 
 def look() -> Future[Machine]:
-    """This machine, looked at in a thread: a GPU's free memory is watched for a quarter of a second."""
+    """Probe this machine in a thread: a GPU's free memory is watched for a quarter of a second."""
     from concurrent.futures import ThreadPoolExecutor
 
     from snugvl.cli.options import MachineChoice, machine_from
@@ -93,8 +93,8 @@ def plan_for(
 ) -> Planned | Unplanned:
     """The plan of the model that was named, or of the best one that is on this machine already.
 
-    `seen`: of `look`, where it was begun before; `kept`: a saved plan, whose settings run, and whose
-    options `load` has.
+    `seen`: the result of `look`, where that was begun before; `kept`: a saved plan, whose settings are used,
+    and whose options `load` has.
 
     Raises:
         CheckpointNotFound: it is not on this machine; says how to get it.
@@ -141,17 +141,18 @@ def plan_for(
 
 
 def _vllm_is_had() -> str:
-    """How vLLM is to be had, as a clause."""
+    """The clause on how to install vLLM."""
     return f"{rules_of('vllm').installed_by}, or name it with --vllm-command"
 
 
 def _llamacpp_is_had() -> str:
-    """How llama.cpp is to be had, as a clause."""
+    """The clause on how to install llama.cpp."""
     return f"{rules_of('llamacpp').wheel}, or name a llama-server with --llamacpp-command"
 
 
 def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
-    """What isn't installed and nobody asked for by name. (Who asked for it is told by the engine itself.)"""
+    """Engines that aren't installed and weren't named, each with the remedy. A named one refuses by
+    itself."""
     missing: dict[str, str] = {}
     if not find_spec("bitsandbytes"):
         missing["bitsandbytes"] = "it is not installed: pip install bitsandbytes"
@@ -244,8 +245,8 @@ def best_downloaded(load: LoadOptions) -> str:
 
 
 def _downloaded() -> list[Candidate]:
-    """Every form of the catalogue's ranked models that is complete on this machine; pocket always is. What
-    can't be read is left out: nobody named it."""
+    """Every form of the catalogue's ranked models that is complete on this machine; pocket always is.
+    Unreadable ones are left out: they weren't named."""
     from snugvl.checkpoint.catalogue import entries
     from snugvl.checkpoint.locate import locate
     from snugvl.checkpoint.read import facts_of
@@ -305,15 +306,15 @@ LESS_SHARE = (
 LLAMACPP_MEMORY = (
     "context", "weights", "vision_weights", "image_buffer", "compute_buffer", "out_of_memory", "host_memory",
 )  # fmt: skip
-FEWER_AT_ONCE = ("cuda_graphs", "batch", "out_of_memory")  # no graphs, small chunks, few sequences, too
+FEWER_AT_ONCE = ("cuda_graphs", "batch", "out_of_memory")  # also no graphs, small chunks, few sequences
 
 
 def launch(
     load: LoadOptions, child: ChildOptions, begun: Launched | None = None
 ) -> AbstractContextManager[Launched | None]:
-    """Our engine's process, importing torch while the plan is made; ended on exit where nobody took it.
+    """Our engine's process, which imports torch while the plan is made; ended on exit where it wasn't taken.
 
-    `begun`: one that the command's first words made likely (`cli/entry.py`).
+    `begun`: the process that the command's first words made likely (`cli/entry.py`).
     """
     if child.attach is not None or load.backend in ("vllm", "llamacpp"):
         if begun is not None:
@@ -330,7 +331,7 @@ def launch(
 
 
 def attached(load: LoadOptions, child: ChildOptions) -> EngineService:
-    """A vLLM that runs already, or a llama-server."""
+    """The service of a vLLM or a llama-server that runs already."""
     if load.backend == "llamacpp":
         from snugvl.backends.llamacpp.service import LlamacppEngine
         from snugvl.backends.llamacpp.settings import LlamacppChoice
@@ -345,7 +346,8 @@ def attached(load: LoadOptions, child: ChildOptions) -> EngineService:
 def engine_for(
     planned: Planned | Unplanned, load: LoadOptions, child: ChildOptions, launched: Launched | None = None
 ) -> EngineService:
-    """What will run a plan; on our own engine or transformers in the process that was `launched`."""
+    """The engine service that will run a plan; for our own engine and transformers in the `launched`
+    process."""
     from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
     from snugvl.planner.engines.transformers.rules import placement, said_of
     from snugvl.planner.plan import allocation_of
@@ -359,7 +361,7 @@ def engine_for(
         return VllmEngine(vllm_choice(planned, load, child))
     if planned.engine == "llamacpp":
         assert isinstance(planned, Planned), "llama.cpp is only launched by a plan"
-        from snugvl.backends.llamacpp import planned as llamacpp
+        from snugvl.backends.llamacpp import settings as llamacpp
         from snugvl.backends.llamacpp.service import LlamacppEngine
 
         if launched is not None:
@@ -382,14 +384,14 @@ def engine_for(
         if planned.machine.source == "probed":  # looked at a moment ago
             made = replace(made, machine=planned.machine)
         return SupervisedEngine(made, launched=launched)
-    # Its process doesn't plan by itself: it is told what was planned.
+    # Its process doesn't plan by itself: it gets the plan's values.
     told = {**said_of(choice, load).said(), "model": planned.name, "device": said.get("device", "auto")}
     made = EngineChoice(**told, engine="transformers", placement=placement(choice))
     return SupervisedEngine(made, launched=launched)
 
 
 def vllm_choice(planned: Planned, load: LoadOptions, child: ChildOptions) -> VllmChoice:
-    """A plan as vLLM is started with it."""
+    """The choice of a plan with which vLLM is started."""
     from snugvl.backends.vllm.settings import VllmChoice
     from snugvl.planner.commands import visible
 
@@ -421,7 +423,7 @@ def arguments_of(choice: Choice, load: LoadOptions) -> tuple[str, ...]:
 
 
 def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
-    """The plan as rows of the ledger. What is left over becomes KV cache, so it is planned as such."""
+    """The plan as rows of the ledger. Spare memory becomes KV cache, so it is planned as such."""
     from snugvl.core.ledger import LedgerRow
     from snugvl.core.memory_kinds import Kind
 
@@ -433,7 +435,7 @@ def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
 
 
 def _facts(planned: Planned, load: LoadOptions) -> Facts:
-    """What the files tell, with what the plan knows of the device, and how it was asked to think."""
+    """Facts from the model's files, from the plan (the device) and from the options (thinking)."""
     from snugvl.backends.vllm.facts import read_facts
     from snugvl.diagnose.facts import Card
     from snugvl.planner.plan import allocation_of
@@ -460,22 +462,20 @@ def _replanned(
     arguments_of: Callable[[Choice], tuple[str, ...]],
     rows_of: Callable[[Choice], tuple[LedgerRow, ...]],
 ) -> Replan:
-    """Plans again with less where memory was the cause; other causes get the diagnosis' own changes.
+    """A function that plans again with less where memory was the cause; other causes get the diagnosis'
+    changes.
 
     Args:
-        memory: kinds of causes that less memory mends.
-        arguments_of, rows_of: a plan as the engine is started with it, and as rows of the ledger.
+        memory: kinds of causes for which less memory helps.
+        arguments_of, rows_of: functions from a plan to the engine's arguments, and to rows of the ledger.
     """
 
     def replan(diagnosis: Diagnosis, before: ChildChoice) -> ChildChoice | None:
-        from snugvl.backends.child import flags
         from snugvl.planner.plan import allocation_of
 
         kind = next((cause.kind for cause in diagnosis.causes if cause.kind in memory), None)
         if kind is None:
-            changed = flags.apply(before.arguments, diagnosis.changes)
-            more = flags.variables(diagnosis.changes)
-            return replace(before, arguments=changed, environment=before.environment + more)
+            return before.changed(diagnosis.changes)
         smaller = less(planned, kind)
         if smaller is None:
             return None
@@ -486,7 +486,7 @@ def _replanned(
 
 
 def less(planned: Planned, kind: str) -> Choice | None:
-    """A choice of the model in less memory than before, by why it failed; None where that doesn't fit."""
+    """A choice of the model that takes less memory, by the kind of failure; None where none fits."""
     from snugvl.cli.options import MachineChoice, machine_from
     from snugvl.planner.engines.vllm.rules import VLLM_STEPS
     from snugvl.planner.footprint.total import footprint
@@ -496,7 +496,7 @@ def less(planned: Planned, kind: str) -> Choice | None:
     # In the same share it has to need less than it was planned to; else it is given less.
     given = before.footprint.total_bytes if kind in SAME_SHARE else before.budget.usable_bytes
     machine = planned.machine
-    if kind in LESS_SHARE and machine.source == "probed":  # somebody may hold more than a moment ago
+    if kind in LESS_SHARE and machine.source == "probed":  # other programs may hold more than before
         seen = {gpu.index for gpu in machine.gpus}
         now = machine_from(MachineChoice())
         machine = replace(now, gpus=tuple(gpu for gpu in now.gpus if gpu.index in seen))

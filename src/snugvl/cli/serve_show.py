@@ -1,4 +1,4 @@
-"""What `snugvl serve` prints: the plan, the banner, how loading goes, and when it is ready."""
+"""The output of `snugvl serve`: the plan, the banner, how loading goes, and when it is ready."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def show_plan(planned: Planned | Unplanned) -> None:
-    """The plan in short: the answer, the engine and why, the memory bar."""
+    """Print the plan in short: the answer, the engine and why, the memory bar."""
     from snugvl.cli.serve_plan import Unplanned
 
     if isinstance(planned, Unplanned):
@@ -55,7 +55,7 @@ def show_plan(planned: Planned | Unplanned) -> None:
 
 
 def show_banner(planned: Planned | Unplanned, settings: ServerSettings) -> None:
-    """Where it will be, and a first request to paste."""
+    """Print the server's address and a first request to paste."""
     from snugvl.cli.serve_plan import Planned
 
     names = ", ".join(settings.names)
@@ -108,7 +108,7 @@ def _banner(facts: list[tuple[str, str]], settings: ServerSettings, *, sees: boo
 
 
 def ask_line(base: str) -> str:
-    """A question by our own command line, of the file that the page shows as a sample."""
+    """A question by our own command line, about the sample picture of the page."""
     import shlex
 
     from snugvl import server
@@ -147,11 +147,12 @@ def _keys(settings: ServerSettings) -> str:
         return f"{len(settings.api_keys)}; every route but /health and the page needs one"
     if is_loopback(settings.host):
         return "none; only this machine reaches it"
-    return "none, and anybody who reaches this machine may use it (--no-auth)"
+    return "none: every program that reaches this machine may use it (--no-auth)"
 
 
 class LoadingProgress:
-    """Tells how loading goes, by a bar on a terminal and by lines elsewhere, and what comes after it."""
+    """Shows how loading goes, by a bar on a terminal and by lines elsewhere, and later states of the
+    engine."""
 
     def __init__(self, service: EngineService, *, quiet: bool, started: float) -> None:
         self._service = service
@@ -162,19 +163,19 @@ class LoadingProgress:
         self._was_ready = False
 
     def __call__(self, health: Health) -> None:
-        """The health has changed."""
+        """Show a changed health."""
         if health.ready:
             self._ready()
         elif not self._was_ready and health.state == "starting":
             self._progress(health)
         elif health.state == "failed" and not self._was_ready:
-            self.close()  # the command ends with the reason, which is told then
+            self.close()  # the command ends with the reason, which is printed then
         elif health.state != "starting":
             self.close()
             self._say(STAGE.sub("", health.detail))
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None
@@ -200,7 +201,7 @@ class LoadingProgress:
         self._say(f"ready in {seconds:.1f} s{where}: {room}")
 
     def _pool(self, context: int) -> str:
-        """How many full conversations the KV cache holds: it takes what the plan left."""
+        """The text of how many full conversations the KV cache holds: it takes memory that the plan left."""
         snapshot = self._service.snapshot
         if snapshot is None:
             return ""

@@ -1,8 +1,8 @@
 """The model behind a command: loaded here, or behind a server.
 
-And what pocket, the built-in model, is for: a note whenever it answers; photographs and videos are refused.
-Pocket learned drawn scenes alone. Of a photograph it would say what the patches resemble ("two large gray
-rectangles"), so a picture that looks like one is refused before it is asked about.
+It also keeps pocket, the built-in model, to its purpose: a note whenever it answers; photographs and videos
+are refused. Pocket learned drawn scenes alone. A photograph it would describe as what its patches resemble
+("two large gray rectangles"), so a picture that looks like one is refused before it is asked about.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTE: Final = f"pocket answers, {KNOWS}"
 
 
 def refuse_photograph(image: Image, name: str) -> None:
-    """Raise where pocket would talk nonsense.
+    """Refuse a picture that looks like a photograph, as pocket would answer with nonsense.
 
     Raises:
         ImageError: `name` looks like a photograph; says which model to download.
@@ -51,7 +51,7 @@ def refuse_photograph(image: Image, name: str) -> None:
 
 
 def refuse_video(name: str) -> NoReturn:
-    """Say that pocket never learned videos.
+    """Refuse a video: pocket never learned any.
 
     Raises:
         ImageError: always; says which model to download.
@@ -63,7 +63,7 @@ def refuse_video(name: str) -> NoReturn:
 
 
 def _way_out() -> str:
-    """The best model of the catalogue that fits this machine, and how to get it."""
+    """The sentence with the best model of the catalogue that fits this machine, and how to get it."""
     from snugvl.checkpoint.locate import POCKET
     from snugvl.cli.options import MachineChoice, machine_from
     from snugvl.planner.recommend import catalogue_candidates
@@ -81,11 +81,11 @@ def _way_out() -> str:
 
 
 def resolve(choice: ModelChoice, task: str | None) -> ModelChoice:
-    """The choice with the model's name. Where neither model nor server was said: the server of ours that runs
+    """The choice with the model's name. Where neither model nor server was given: the snugvl server that runs
     on this machine, else the best model that is downloaded and fits, else pocket.
 
     Args:
-        task: what the model must be able to do, as `/v1/models` names it; None: to talk.
+        task: task that the model must be able to do, as `/v1/models` names it; None: to talk.
 
     Raises:
         SnugvlError: the server can't be reached or refuses; nothing fits.
@@ -106,7 +106,7 @@ def of_drawings(model: str) -> bool:
 
 
 def tell(choice: ModelChoice) -> None:
-    """Say which model answers where nobody named it, and what pocket is for."""
+    """Print which model answers where it wasn't named, and what pocket is for."""
     for note in choice.notes:
         say(note)
     if choice.pocket:
@@ -114,7 +114,7 @@ def tell(choice: ModelChoice) -> None:
 
 
 def _first_of(choice: ModelChoice) -> ModelChoice:
-    """The server that was named, and the first name that it serves."""
+    """The choice of a named server, with the first name that it serves."""
     from snugvl.client import Client
     from snugvl.client.answers import model_names, understood
 
@@ -128,8 +128,8 @@ def _first_of(choice: ModelChoice) -> ModelChoice:
 
 
 def _running(choice: ModelChoice, task: str | None) -> ModelChoice:
-    """A server of this user that is ready for the task now, else the best model here. One that runs can't be
-    told how to load its model."""
+    """The choice of this user's server that is ready for the task now, else of the best model here. Options
+    of loading rule out a running server, which has loaded its model already."""
     asked = choice.load.said()
     pixels = asked.pop("max_pixels", None)
     if asked.keys() - {"purpose"}:  # detect says that by itself
@@ -151,7 +151,8 @@ def _running(choice: ModelChoice, task: str | None) -> ModelChoice:
 
 
 def _best_here(choice: ModelChoice) -> ModelChoice:
-    """The best model of the catalogue that is downloaded and fits this machine; pocket always is there."""
+    """The choice of the best model of the catalogue that is downloaded and fits here; pocket always is
+    there."""
     from snugvl.cli.serve_plan import best_downloaded
 
     name = best_downloaded(choice.load)
@@ -171,14 +172,14 @@ def load_model(choice: ModelChoice) -> Model | Client:
 
 
 def reader(choice: ModelChoice, *, videos: bool = True) -> Callable[[Job], list[VisualSource]]:
-    """How the pictures of a job are read, and with `videos` its videos: decoded for a model here, as they are
-    for a server. Pocket is shown no photographs and no videos."""
+    """A function that reads a job's pictures, and with `videos` its videos: decoded for a model here,
+    unchanged for a server. It refuses photographs and videos for pocket."""
     read = _uploads if choice.server is not None else _videos if videos else _pictures
     return (lambda job: _drawn(job, read(job), videos)) if choice.pocket else read
 
 
 def opener(choice: ModelChoice) -> Callable[[str], Image]:
-    """How the picture of a name is read, decoded: see `reader`."""
+    """A function that reads and decodes the picture of a name: see `reader`."""
     read = reader(choice, videos=False)
     return lambda name: cast("Picture", read(Job((name,)))[0]).image
 

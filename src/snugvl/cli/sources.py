@@ -1,9 +1,9 @@
-"""Which images a command line means: files, folders, globs, PDFs and standard input, in a stable order.
+"""The images that a command line means: files, folders, globs, PDFs and standard input, in a stable order.
 
-A file is taken whatever its name, a video too; of an animation, `moves.gif#video` shows all. A folder gives
-the pictures in it and the pages of its PDFs (no videos), told by their suffix, sorted by name, hidden ones
-left out; its own folders only with --recursive. A pattern is expanded here when the shell didn't.
-An image that is named twice is done once.
+A file is taken whatever its name, also a video; `moves.gif#video` means all frames of an animation. A folder
+gives the pictures in it and the pages of its PDFs (no videos), told by their suffix, sorted by name, hidden
+ones left out; its own folders only with --recursive. A pattern is expanded here when the shell didn't. An
+image that is named twice is done once.
 """
 
 import glob
@@ -27,7 +27,7 @@ IN_FOLDERS: Final = PICTURES | {pdf.SUFFIX}
 
 
 def as_video(name: str) -> str | None:
-    """The file of which a name says that all its frames are wanted; None where it says nothing."""
+    """The file of a name that ends in `#video`, whose frames are all wanted; None for other names."""
     file = name.removesuffix(AS_VIDEO)
     return file if file != name and not Path(name).exists() else None
 
@@ -57,8 +57,8 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
 
 
 def _sheets(files: Sequence[str]) -> Iterator[str]:
-    """The names with those of its pages for each PDF; one that can't be opened stays: its own error comes
-    later, and the others are done."""
+    """The names, with a PDF replaced by its pages; one that can't be opened stays: its own error comes later,
+    and the others are done."""
     for name in files:
         try:
             yield from pdf.pages(name) if pdf.is_pdf(name) else [name]
@@ -67,7 +67,7 @@ def _sheets(files: Sequence[str]) -> Iterator[str]:
 
 
 def pictured(word: str) -> bool:
-    """Whether a word names pictures: it is there, it ends as they do, or it is an address or a pattern."""
+    """Whether a word names pictures: a file that exists, a picture's suffix, an address or a pattern."""
     if word == STDIN or word.startswith(("http://", "https://", "data:image/")):
         return True
     if (pdf.is_pdf(word) or as_video(word)) and " " not in word:
@@ -92,7 +92,7 @@ def words_last(arguments: Sequence[str]) -> list[str]:
 
 
 def words_beside(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Pictures, and words behind or before them that name no file and aren't written like one."""
+    """(pictures, words before or after them that name no file and don't look like one)."""
     given, arguments = list(arguments), words_last(arguments)
     count = next((n for n, word in enumerate(arguments) if not pictured(word)), len(arguments))
     behind = arguments[count:]

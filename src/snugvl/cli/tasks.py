@@ -1,6 +1,6 @@
 """`snugvl caption`, `scene`, `ask` and `detect`.
 
-Where `--draw` and `--output` put what was detected is decided, and checked, before any work.
+The targets of `--draw` and `--output` are decided, and checked, before any work.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def ask(
 
 
 def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], str]:
-    """The images and the question, unless --question gave it: all words from the first on that is no picture;
-    or before the first that is one, where the question came first.
+    """(images, question). Without --question the question is all words from the first that is no picture on,
+    or those before the first picture where the question came first.
 
     Raises:
         typer.BadParameter: one of the two is missing.
@@ -202,11 +202,11 @@ def detect(
 def _asked(
     images: Sequence[str], objects: Sequence[str] | None, *, quiet: bool
 ) -> tuple[list[str], list[str]]:
-    """The pictures and the names of objects. Words behind or before the pictures are one name,
-    or several between commas; where one of them has blanks, as in `'red circle' cup`, each is one.
+    """(pictures, names of objects). Words before or after the pictures are one name, or several between
+    commas; where one of them has spaces, as in `'red circle' cup`, each is one.
 
     Raises:
-        typer.BadParameter: such words, and --object, too.
+        typer.BadParameter: there are such words and --object as well.
     """
     pictures, words = sources.words_beside(images)
     text = " ".join(words)
@@ -238,7 +238,7 @@ def _runner(
     names: Sequence[str], sampling: SamplingParams, max_pixels: int | None, pictures: dict[str, Path],
     drawn: list[Path],
 ) -> Any:  # fmt: skip
-    """How a picture is done; where it was drawn comes into `drawn`."""
+    """A function that does one picture; it puts the path of each drawing into `drawn`."""
 
     def run(model: Model | Client, job: Job, images: Sequence[ImageSource]) -> Detections:
         target, picture = pictures.get(job.names[0]), None
@@ -260,7 +260,8 @@ def _runner(
 def _gathering(
     chosen: Format | None, output: Path | None, jobs: Sequence[Job], names: Sequence[str], *, tell: bool
 ) -> Opener | None:
-    """What writes COCO, YOLO or CSV at the end; checked now, before the work. None for the other formats."""
+    """The function that writes COCO, YOLO or CSV at the end, checked before the work; None for other
+    formats."""
     from snugvl.tasks import export
 
     if chosen in (None, "json"):

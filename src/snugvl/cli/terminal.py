@@ -1,6 +1,5 @@
-"""What a command writes: results to standard output, single lines to standard error, all printable.
-
-And how one that leaves something behind ends on SIGTERM.
+"""The output of commands: results to standard output, single lines to standard error, all printable; and
+their end on SIGTERM.
 """
 
 import json
@@ -64,7 +63,7 @@ def named(message: str, names: Sequence[str]) -> str:
     """A server's message about a picture or video, with the name of the file, which it doesn't know.
 
     Args:
-        names: of the files that were sent, in their order.
+        names: names of the files that were sent, in their order.
     """
     sent = _SENT.match(message)
     at = int(sent[1] or 0) if sent else len(names)
@@ -83,7 +82,8 @@ def about(names: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def warnings_said() -> Iterator[None]:
-    """Warnings of ours are lines, each said once; those of libraries stay as Python shows them."""
+    """Within the block, snugvl's warnings are printed as lines, each once; libraries' as Python shows
+    them."""
     said: set[str] = set()
 
     def show(
@@ -108,14 +108,14 @@ def warnings_said() -> Iterator[None]:
 
 
 def plainly(message: str) -> str:
-    """What click says of a value, in words for people."""
+    """click's message about a value, in plain words."""
     for said, plain in _PLAIN:
         message = said.sub(plain, message)
     return message.rstrip(".")
 
 
 def trace(error: BaseException) -> None:
-    """The traceback of `error`, for who set SNUGVL_DEBUG."""
+    """Print the traceback of `error` where SNUGVL_DEBUG is set."""
     if os.environ.get("SNUGVL_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
 
@@ -130,11 +130,11 @@ def several(count: int, what: str) -> str:
 
 
 class ClosedPipe(Exception):
-    """Nobody reads standard output any more, as after `| head -1`. Not an OSError: Typer takes those."""
+    """Standard output is closed, as after `| head -1`. Not an OSError: Typer catches those."""
 
 
 def write(text: str) -> None:
-    """Write `text` at once, so that whoever reads has it."""
+    """Write `text` and flush it, so that the reader has it at once."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -160,7 +160,7 @@ def flow() -> Wrap:
 
 @contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM does what Ctrl+C does: servers that were started are stopped, and drafts of files removed.
+    """Let SIGTERM do what Ctrl+C does: started servers are stopped, and partial files removed.
 
     In the background of a script SIGINT is ignored, and an event loop would turn none into its end. There it
     is blocked instead, which looks the same from outside, until SIGTERM comes.

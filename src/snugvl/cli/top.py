@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_SERVER = "http://127.0.0.1:8000"  # snugvl.client's; importing that is slow
 REFRESH_S = 0.5
 PATIENCE_S = 2.0
-SPEED_OVER_S = 3.0  # tokens/s is a mean over this long, or a number that nobody can read
+SPEED_OVER_S = 3.0  # tokens/s is a mean over this long, as it would otherwise change too fast to be read
 
 
 def top(
@@ -65,7 +65,7 @@ def top(
 
 
 class ServerWatch:
-    """Readings of one server, one after the other, and what changed between them."""
+    """Readings of one server, one after the other, and the rates between them."""
 
     def __init__(self, client: Client, server: str) -> None:
         self._client = client
@@ -108,7 +108,7 @@ class ServerWatch:
         return (after - before) / (until - since) if until > since else None
 
     def _first_token_s(self) -> float | None:
-        """Mean of the requests whose first token came since the last reading; else what it was."""
+        """Mean over requests whose first token came since the last reading; without any, the mean before."""
         from snugvl.client.answers import understood
 
         seconds, count = understood(first_tokens, self._client.get("/metrics"))
@@ -122,7 +122,7 @@ class ServerWatch:
 
 
 def first_tokens(metrics: object) -> tuple[float, float]:
-    """Seconds to the first token, of all requests together, and their number, from /metrics."""
+    """(seconds to the first token summed over all requests, number of requests), from /metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found = {
@@ -153,7 +153,7 @@ STATES: Final = {"ready": "green", "draining": "yellow", "starting": "yellow", "
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How fast it goes; None where nothing was generated since the last reading."""
+    """Rates of a server; None where nothing was generated since the last reading."""
 
     tokens_per_s: float | None = None
     first_token_s: float | None = None
@@ -206,8 +206,8 @@ def _of_row(row: LedgerRow) -> Iterator[BarPart]:
 
 
 def frame(view: View, console: Console, height: int | None = None) -> RenderableType:
-    """Everything, at most as wide as the console. With `height`, in at most so many lines: the smallest parts
-    of the memory are then one."""
+    """The whole view, at most as wide as the console. With `height` it has at most that many lines: the
+    smallest parts of memory are then put together."""
     from rich.console import Group
     from rich.text import Text
 

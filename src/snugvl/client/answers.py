@@ -1,4 +1,5 @@
-"""What a server answers, as the types that a loaded model gives. Unknown fields of newer servers are left."""
+"""A server's answers as the types that a loaded model returns. Unknown fields of newer servers are
+ignored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a server's engine holds and does at one moment.
+    """Memory and load of a server's engine at one moment.
 
     Attributes:
         at: `time.time()` seconds of the server's clock; None, as `ledger`, before the engine was ready.
@@ -30,7 +31,7 @@ class Memory:
 
 
 def understood(read: Callable[[Any], T], value: Any) -> T:
-    """`read(value)`.
+    """The result of `read(value)`.
 
     Raises:
         EngineError: the answer isn't one of snugvl's.

@@ -24,7 +24,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request with one answer. `read` makes the result of its JSON."""
+    """One request with one answer: path and body. `read` makes the result of the answer's JSON."""
 
     path: str
     body: Body
@@ -33,7 +33,7 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """One request whose answer is streamed. `read` makes deltas of an event's JSON."""
+    """One request whose answer is streamed: path and body. `read` makes deltas of an event's JSON."""
 
     path: str
     body: Body
@@ -42,7 +42,7 @@ class StreamCall:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every request of a client or a call shares."""
+    """Options that every request has: model, sampling, pixels."""
 
     model: str | None
     sampling: SamplingParams | None = None
@@ -109,7 +109,7 @@ class Requester:
 
 
 def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Caption]:
-    """`/v1/vision/caption`."""
+    """The request to `/v1/vision/caption`."""
     if detail not in CAPTION:
         raise RequestError(f"detail is one of {', '.join(CAPTION)}, not {detail!r}", field="detail")
     body = _shown(image) | {"detail": detail} | options.body()
@@ -117,7 +117,7 @@ def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Capti
 
 
 def ask(images: VisualSource | Sequence[VisualSource], question: str, options: Options) -> Call[Answer]:
-    """`/v1/vision/ask`."""
+    """The request to `/v1/vision/ask`. Raises RequestError without an image or a question."""
     check_question(images, question)
     shown = as_list(images)
     urls = [url_of(image, what) for image, what in numbered(images)]
@@ -130,19 +130,19 @@ def ask(images: VisualSource | Sequence[VisualSource], question: str, options: O
 
 
 def scene(image: VisualSource, options: Options) -> Call[Scene]:
-    """`/v1/vision/scene`."""
+    """The request to `/v1/vision/scene`."""
     body = _shown(image) | options.body()
     return Call("/v1/vision/scene", body, answers.result_reader(Scene))
 
 
 def detect(image: ImageSource, objects: str | Sequence[str], options: Options) -> Call[Detections]:
-    """`/v1/vision/detect`."""
+    """The request to `/v1/vision/detect`."""
     body = {"image": url_of(image), "objects": list(check_names(objects))} | options.body()
     return Call("/v1/vision/detect", body, answers.result_reader(Detections))
 
 
 def chat(messages: Spoken | Sequence[Spoken] | Sequence[Body], options: Options) -> Call[Reply]:
-    """`/v1/chat/completions`."""
+    """The request to `/v1/chat/completions`."""
     body = {"messages": [message_of(turn) for turn in turns(messages, options.system)]}
     sampling = _chat_sampling(options.sampling or SamplingParams())
     model = {"model": options.model} if options.model is not None else {}
@@ -193,7 +193,7 @@ def _video(sources: Sequence[object]) -> Body:
 
 
 def message_of(message: Turn) -> Body:
-    """A turn as `/v1/chat/completions` takes it, its pictures within it.
+    """The JSON of a turn for `/v1/chat/completions`, its pictures within it.
 
     Raises:
         ImageError: a picture can't be read.

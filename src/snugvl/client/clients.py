@@ -28,7 +28,7 @@ Coming = Coroutine[Any, Any, T]
 
 
 class Client(calls.Requester, Tasks):
-    """A server of snugvl, or of several behind one address.
+    """A client of a snugvl server, or of several behind one address.
 
     Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
     safe to call from several threads. Images may also be URLs (http, https, data), which the server fetches.

@@ -1,4 +1,4 @@
-"""Where a server is, and what the openai SDK is told so that it speaks to that server only."""
+"""A server's address, and settings with which the openai SDK speaks to that server only."""
 
 import socket
 import threading
@@ -33,7 +33,7 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """Whether it is on this machine, where no proxy belongs between."""
+        """Whether it is on this machine, so that no proxy is used."""
         host = httpx.URL(self.root).host
         try:
             return host == "localhost" or ip_address(host).is_loopback
@@ -65,7 +65,7 @@ def address_of(url: str) -> Address:
 
 
 def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_retries: int) -> dict[str, Any]:
-    """What both SDK clients are made with; nothing of OpenAI's environment variables reaches the server.
+    """Arguments of both SDK clients; OpenAI's environment variables have no effect on them.
 
     Raises:
         RequestError: a key or number that can't be sent.
@@ -92,9 +92,9 @@ def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_ret
 
 
 def answered(response: httpx.Response) -> None:
-    """Look at the head of an answer: what the server warns of is a warning here.
+    """Look at the head of an answer: a server's warning becomes a `SnugvlWarning`.
 
-    The SDK repeats every 5xx: of ours only 503 gets better, the others would do the same work again.
+    The SDK repeats every 5xx, but only 503 can get better; others would do the same work again.
     """
     for text in filter(None, response.headers.get("snugvl-warning", "").split("; ")):
         warn(in_our_names(text, sent.get()))
@@ -114,7 +114,7 @@ class Sockets:
         self._shut = False
 
     def watch(self, request: httpx.Request) -> None:
-        """Learn of the socket that `request` opens, by httpcore's trace extension."""
+        """Note the socket that `request` opens, by httpcore's trace extension."""
         request.extensions["trace"] = self._trace
 
     def _trace(self, event: str, info: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class Sockets:
                 _shut_down(info["return_value"])
 
     def shut(self) -> None:
-        """End all that is under way."""
+        """Shut all sockets down, which ends the requests on them."""
         with self._lock:
             self._shut = True
             for stream in self._streams:

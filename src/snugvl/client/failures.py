@@ -45,7 +45,7 @@ def translating(address: Address, body: object = None) -> Iterator[None]:
     """Turns the SDK's and the network's exceptions into ours.
 
     Args:
-        body: what was sent; errors call pictures in it by their names here.
+        body: the request's JSON; errors call its pictures by their names here.
     """
     try:
         yield
@@ -145,7 +145,7 @@ def broke_off(address: Address) -> EngineError:
 
 
 def body_of_503(error: Exception) -> Any:
-    """The JSON of an answer that the service is not ready; any other error is raised again."""
+    """The JSON of a 503; any other error is raised again."""
     if isinstance(error, APIStatusError) and error.status_code == 503:
         return error.response.json()
     raise error

@@ -25,10 +25,10 @@ _MAX_BYTES: Final = ImageLimits().max_bytes
 
 
 class Named(str):
-    """A picture's URL in the body of a request, with what errors call the picture here.
+    """A picture's URL in the body of a request, with the picture's name for errors.
 
     Attributes:
-        name: of its file; "" where it has none.
+        name: name of its file; "" where it has none.
     """
 
     name: str
@@ -59,10 +59,10 @@ def in_our_names(message: str, body: object) -> str:
 
 
 def url_of(source: VisualSource, what: str = "the image") -> str:
-    """What a request calls the picture or video: a URL as it was given, anything else as a data URL.
+    """The URL of a picture or video in a request: a URL as it was given, anything else as a data URL.
 
     Args:
-        what: how errors call one that has no name of its own; "": as the server does, by its field.
+        what: name in errors of a picture that has none; "": the server's name, its field.
 
     Raises:
         ImageError, ImageTooLarge: not there, not readable, empty, or more bytes than any server takes.
@@ -95,7 +95,7 @@ def read_bytes(source: str | Path | bytes | BinaryIO, name: str) -> bytes:
     """The bytes of a picture's file, as they are.
 
     Args:
-        name: how errors call it.
+        name: its name in errors.
 
     Raises:
         ImageError, ImageTooLarge: not there, not readable, empty, or too many.
@@ -131,7 +131,8 @@ def _read_file(path: Path) -> bytes:
 
 
 def _png(image: Image.Image, name: str) -> bytes:
-    """Upright and RGB, so that the server sees what a loaded model would; lossless, quick to write."""
+    """The image as PNG, upright and RGB, so that the server sees what a loaded model would; quick to
+    write."""
     file = BytesIO()
     upright(image, name).save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -1,1 +1,2 @@
-"""A log of vLLM, PyTorch, llama.cpp or Ollama → why it failed, the run's budget, the changed command."""
+"""Diagnosis of a log of vLLM, PyTorch, llama.cpp or Ollama: why it failed, the budget, the changed
+command."""

@@ -1,7 +1,7 @@
 """The user's command: found in the log, taken apart, changed, and put together safely quoted; vLLM's flags.
 
-Nothing here runs anything. What a log holds is data: every word is quoted for the shell on its way out, and a
-command that can't be taken apart, or holds more than one command, is not given back.
+Nothing here runs anything. A log is data: every word is quoted for the shell on its way out, and a command
+that can't be taken apart, or holds more than one command, is not given back.
 """
 
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
@@ -38,7 +38,7 @@ class LoggedCommand:
         return next((value for name, value in reversed(self.flags) if name == flag), None)
 
     def has(self, flag: str) -> bool:
-        """The flag is there."""
+        """Whether the command has the flag."""
         return any(name == flag for name, _ in self.flags)
 
     @property
@@ -170,13 +170,13 @@ def _rebuild(values: Mapping[str, object], line: int) -> LoggedCommand | None:
 
 
 def removed(name: str) -> str:
-    """What became of a flag or variable, or "" if nothing is known of it."""
+    """The sentence on a flag or variable that vLLM has removed, or "" for any other."""
     became: str = known()["removed"].get(name, "")
     return became
 
 
 def _is_gone(name: str, version: str | None) -> bool:
-    """The version that ran has it no more, or none ever had it. A start of an unknown version is let be."""
+    """Whether the version that ran no longer has a flag, or none ever had; False for an unknown version."""
     since = known()["removed_since"].get(name)
     if since is None:
         return bool(removed(name))
@@ -195,7 +195,7 @@ def meant(flag: str) -> str:
 
 
 def suggestion(flag: str) -> str:
-    """What to use instead of a flag that vLLM refused."""
+    """The clause on what to use instead of a flag that vLLM refused."""
     if gone := removed(flag):
         return gone
     if near := meant(flag):
@@ -213,7 +213,7 @@ def refused_flags(run: LoggedRun) -> list[str]:
 
 
 def removed_switches(command: LoggedCommand | None, run: LoggedRun) -> list[str]:
-    """The flags and variables of a start that its vLLM has no more, or says so itself."""
+    """The flags and variables of a start that its vLLM no longer has, by our table or its own log."""
     used = {name for name, _ in command.flags} if command else set()
     used |= (
         {name for name, value in command.env if name != "VLLM_USE_V1" or value == "0"} if command else set()

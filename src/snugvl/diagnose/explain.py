@@ -1,6 +1,6 @@
 """`explain`: a log in, a diagnosis out, with the run's budget put together from its own lines.
 
-It never raises on what a log holds.
+It never raises, whatever a log holds.
 """
 
 import re
@@ -35,7 +35,7 @@ _ORDER: Final = {"certain": 0, "likely": 1, "possible": 2}
 
 
 def explain(text: str, card: Card | None = None) -> Diagnosis:
-    """Diagnose the text of a log. `card`: what is known of the GPU where the log says nothing."""
+    """Diagnose the text of a log. `card`: facts of the GPU, used where the log has none."""
     return explain_stream(BytesIO(text.encode("utf-8", "replace")), card)
 
 
@@ -80,7 +80,7 @@ def explain_stream(source: ByteSource, card: Card | None = None) -> Diagnosis:
 
 
 def _causes(facts: RunFacts) -> tuple[Cause, ...]:
-    """Every cause once: the surest first, and otherwise in the order of the rules."""
+    """Every cause once, the surest first, then in the order of the rules."""
     first: dict[str, Cause] = {}
     for rule in _RULES:
         for cause in rule(facts):
@@ -96,7 +96,7 @@ def _causes(facts: RunFacts) -> tuple[Cause, ...]:
 
 
 def _asides(facts: RunFacts, run: LoggedRun, *, shown: bool) -> tuple[str, ...]:
-    """What else was understood. `shown`: the changed command is."""
+    """Notes on all else that was understood. `shown`: whether the changed command is shown."""
     said = []
     if run.starts > 1:
         said.append(f"The log holds {run.starts} starts; only the last one is diagnosed.")
@@ -114,7 +114,7 @@ def _asides(facts: RunFacts, run: LoggedRun, *, shown: bool) -> tuple[str, ...]:
 
 
 def reconstruct(facts: RunFacts) -> RunBudget:
-    """The budget, from the engine's own lines."""
+    """The run's memory budget, from the engine's own lines."""
     if facts.engine in ("llama.cpp", "ollama"):
         return _llama(facts)
     if facts.engine in ("pytorch", "transformers") or (facts.run.has("oom_new", "oom_old") and not facts.kv):
@@ -174,7 +174,7 @@ def _where_graphs_are(run: LoggedRun) -> str:
 
 
 def _torch(facts: RunFacts) -> RunBudget:
-    """From PyTorch's message: total = free + this process + others; this process = its parts."""
+    """The budget from PyTorch's message: total = free + this process + others; this process = its parts."""
     run = facts.run
     if hit := run.last("oom_new"):
         free = sized(hit, 3)

@@ -30,7 +30,7 @@ MAX_BYTES: Final = 1 << 50  # beyond it a number is garbage, whatever its line l
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Bytes, where they come from, and the line."""
+    """A number of bytes with its origin and its line in the log."""
 
     nbytes: int
     origin: Origin = "measured"
@@ -42,9 +42,9 @@ class HeldByOthers:
     """GPU memory that other processes hold at a failure, as PyTorch's message says.
 
     Attributes:
-        nbytes: in all, as far as the message tells.
-        processes: those that it names, by their numbers.
-        ours_bytes: what the process that failed holds; a lower bound where only its tensors are counted.
+        nbytes: bytes in all, as far as the message tells.
+        processes: bytes of each process that it names, by process id.
+        ours_bytes: bytes of the process that failed; a lower bound where only its tensors are counted.
     """
 
     nbytes: int
@@ -54,7 +54,8 @@ class HeldByOthers:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The GPU as whoever started the run saw it before, and computed vLLM's share from. Logs seldom say."""
+    """The GPU before the run, from which vLLM's share was computed, as the caller knows it: logs seldom have
+    it."""
 
     total_bytes: int
     free_bytes: int
@@ -67,7 +68,7 @@ class KnownModel:
     Attributes:
         repo: its Hub id in the catalogue.
         as_published: False for an edition of other weights (AWQ, GGUF …): its cache and images are the same.
-        untied_bytes: what a stored head adds that the model ties, or 0.
+        untied_bytes: bytes of a stored lm_head that the model ties, or 0.
     """
 
     repo: str
@@ -77,12 +78,12 @@ class KnownModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of one token in bf16."""
+        """Bytes of keys and values of one token in bf16."""
         return block_bytes(self.model, Settings("vllm")) // BLOCK_TOKENS
 
     @property
     def weights_bytes(self) -> int | None:
-        """Its weights as vLLM loads them; None for another edition."""
+        """Bytes of its weights as vLLM loads them; None for another edition."""
         if not self.as_published:
             return None
         fp8 = self.model.facts.quantization == "fp8"
@@ -95,7 +96,7 @@ class KnownModel:
 
     @property
     def profile_bytes(self) -> int:
-        """vLLM's encoder profile and its output, per image token; 0 where pixels do not decide it."""
+        """Bytes of vLLM's encoder profile and output, per image token; 0 where pixels do not decide it."""
         image = largest_image(self.model, None)
         if not image.tokens or not self.pixels_per_token:
             return 0
@@ -114,7 +115,7 @@ _NAME_ENDS: Final = re.compile(r"(-(instruct|chat|hf|it|fp8|2507))+$")
 
 @cache
 def known_model(name: str | None) -> KnownModel | None:
-    """The model of the catalogue that a Hub id, a path or a GGUF's name means, or None."""
+    """The model of the catalogue for a Hub id, a path or a GGUF's name, or None."""
     plain = _letters(name or "").replace("metallama", "llama")
     found, longest = None, ""
     for entry in entries():
@@ -168,7 +169,7 @@ class RunFacts:
 
     @property
     def overhead(self) -> Value | None:
-        """What profiling took beside the weights, or None."""
+        """Bytes that vLLM's profile takes beside weights and KV cache, or None."""
         if self.non_torch and self.activation:
             return Value(self.non_torch.nbytes + self.activation.nbytes, "measured", self.activation.line)
         if self.ceiling and self.weights and self.kv:
@@ -177,13 +178,13 @@ class RunFacts:
 
     @property
     def explicit_pixels(self) -> bool:
-        """The command already bounds the pixels of an image."""
+        """Whether the command already bounds the pixels of an image."""
         given = self.command.get("--mm-processor-kwargs") if self.command else None
         return bool(given and re.search(r"max_pixels|longest_edge|size", given))
 
 
 def size(number: str, unit: str = "GiB", hit: Hit | None = None) -> Value | None:
-    """A number and its unit as bytes, or None for what is no sensible size."""
+    """A number and its unit as bytes, or None where that is no sensible size."""
     try:
         nbytes = round(float(number) * _UNITS[unit])
     except (ValueError, OverflowError, KeyError):
@@ -203,7 +204,7 @@ def whole(text: str) -> int | None:
 
 
 def gather(run: LoggedRun, card: Card | None = None) -> RunFacts:
-    """Everything that the lines of a run say. `card`: what is known of the GPU where they say nothing."""
+    """The facts in all lines of a run. `card`: facts of the GPU, used where the lines have none."""
     command = commands.find(run)
     engine = next((name for name in _ENGINES if name in run.engines), "vllm" if command else None)
     model = _model(run, command)
@@ -244,7 +245,7 @@ def gather(run: LoggedRun, card: Card | None = None) -> RunFacts:
 
 
 def held_by_others(run: LoggedRun) -> HeldByOthers | None:
-    """From the last out-of-memory message; None where it tells nothing of others."""
+    """Memory of other processes, from the last out-of-memory message; None where that has none."""
     hit, last = run.last("oom_new"), run.last("oom_others")
     parts, process = run.last("oom_parts"), run.last("oom_process")
     total, free = (sized(hit, 1), sized(hit, 3)) if hit else (None, None)
@@ -300,7 +301,7 @@ def _model(run: LoggedRun, command: LoggedCommand | None) -> str | None:
 def _utilisation(
     run: LoggedRun, command: LoggedCommand | None, engine: Engine | None
 ) -> tuple[float | None, bool]:
-    """The fraction of the card, and whether the log says it (otherwise: the version's default)."""
+    """(utilisation, whether the log has it); without it in the log, the version's default."""
     for key, group in (("over_free", 2), ("v0_ceiling", 1), ("summary", 2), ("utilisation", 0)):
         if (hit := run.last(key)) and (value := _fraction(hit.groups[group])):
             return value, True
@@ -323,7 +324,7 @@ def _fraction(text: str) -> float | None:
 
 
 def _card(run: LoggedRun) -> tuple[Value | None, Value | None]:
-    """Total and free memory of the (first) GPU."""
+    """(total, free) memory of the first GPU."""
     for key, total, free in (("over_free", 1, 0), ("summary", 1, 0), ("ollama", 1, 2)):
         if hit := run.last(key):
             return size(hit.groups[total], "GiB", hit), size(hit.groups[free], "GiB", hit)
@@ -357,7 +358,7 @@ def _ceiling(run: LoggedRun, total: Value | None, utilisation: float | None, giv
 def _cache(
     run: LoggedRun, command: LoggedCommand | None, known: KnownModel | None
 ) -> tuple[Value | None, Value | None, Value | None, int | None]:
-    """KV available, KV needed, KV of one token, tokens of context asked for."""
+    """(KV available, KV needed, KV of one token, tokens of the context asked for)."""
     available = _first_size(run, (("kv", 0), ("kv_short", 2), ("v0_parts", 3)))
     context = _context(run, command)
     eight = bool(command and (command.get("--kv-cache-dtype") or "").startswith("fp8"))

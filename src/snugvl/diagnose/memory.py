@@ -26,7 +26,7 @@ def cause(facts: RunFacts, kind: Kind, confidence: Confidence, text: str, *keys:
 
 
 def profile_saving(facts: RunFacts) -> int | None:
-    """Bytes that an encoder profile of SMALL_TOKENS instead of this run's would give back, about."""
+    """About how many bytes an encoder profile of SMALL_TOKENS would save, or None."""
     if not facts.known or not facts.known.profile_bytes:
         return None
     tokens = facts.image_tokens or (0 if facts.explicit_pixels else facts.known.max_image_tokens)
@@ -34,7 +34,7 @@ def profile_saving(facts: RunFacts) -> int | None:
 
 
 def no_room_for_cache(facts: RunFacts) -> list[Cause]:
-    """vLLM found no, or too little, memory for the KV cache: vision profile, weights, utilisation or context."""
+    """Causes where vLLM found too little memory for the KV cache: vision profile, weights, utilisation, context."""
     run = facts.run
     keys = ("no_blocks", "kv_short", "kv_short_tokens", "autofit_failed")
     if not run.has(*keys):
@@ -92,7 +92,7 @@ def _weights_dominate(facts: RunFacts, saving: int) -> Cause | None:
 
 
 def _ceiling_spent(facts: RunFacts) -> str:
-    """What took the memory that was allowed, in a sentence, or ""."""
+    """The sentence on what took the memory that was allowed, or ""."""
     if not (facts.ceiling and facts.weights and facts.overhead and facts.kv):
         return ""
     return (
@@ -115,7 +115,7 @@ def _utilisation_low(facts: RunFacts) -> Cause | None:
 
 
 def over_free(facts: RunFacts) -> list[Cause]:
-    """The utilisation is a fraction of the card's total, and less than that is free."""
+    """The cause that less is free than the utilisation's share of the card's total."""
     if not (hit := facts.run.last("over_free")) or not (facts.free and facts.total and facts.ceiling):
         return []
     gap = facts.ceiling.nbytes - facts.free.nbytes
@@ -134,7 +134,7 @@ def over_free(facts: RunFacts) -> list[Cause]:
 
 
 def disturbed(facts: RunFacts) -> list[Cause]:
-    """Free memory grew during profiling."""
+    """The cause that free memory grew during profiling."""
     hit = facts.run.last("disturbed")
     if not hit:
         return []
@@ -154,7 +154,7 @@ def float_or_zero(text: str) -> float:
 
 
 def out_of_memory(facts: RunFacts) -> list[Cause]:
-    """PyTorch's allocator failed: by when it failed and what its message says."""
+    """Causes where PyTorch's allocator failed, by when it did and by its message."""
     run = facts.run
     if facts.engine in ("llama.cpp", "ollama") or not run.has(
         "oom", "oom_bare", "oom_mps", "load_failed", "sampler"
@@ -193,14 +193,14 @@ def out_of_memory(facts: RunFacts) -> list[Cause]:
 
 
 def _frames(run: LoggedRun) -> set[str]:
-    """The frames that are known of the traceback which ends in the last out-of-memory error."""
+    """The known frames of the traceback that ends in the last out-of-memory error."""
     end = max((hit.line for key in ("oom", "oom_bare", "oom_mps") if (hit := run.last(key))), default=0)
     begin = max((hit.line for hit in run.all("traceback") if hit.line <= end), default=0)
     return {key for key in _FRAMES if any(begin <= hit.line <= end for hit in run.all(key))}
 
 
 def _cache_refused(facts: RunFacts) -> Cause:
-    """vLLM had measured that the KV cache fits, and then it did not."""
+    """The cause that the KV cache did not fit although vLLM had measured that it does."""
     text = "The memory ran out while the KV cache was allocated: vLLM had measured before that it fits, so others hold or have taken what it counted on."
     if held := _held(facts):
         return cause(facts, "tenants", "likely", f"{text} {held}", "frame_kv", "oom_others", "oom_new", "oom")
@@ -208,7 +208,7 @@ def _cache_refused(facts: RunFacts) -> Cause:
 
 
 def _in_the_encoder(facts: RunFacts, frames: set[str]) -> list[Cause]:
-    """vLLM's profiling run, whose largest part is the vision encoder; elsewhere an image in the encoder."""
+    """Causes of a failure in vLLM's profiling run, mostly the vision encoder's; elsewhere in encoding an image."""
     run = facts.run
     tower = "frame_tower" in frames
     saving = profile_saving(facts) or 0
@@ -234,7 +234,7 @@ def _in_the_encoder(facts: RunFacts, frames: set[str]) -> list[Cause]:
 
 
 def _by_numbers(facts: RunFacts) -> str:
-    """What the message itself says of the memory, in a sentence."""
+    """The sentence with the message's own figures of the memory."""
     run = facts.run
     if mps := run.last("oom_mps"):
         own, other, most, wanted = (sized(mps, at) for at in (0, 2, 4, 6))
@@ -272,13 +272,13 @@ def _own_tensors(facts: RunFacts) -> int:
 
 
 def _while_serving(run: LoggedRun) -> bool:
-    """It failed in a step of requests, or after an answer."""
+    """Whether it failed in a step of requests, or after an answer."""
     answered, failed = run.first("served"), run.last("oom")
     return run.has("stepping") or bool(answered and failed and answered.line < failed.line)
 
 
 def _weights_refused(facts: RunFacts) -> list[Cause]:
-    """The weights are too big where they are more than the GPU has; what others hold may be why elsewhere."""
+    """Causes of a failure while loading: weights larger than the GPU, else perhaps memory that others hold."""
     expected = facts.known.weights_bytes if facts.known else None
     text = "The memory ran out while the weights were loaded"
     text += f"; {facts.known.repo} needs {gib(expected)} for them." if facts.known and expected else "."
@@ -295,7 +295,7 @@ def _weights_refused(facts: RunFacts) -> list[Cause]:
 
 
 def _while_loading(facts: RunFacts) -> bool:
-    """It failed before the weights were in: vLLM says so by order; elsewhere they do not fit the card."""
+    """Whether it failed before the weights were in: in vLLM by the lines' order, else by their size."""
     run = facts.run
     if run.has("loading"):
         return not run.has("weights", "v0_parts")
@@ -317,7 +317,7 @@ def _others(facts: RunFacts) -> list[Cause]:
 
 
 def _held(facts: RunFacts) -> str:
-    """What others hold, in a sentence, or "" where that is next to nothing."""
+    """The sentence on memory that others hold, or "" where that is next to nothing."""
     held = facts.held
     if held is None or held.nbytes < NOTICEABLE:
         return ""
@@ -351,7 +351,7 @@ def _fragmented(facts: RunFacts) -> Cause | None:
 
 
 def _spill(facts: RunFacts) -> list[Cause]:
-    """More in use than the card has: the rest is system memory (Windows and WSL2 do that silently)."""
+    """The cause that more is in use than the card has: the rest is system memory (silent under Windows, WSL2)."""
     run = facts.run
     if not facts.total:
         return []
@@ -363,7 +363,7 @@ def _spill(facts: RunFacts) -> list[Cause]:
 
 
 def tied_head(facts: RunFacts) -> list[Cause]:
-    """FP8 checkpoints that store a head although the model ties it: loaded, it costs its bytes again."""
+    """The cause that an FP8 checkpoint stores a head that the model ties: loaded, it takes its bytes again."""
     known, weights = facts.known, facts.weights
     expected = known.weights_bytes if known else None
     if not known or not weights or not expected or not known.untied_bytes:

@@ -1,4 +1,4 @@
-"""Causes that are no matter of the budget: platform, kernels, flags, access, the host; and llama.cpp's."""
+"""Causes outside of the memory budget: platform, kernels, flags, access, the host; and llama.cpp's."""
 
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
@@ -17,7 +17,7 @@ UP: Final = ("up", "serving", "listening", "kv_tokens")  # lines that a run prin
 
 
 def plain(facts: RunFacts) -> list[Cause]:
-    """Lines that speak for themselves, with their own numbers."""
+    """Causes of lines that need no further facts, with their own numbers."""
     found = []
     for keys, kind, confidence, text in known()["causes"]:
         if not facts.run.has(*keys) or (
@@ -39,7 +39,7 @@ def _grouped(number: str) -> str:
 
 
 def kernels(facts: RunFacts) -> list[Cause]:
-    """No code for this GPU: of PyTorch, or only of the FP8 products; or a format that it cannot compute in."""
+    """Causes of missing code for this GPU: PyTorch's, or only FP8 products'; or a format it can't compute in."""
     run = facts.run
     found = []
     if run.has("kernel_image"):
@@ -64,7 +64,7 @@ def _dotted(capability: str) -> str:
 
 
 def flags(facts: RunFacts) -> list[Cause]:
-    """Flags and variables that this or every vLLM does not know."""
+    """Causes of flags and variables that this vLLM, or every vLLM, does not know."""
     found = []
     refused = refused_flags(facts.run)[:20]
     if refused:
@@ -79,7 +79,7 @@ def flags(facts: RunFacts) -> list[Cause]:
 
 
 def settings(facts: RunFacts) -> list[Cause]:
-    """vLLM's check of its own settings failed; for where no other rule knows why. Its message says it."""
+    """The cause that vLLM's check of its own settings failed, with its message, where no other rule knows why."""
     hit = facts.run.last("refused")
     if hit is None:
         return []
@@ -97,7 +97,7 @@ _REFUSED: Final[tuple[str, ...]] = (
 
 
 def llama(facts: RunFacts) -> list[Cause]:
-    """llama.cpp and Ollama ran out of memory: weights, KV cache, compute buffer, vision encoder or an image."""
+    """Causes where llama.cpp or Ollama ran out of memory: weights, KV cache, compute buffer, encoder, an image."""
     run = facts.run
     up = came_up(run)
     refusals = [hit.line for key in _REFUSED for hit in run.all(key) if hit.line > up]
@@ -127,7 +127,7 @@ def llama(facts: RunFacts) -> list[Cause]:
 
 
 def _of_a_step(facts: RunFacts, asked: str, many: str, wanted: int) -> Cause:
-    """Neither weights nor a picture: the compute buffer, or something that the lines do not name."""
+    """The cause of a refused buffer of a step: the compute buffer, or one that the lines do not name."""
     run = facts.run
     if facts.context and wanted > 64 * MIB and run.has("n_ctx") and not run.has("compute_failed"):
         sure: Confidence = "likely" if facts.context > 16384 or wanted > GIB else "possible"
@@ -145,12 +145,12 @@ def _of_a_step(facts: RunFacts, asked: str, many: str, wanted: int) -> Cause:
 
 
 def came_up(run: LoggedRun) -> int:
-    """The last line that says that the engine is there, or that it goes on without what was refused; or 0."""
+    """Number of the last line that says that the engine is up, or goes on without a refused buffer; 0 for none."""
     return max((hit.line for key in (*UP, "retried") if (hit := run.last(key))), default=0)
 
 
 def in_host_memory(run: LoggedRun) -> bool:
-    """llama.cpp was refused a buffer in RAM, none on a GPU."""
+    """Whether llama.cpp was refused a buffer in host memory and none on a GPU."""
     return run.has("cpu_buffer") and not run.has("cuda_malloc", "buffer", "buffer_mib")
 
 
@@ -164,13 +164,13 @@ def _wanted(run: LoggedRun) -> int:
 
 
 def _vision_is_last(run: LoggedRun) -> bool:
-    """Weights were being placed when the vision encoder had begun to load, and no image was there yet."""
+    """Whether weights were placed after the vision encoder began to load, before any image."""
     began, refused = run.last("clip_start") or run.last("clip"), run.last("alloc_range")
     return bool(began and refused and began.line < refused.line and not run.has("clip_encode"))
 
 
 def _picture(run: LoggedRun, refused: int) -> tuple[str, Confidence] | None:
-    """What the encoder was doing when a buffer was refused, and how sure that is; None: it was not encoding."""
+    """(what the encoder did when a buffer was refused, how sure that is); None where it was not encoding."""
     begun = max((hit.line for hit in run.all("clip_encode") if hit.line <= refused), default=0)
     done = max((hit.line for hit in run.all("clip_done") if hit.line <= refused), default=0)
     if begun > done:
@@ -197,7 +197,7 @@ _WRAPPERS: Final = re.compile(
 
 
 def last_exception(facts: RunFacts) -> list[Cause]:
-    """The last word of a log that no rule knows: the innermost cause of its last exception, quoted."""
+    """The cause for a log that no rule knows: the innermost cause of its last exception, quoted."""
     run = facts.run
     up = came_up(run)
     late = {key: [hit for hit in run.all(key) if hit.line > up] for key in _LAST_WORDS}

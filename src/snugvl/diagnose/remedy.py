@@ -1,4 +1,4 @@
-"""From causes to changed flags, each with its reason, and a word on the engine's own advice."""
+"""From causes to changed flags, each with its reason, and a judgement of the engine's own advice."""
 
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
@@ -27,7 +27,7 @@ Fix = Callable[[RunFacts, Choice | None], list[Change]]
 
 
 def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
-    """What to change, one entry a flag; the first cause that touches a flag decides."""
+    """The changes, one a flag; the first cause that touches a flag decides."""
     if facts.engine not in ("vllm", None) and not facts.command:
         table = {"ollama": "ollama", "llama.cpp": "llamacpp"}.get(facts.engine, "pytorch")
         told = [change for cause in causes for change in _told(facts, table, cause.kind)]
@@ -46,7 +46,7 @@ def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
 
 
 def _or_less(facts: RunFacts, change: Change) -> Change:
-    """Without the command nobody knows whether a smaller value is there already."""
+    """The change, worded for the case that the unknown command has a smaller value already."""
     if facts.command or change.flag not in _AMOUNTS or not change.new:
         return change
     return replace(change, why=f"{change.why}; leave it where it is less already")
@@ -135,13 +135,13 @@ def _dtype(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 
 def _beside_others(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    """Less than others leave free, where vLLM was refused what it had counted on."""
+    """Changes to less memory than others leave free, where vLLM was refused memory that it had counted on."""
     counted = facts.engine == "vllm" and facts.free and facts.run.has("frame_kv")
     return memory_changes(facts, choice) if counted else []
 
 
 def _more_images(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    """Four images where fewer were allowed; more than that were asked for otherwise, and how many nobody says."""
+    """The change to `SOME_IMAGES` images where fewer were allowed; the log doesn't say how many were sent."""
     hit = facts.run.last("images")
     if not hit or int(hit.groups[0]) >= SOME_IMAGES:
         return []
@@ -150,7 +150,7 @@ def _more_images(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 
 def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    """What vLLM's own message has: GPUs that divide the heads, or the longest context of the model."""
+    """Changes from vLLM's own message: GPUs that divide the heads, or the longest context of the model."""
     said = hit.named if (hit := facts.run.last("refused")) else {}
     found = []
     if said.get("heads"):
@@ -169,7 +169,7 @@ def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 
 def _serving(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    """Less for the KV cache, so that a step that is larger than those of the start has room."""
+    """Changes to less KV cache, so that a step larger than those at start has room."""
     less = []
     if facts.utilisation_given and facts.utilisation:  # another's default may be above what it had
         value = f"{max(facts.utilisation - 0.05, 0.1):.2g}"
@@ -207,7 +207,7 @@ _FIXES: Final[Mapping[Kind, Fix]] = {
 
 
 def _told(facts: RunFacts, table: str, kind: Kind) -> list[Change]:
-    """What a table of `known.toml` says for a cause, less what this run has or what would not help it."""
+    """Changes that a table of `known.toml` has for a cause, without those that this run has or can't use."""
     told = (Change(old=None, **change) for change in known()[table].get(kind, ()))
     return [change for each in told if (change := _fitting(facts, each))]
 
@@ -228,7 +228,7 @@ def _fitting(facts: RunFacts, change: Change) -> Change | None:
 
 
 def advice(facts: RunFacts, causes: Sequence[Cause]) -> str:
-    """vLLM's advice, where it gives one, and whether it is right."""
+    """The sentence on vLLM's own advice, where it gives any, and whether it is right; or ""."""
     run = facts.run
     kinds = {cause.kind for cause in causes}
     if run.has("load_failed"):
@@ -281,7 +281,7 @@ _VALUED: Final = (
 
 
 def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
-    """What to do beside flags, and what to run where a number could not be computed."""
+    """Notes on what to do beside flags, and on what to run where a number could not be computed."""
     run, tables = facts.run, known()
     valued = any(change.flag in _VALUED for change in found)
     line, answered = _by_line(facts, causes)
@@ -307,7 +307,7 @@ def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> 
 
 
 def _by_line(facts: RunFacts, causes: Sequence[Cause]) -> tuple[list[str], set[str]]:
-    """What the line that told a cause asks for, the first that the table has; and the causes that answers."""
+    """(remedies by the line that showed a cause, the first in the table; the causes that they answer)."""
     table: Mapping[str, str] = known()["notes_by_line"]
     of_vllm = facts.engine == "vllm"
     lines = (key for key in table if causes and facts.run.has(key) and not (of_vllm and key == "frame_tower"))

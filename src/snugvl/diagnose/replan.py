@@ -1,7 +1,7 @@
 """The planner's answer for the machine of a log: new values for vLLM's memory, and a command that plans.
 
-There is one solver. Here the GPU is described as the log tells it, and the model as the catalogue has it; where
-the planner does not know the model, vLLM's own message has the longest context.
+The solver is the planner's. The GPU is described by the log, the model by the catalogue; where the planner
+does not know the model, vLLM's own message has the longest context.
 """
 
 # ruff: noqa: E501 - one whole sentence a line reads better than a wrapped one
@@ -103,7 +103,7 @@ def _surplus(facts: RunFacts, choice: Choice) -> int:
 
 
 def _wishes(facts: RunFacts, limit: int | None) -> Iterator[Wishes]:
-    """What the command asks for; then without its context, then without its pixels either."""
+    """Wishes to try in order: the command's, then without its context, then also without its pixels."""
     command = facts.command
     sees = bool(facts.known and facts.known.model.facts.vision)
     without = bool(command and command.has("--language-model-only"))
@@ -153,7 +153,7 @@ def safe_utilisation(facts: RunFacts) -> float | None:
 
 
 def memory_changes(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    """The plan's flags, all at once: they share the memory. Without a plan: what vLLM says of the context."""
+    """The plan's flags, all at once, as they share the memory; without a plan, the context by vLLM's message."""
     if choice is None:
         longest = _by_message(facts)
         found = [Change("--max-model-len", None, str(longest), "what the KV cache holds")] if longest else []
@@ -171,7 +171,7 @@ def memory_changes(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 
 def over_free_changes(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    """The utilisation alone where the plan has room to spare; otherwise all of the plan."""
+    """The change of utilisation alone where the plan has room to spare; otherwise all of the plan's."""
     if choice is None or not choice.settings.eager:
         return utilisation_change(facts, choice)
     return memory_changes(facts, choice)
@@ -191,18 +191,18 @@ def _why(choice: Choice, flag: str) -> str:
 
 
 def utilisation_change(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    """--gpu-memory-utilization as planned, or as the planner's budget allows; none where nothing says more."""
+    """The change of --gpu-memory-utilization to the plan's, or to what the budget allows; empty for neither."""
     value = utilisation(choice) if choice else safe_utilisation(facts)
     if not (facts.free and facts.total) or not value or value == facts.utilisation:
         return []  # what others hold is not known, so nothing says that more is there
     if choice is None and value > (facts.utilisation or 0):
-        return []  # more of the card is not what it needs, as far as anybody has computed
+        return []  # by no computation does it need more of the card
     why = f"{gib(facts.free.nbytes)} of {gib(facts.total.nbytes)} were free; the rest is margin"
     return [Change("--gpu-memory-utilization", None, f"{value:g}", why)]
 
 
 def _by_message(facts: RunFacts) -> int | None:
-    """vLLM's own estimate of the longest context, or its count of KV tokens, a little rounded down."""
+    """Tokens of the longest context by vLLM's own estimate, or by its count of KV tokens, rounded down a little."""
     for key, group in (("kv_short", 3), ("kv_short_tokens", 1)):
         if (hit := facts.run.last(key)) and hit.groups[group].isdigit() and len(hit.groups[group]) < 12:
             tokens = int(int(hit.groups[group]) * 0.97) // 256 * 256
@@ -211,7 +211,7 @@ def _by_message(facts: RunFacts) -> int | None:
 
 
 def plan_command(facts: RunFacts) -> str:
-    """`snugvl plan …` for the GPU of the log: what is printed has been solved, so it finds a plan."""
+    """`snugvl plan …` for the GPU of the log. It was solved before it is printed, so it finds a plan."""
     if not facts.total or facts.run.has("not_cuda"):
         return "snugvl plan"
     system, name = "wsl2" if facts.wsl2 else "linux", _gpu_name(facts)

@@ -1,4 +1,4 @@
-"""What a diagnosis says: causes with their evidence, the run's budget, the changed command. Sizes: bytes."""
+"""The result of a diagnosis: causes with evidence, the run's budget, the changed command. Sizes: bytes."""
 
 import json
 import tomllib
@@ -29,7 +29,7 @@ Engine = Literal["vllm", "ollama", "llama.cpp", "transformers", "pytorch"]
 
 @cache
 def known() -> Mapping[str, Any]:
-    """The tables of `known.toml`, which says what each of them is."""
+    """The tables of `known.toml` by name; the file explains each."""
     return tomllib.loads(files("snugvl.diagnose").joinpath("known.toml").read_text(encoding="utf-8"))
 
 
@@ -43,7 +43,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason. `explanation` is whole sentences with this run's numbers."""
+    """One cause of the failure. `explanation` is whole sentences with this run's numbers."""
 
     kind: Kind
     confidence: Confidence
@@ -59,7 +59,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """A line of the budget. Measured: the log says so; computed: a formula on it; inferred: assumed."""
+    """A line of the budget. Measured: a figure of the log; computed: a formula of such; inferred: assumed."""
 
     name: str
     nbytes: int
@@ -69,15 +69,15 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """Where the memory of the run went.
+    """The memory budget of a run.
 
     Attributes:
-        frame: what there was: total, free, ceiling.
-        uses: what it was spent on; together at most the ceiling.
+        frame: memory at hand: total, free, ceiling.
+        uses: parts that it was used for; together at most the ceiling.
         remainder_bytes: ceiling − uses; None where the log does not say enough. Negative: over the ceiling.
-        needed_bytes: what the run asked for and did not get, such as its KV cache; None: not said.
-        note: what is unknown, in a sentence, or "".
-        needed_name: what `needed_bytes` were for.
+        needed_bytes: bytes that the run asked for in vain, such as its KV cache; None: not said.
+        note: a sentence on what is unknown, or "".
+        needed_name: the purpose of `needed_bytes`.
     """
 
     frame: tuple[MemoryPart, ...] = ()
@@ -103,16 +103,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything.
+    """The diagnosis of a log.
 
     Attributes:
-        recognised: False if nothing in the log is known to us.
-        healthy: the engine came up and no failure was found.
-        starts: how many starts the log holds; only the last is diagnosed.
+        recognised: False if no line of the log is known.
+        healthy: whether the engine came up and no failure was found.
+        starts: number of starts in the log; only the last is diagnosed.
         command: the changed command, safe to paste, or None without one in the log.
-        changes: what was changed, or what to add.
-        advice: what the engine itself advises, and whether it is right here.
-        notes: what else was understood, and what to run.
+        changes: the changes of the command, or flags to add.
+        advice: the engine's own advice, and whether it is right here.
+        notes: sentences on all else that was understood, and on what to run.
     """
 
     recognised: bool
@@ -133,14 +133,14 @@ class Diagnosis:
 
 
 def clean(text: str) -> str:
-    """Without anything that moves a cursor, rings, hides or reorders text on a terminal."""
+    """The text without characters that move a cursor, ring, hide or reorder text on a terminal."""
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " if char in "\t\r\n" else "" for char in text)
     return text.strip()
 
 
 def to_json(diagnosis: Diagnosis) -> str:
-    """One object; the schema is in docs/diagnose.md."""
+    """The diagnosis as a JSON object; the schema is in docs/diagnose.md."""
     data = asdict(diagnosis)
     for cause, shown in zip(diagnosis.causes, data["causes"], strict=True):
         shown["title"] = cause.title
@@ -148,7 +148,7 @@ def to_json(diagnosis: Diagnosis) -> str:
 
 
 def to_text(diagnosis: Diagnosis) -> str:
-    """For people: what ran, causes, budget, command."""
+    """The diagnosis as text for people: what ran, causes, budget, command."""
     sections = [_head(diagnosis), *_causes(diagnosis), _budget(diagnosis.budget), _command(diagnosis)]
     if diagnosis.advice:
         sections.append(diagnosis.advice)

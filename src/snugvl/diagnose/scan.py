@@ -1,4 +1,4 @@
-"""One pass over a log in bounded memory: which known lines its last start has, with their numbers.
+"""One pass over a log in bounded memory: finds the known lines of its last start, with their numbers.
 
 Any size, any bytes, lines of any length: a block is searched for the literals of `known.toml` first, at the
 speed of C; nothing is decoded, and no pattern runs, before a line holds its literal. UTF-16, which PowerShell
@@ -32,7 +32,8 @@ _PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`engine`: whose line it is. `fails`: a run with this line failed, or a request of it did."""
+    """A known line. `engine`: the program that writes it. `fails`: it means that the run or a request
+    failed."""
 
     key: str
     needle: bytes
@@ -42,7 +43,7 @@ class Pattern:
 
 
 def _pattern(key: str, find: str, take: str = "", **about: Any) -> Pattern:
-    """An entry of `known.toml`; without `take` its literal stands for itself."""
+    """The pattern of an entry of `known.toml`; without `take` the literal itself is the pattern."""
     for name, part in reversed(known()["parts"].items()):
         take = take.replace(f"<{name}>", part)
     return Pattern(key, find.encode(), re.compile(take or re.escape(find)), **about)
@@ -52,13 +53,13 @@ PATTERNS: Final = tuple(_pattern(**entry) for table in known()["patterns"].value
 
 
 class ByteSource(Protocol):
-    """What can be read: an open binary file, standard input, BytesIO."""
+    """A source of bytes: an open binary file, standard input, BytesIO."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 def blocks(source: ByteSource) -> Iterator[bytes]:
-    """Whole lines in blocks of about BLOCK_BYTES. Of a line beyond LINE_BYTES only the beginning is kept."""
+    """Whole lines in blocks of about BLOCK_BYTES. Lines are cut at LINE_BYTES."""
     pending = b""
     skipping = False  # inside the rest of a line that was too long
     for chunk in _utf8(source):
@@ -126,13 +127,13 @@ class Hit:
 
     @property
     def evidence(self) -> Evidence:
-        """To show."""
+        """The line as evidence, to be shown."""
         return Evidence(self.line, excerpt(self.text, self.start))
 
 
 @dataclass(slots=True)
 class LoggedRun:
-    """What one start left in the log."""
+    """The known lines that one start left in the log."""
 
     hits: dict[str, list[Hit]] = field(default_factory=dict)
     engines: set[Engine] = field(default_factory=set)
@@ -156,12 +157,12 @@ class LoggedRun:
         return self.hits.get(key, [])
 
     def has(self, *keys: str) -> bool:
-        """Any of them."""
+        """Whether a line of any of these kinds was found."""
         return any(key in self.hits for key in keys)
 
     @property
     def version(self) -> str | None:
-        """Version of the engine, as it says."""
+        """Version of the engine by its own line, or None."""
         lines = ("version", "engine", "version_line", "ollama_version", "gguf_build")
         return next((hit.groups[0][:40] for key in lines if (hit := self.last(key))), None)
 
@@ -172,7 +173,7 @@ class LoggedRun:
 
 
 def scan(log: Iterable[bytes]) -> LoggedRun:
-    """Read blocks of whole lines (`blocks`)."""
+    """The known lines of the last start in blocks of whole lines (`blocks`)."""
     run = LoggedRun()
     line = 0
     for block in log:
@@ -253,7 +254,7 @@ def _keep(run: LoggedRun, pattern: Pattern, number: int, match: re.Match[str], m
 
 
 def _begin(run: LoggedRun, key: str) -> None:
-    """A line that opens a start: forget the start before, unless this one belongs to it."""
+    """Take a line that opens a start: forget the start before, unless the line belongs to that."""
     reached = max((rank for name, rank in _ORDER.items() if run.has(name)), default=-1)
     rank = _ORDER[key]
     if key == "engine":  # every rank of a parallel start prints one, before it loads anything
@@ -270,7 +271,8 @@ def _begin(run: LoggedRun, key: str) -> None:
 
 
 def _join(run: LoggedRun, rest: bytes) -> int:
-    """Put a command that goes on over several lines in place of its first line; how many lines it took."""
+    """Put a command over several lines in place of its first line; returns the number of lines that it
+    took."""
     hit = run.hits["command"].pop()
     words = hit.groups[0]
     taken = 0

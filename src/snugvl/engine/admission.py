@@ -1,7 +1,7 @@
-"""Checks a request before any work: what can't be right is refused, what can't fit is refused with numbers.
+"""Checks a request before any work: an invalid one is refused, and one that can't fit, with numbers.
 
-Whatever passes can finish. The cache need of a request with `n` choices, in blocks (P = prompt tokens,
-M = new tokens, drawn for n = 2):
+Every request that passes can finish. The cache need of a request with `n` choices, in blocks (P = prompt
+tokens, M = new tokens, drawn for n = 2):
 
     choice 0   ├── shared: P // block ──┤├─ own ──┤       shared + n · own ≤ blocks in the pool
     choice 1                             ├─ own ──┤       own = ⌈(P + M) / block⌉ - shared
@@ -24,7 +24,7 @@ from snugvl.models.rope import mrope_positions
 
 
 def check_prompt(request: EngineRequest, model: ModelConfig) -> CheckedPrompt:
-    """The prompt with its positions and placeholders.
+    """Check a request's prompt; returns it with its positions and placeholders.
 
     Raises:
         RequestError: no tokens, token ids outside the vocabulary, patches that are not their grid's, or
@@ -73,7 +73,7 @@ def _check_ids(where: str, ids: tuple[int, ...], vocab: int, field: str) -> None
 
 
 def _check_item(number: int, item: VisionItem, merge: int, patch_dim: int) -> None:
-    """An item's patches must be those of its grid: anything else would fail inside the network."""
+    """Refuse an item whose patches don't match its grid, which would fail inside the network."""
     name = f"image or video {number + 1}"
     t, h, w = item.grid_thw
     if min(t, h, w) < 1 or h % merge or w % merge:
@@ -95,7 +95,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def resolve_max_tokens(request: EngineRequest, prompt: CheckedPrompt, config: EngineConfig) -> int:
-    """New tokens each choice may have.
+    """Number of new tokens that each choice may have.
 
     Raises:
         RequestTooLarge: prompt and new tokens, for all choices, exceed the context or the cache.
@@ -131,14 +131,15 @@ def max_tokens_now(
 
 
 def _fitting(prompt: int, config: EngineConfig, n: int) -> int:
-    """New tokens for each of `n` choices that context and cache leave; negative: not even the prompt fits."""
+    """Number of new tokens that context and cache leave to each of `n` choices; negative: the prompt is too
+    long."""
     shared = prompt // config.block_size
     own = (config.num_blocks - shared) // n
     return min(config.max_model_len, (shared + own) * config.block_size) - prompt
 
 
 def _refusal(prompt: CheckedPrompt, config: EngineConfig, asked: int | None, n: int, fits: int) -> str:
-    """What was needed, what there is, and what would fit."""
+    """The refusal's text: tokens needed, tokens there are, and what would fit."""
     image = f", {len(prompt.placeholders)} of them image tokens" if prompt.placeholders else ""
     new = f"{asked or 1} new" + (f" for each of {n} choices" if asked and n > 1 else "")
     return (

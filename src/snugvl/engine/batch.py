@@ -44,7 +44,7 @@ TABLE = 16  # blocks, of which a table's width is a multiple
 
 
 class Shape(NamedTuple):
-    """How many of what a step has. A tuple, as one is made and looked up while the GPU waits for the step.
+    """Sizes of a step. A tuple, as one is made and looked up while the GPU waits for the step.
 
     Attributes:
         blocks: of a block table.
@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Values of 8 bytes in all."""
+        """Number of values of 8 bytes in all."""
         return _size_of(self)
 
     def split(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -74,7 +74,7 @@ class Shape(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Values of 8 bytes of each part, in their order."""
+        """Number of values of 8 bytes in each part, in their order."""
         lines = self.sequences
         ends = (_halves(lines + 1), _halves(lines))
         return (
@@ -110,8 +110,9 @@ class Numbers(NamedTuple, Generic[T]):
         tables: `[sequences, blocks]` int32, as in the graphs of decode steps: for another type kernels would
             be compiled again.
         state_slots: `[sequences]`.
-        landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
-        unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
+        landings: `[sequences]`, number of the step's tokens after which a recurrent state is saved; 0:
+            nowhere.
+        unsure: `[sequences]`, number of its last tokens that aren't taken into a recurrent state.
         hidden_rows: `[tokens]`, where its hidden state goes (`DraftBatch.rows`); or `[0]`.
         following: `[tokens]`, the token after it, below 0 that of the next row; or `[0]`. One that isn't
             known yet is 0, and its result is computed again.
@@ -147,7 +148,7 @@ class Unread:
     tokens: torch.Tensor
 
     def put(self, numbers: Numbers[torch.Tensor]) -> None:
-        """Write them to the ids of a step on the device."""
+        """Write the tokens to the ids of a step on the device."""
         rows = upload(self.rows, torch.int64, self.tokens.device)
         ids = self.tokens.index_select(0, rows).clamp(min=0)
         numbers.ids.index_copy_(0, numbers.logit_rows.index_select(0, rows), ids)
@@ -163,7 +164,7 @@ def put_drafts(numbers: Numbers[torch.Tensor], chunks: Sequence[Chunk]) -> None:
 
 
 def shape_of(chunks: Sequence[Chunk], hidden: int = 0) -> Shape:
-    """Exactly what chunks need; `hidden`: see `Shape`."""
+    """The shape that chunks need, without padding; `hidden`: see `Shape`."""
     return Shape(
         tokens=sum(chunk.end - chunk.start for chunk in chunks),
         sequences=len(chunks),
@@ -175,7 +176,7 @@ def shape_of(chunks: Sequence[Chunk], hidden: int = 0) -> Shape:
 
 
 def table_width(blocks: int) -> int:
-    """Width of tables that hold so many blocks."""
+    """Width of tables that hold `blocks` blocks."""
     return -(-blocks // TABLE) * TABLE
 
 
@@ -248,7 +249,7 @@ def fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_siz
 
 
 def _positions(chunk: Chunk, out: Array) -> None:
-    """M-RoPE positions of a chunk to `out` `[3, tokens]`: the prompt's own, then counting on."""
+    """Write a chunk's M-RoPE positions to `out` `[3, tokens]`: the prompt's own, then counted on."""
     prompt = chunk.sequence.prompt
     own = max(min(chunk.end, len(prompt.ids)) - chunk.start, 0)
     if own:
@@ -261,7 +262,7 @@ def _aligned(count: int) -> int:
 
 
 def _halves(count: int) -> int:
-    """Values of 8 bytes that hold so many of 4."""
+    """Number of values of 8 bytes that hold `count` of 4 bytes."""
     return -(-count // 2)
 
 
@@ -277,7 +278,7 @@ def batch_of(
 
     Args:
         embeds: the encoder rows of all placeholders, in their order, in pieces.
-        scoring: rows whose logits are looked at besides.
+        scoring: rows whose logits are also read, for log-probabilities of prompts.
         unread: tokens that only the device knows.
         hidden: hidden states that a draft model has; see `DraftBatch`.
     """

@@ -93,19 +93,19 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def owners(self, block: int) -> int:
-        """How many tables hold a block."""
+        """Number of tables that hold a block."""
         return self._owners[block]
 
     def key(self, block: int) -> Key | None:
-        """What a block is found by, if it is."""
+        """The key that a block is found by, or None."""
         return self._keys[block]
 
     def find(self, key: Key) -> int | None:
-        """The block of a key, owned or free."""
+        """The block of a key, owned or free, or None."""
         return self._found.get(key)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens."""
+        """Number of blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def missing(self, table: Sequence[int], start: int, end: int) -> int:
@@ -147,9 +147,9 @@ class BlockPool:
         return list(found)
 
     def publish(self, block: int, key: Key) -> None:
-        """Let an owned block be found by `key`: it is full of it, and is never written again.
+        """Let an owned block be found by `key`: it is full, and is never written again.
 
-        Of two blocks with the same contents one is found: that which is in use, or was last.
+        Among two blocks with the same contents the one in use, or used last, is found.
         """
         assert self._owners[block] > 0, f"block {block} is published but free"
         assert self._keys[block] in (None, key), f"block {block} is published under two keys"
@@ -164,7 +164,7 @@ class BlockPool:
         self._found[key] = block
 
     def withdraw(self, table: Sequence[int]) -> None:
-        """Let none of a table's blocks be found any more: their contents are not to be trusted."""
+        """Let none of a table's blocks be found any more, as their contents may be wrong."""
         for block in table:
             assert self._owners[block] > 0, f"block {block} is withdrawn but free"
             if self._keys[block] is not None:

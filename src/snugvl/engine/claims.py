@@ -1,4 +1,4 @@
-"""What the models of one process share on a device, and what goes back when one of them is closed.
+"""Memory that the models of one process share on a device, and its release when one of them is closed.
 
 Some memory belongs to no model: free blocks of torch's allocators, on the GPU and page-locked ones beside it;
 a workspace of the library (cuBLAS) for each thread and stream; small tensors that all networks read
@@ -50,7 +50,7 @@ class DeviceClaim:
             _claims.add(self)
 
     def use(self, disturbed: Callable[[], None], *close: Callable[[], object]) -> None:
-        """Have `close` called, one after the other, when it is released, in place of what was said before.
+        """Have each of `close` called, in their order, when it is released, instead of any given before.
 
         `disturbed`: called, in any thread, when another model has gone, and with it what torch's allocator
         held free: the workspace of this one included.
@@ -59,7 +59,7 @@ class DeviceClaim:
         self._closing = list(close)
 
     def release(self) -> None:
-        """Close what is to be closed before, then give back what torch keeps. Safe to call twice."""
+        """Call the functions of `use`, then give torch's unused memory back. Safe to call twice."""
         self.disturbed = lambda: None
         while self._closing:
             _close(self._closing.pop(0))

@@ -1,6 +1,6 @@
 """Drafts of what a choice may say next; `speculation.py` computes it beside the newest token.
 
-One proposer looks up what was said before: the longest end that stood somewhere earlier.
+One proposer looks for an earlier place with the same tokens as the text's end, the longer the better.
 
     prompt   { "name" : "Ada" , "born" : 1815 } … Repeat it with another year.
     answer   { "name" : "Ada" , "bo
@@ -34,10 +34,10 @@ REST = 32  # tokens at most for which a choice has no drafts whose last ones wer
 
 
 class Proposer(Protocol):
-    """Guesses what a choice says next; it knows its prompt and its answer."""
+    """Proposes drafts of a choice, from its prompt and its answer."""
 
     def propose(self, most: int) -> list[int]:
-        """The next tokens, `most` at most; none where it has no idea."""
+        """The next tokens, `most` at most; empty where it has no proposal."""
         ...
 
 
@@ -77,21 +77,22 @@ class Drafts:
         return [0] * min(most, self.found.count) if unseen else list(self.found.read(most))
 
     def asked(self, length: int) -> bool:
-        """Whether a draft model was asked what follows `length` tokens."""
+        """Whether a draft model was asked for drafts after `length` tokens."""
         return self.found is not None and self.place == length
 
     def expect(self, found: "DeviceDrafts", length: int) -> None:
-        """A draft model was asked what follows `length` tokens, all but the last of which it has read."""
+        """Note that a draft model was asked for drafts after `length` tokens, all read by it but the last."""
         self.found, self.place, self.entries = found, length, length - 1
 
     def on_device(self, length: int) -> "DeviceDrafts | None":
-        """Drafts behind `length` tokens, where they stand on the device."""
+        """Drafts after `length` tokens on the device, or None where there are none."""
         return self.found if self.asked(length) and self.found is not None and self.found.count else None
 
     def read(self, start: int, end: int) -> None:
-        """The network has read tokens `start … end - 1`, whose successors are known: so has a draft model.
+        """Note that the network, and so a draft model, has read tokens `start … end - 1` with known
+        successors.
 
-        Not behind a gap: then it has their hidden states alone.
+        Behind a gap the draft model has only their hidden states, so they don't count.
         """
         if start <= self.entries:
             self.entries = max(self.entries, end)
@@ -135,7 +136,7 @@ class DeviceDrafts:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of drafts."""
         return 0 if self.found.tokens is None else self.found.tokens.shape[1]
 
     def put(self, ids: torch.Tensor) -> None:
@@ -144,12 +145,12 @@ class DeviceDrafts:
         ids.copy_(self.found.tokens[self.row, : len(ids)])
 
     def read(self, count: int) -> tuple[int, ...]:
-        """So many of them, waiting for them."""
+        """The first `count` drafts; waits until the device has them."""
         return tuple(self.found.of(self.row)[:count])
 
 
 class NgramIndex:
-    """Where the pairs of a list of tokens stand, which may grow. A prompt's is shared by its choices."""
+    """An index of the places of token pairs in a list that may grow. A prompt's is shared by its choices."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
@@ -167,7 +168,7 @@ class NgramIndex:
     def find(self, ends: Sequence[int]) -> tuple[int, int]:
         """Tokens of the longest end of `ends` that was found, and the place behind it; 0 tokens: nothing.
 
-        Of equally long ones it is the latest.
+        Among equally long ones it is the latest.
         """
         if len(ends) < PAIR:
             return 0, 0

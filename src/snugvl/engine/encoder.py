@@ -1,4 +1,4 @@
-"""Images and videos through the vision tower: when, how much at once, and which encodings are held.
+"""Encoding of images and videos: when, how much at once, and which encodings are held.
 
     sequences │ decode │ decode │ decode │ decode + first chunk of the prompt
     encoder   │ slice  │ slice  │ slice  │
@@ -54,7 +54,7 @@ class Encoder:
         queries: items that a sequence began to read.
         hits: those of them that were encoded for another one.
         slice: floating point operations of a slice.
-        cache_bytes: what may be held for the next question, from the next `keep` on.
+        cache_bytes: bytes that may be held for the next question, from the next `keep` on.
     """
 
     def __init__(self, model: Network, cache_bytes: int = 0) -> None:
@@ -112,7 +112,8 @@ class Encoder:
         return parts
 
     def keep(self, sequences: Iterable[Sequence], window: int) -> None:
-        """Forget what the next `window` tokens of these sequences don't need, but for the cache."""
+        """Drop encodings that the next `window` tokens of these sequences don't need, beyond
+        `cache_bytes`."""
         if self._begun is None and not self._encodings:
             return
         needed = {
@@ -130,7 +131,7 @@ class Encoder:
                 spare -= self._encodings.pop(key).rows.nbytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all encodings, the one in the making included."""
         self._begun = None
         self._encodings.clear()
 
@@ -165,7 +166,7 @@ class Encoder:
             raise
 
     def _replayed(self, item: VisionItem) -> torch.Tensor | None:
-        """Rows of an item by a CUDA graph, if it is one for that."""
+        """Rows of an item by a CUDA graph; None where there is none for its size."""
         work = self._work.get(item.grid_thw, math.inf)
         return None if self._graphs is None or work > SLICES * self.slice else self._graphs.encode(item)
 

@@ -88,7 +88,7 @@ class Engine:
 
     @property
     def stats(self) -> Load:
-        """Where the engine stands now."""
+        """Load and counters of the engine now."""
         pool = self._scheduler.pool
         return Load(
             running=len(self._scheduler.running),
@@ -154,7 +154,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenOutput]:
-        """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises.
+        """Advance running sequences by a token or a chunk of prompt; returns outputs, failures among them.
 
         `meanwhile` may be called once, when everything is started and the host would wait; it may `abort`.
         """
@@ -214,7 +214,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Give back network, cache and graphs; what runs ends without outputs. Safe to call twice."""
+        """Give back network, cache and graphs; running requests end without outputs. Safe to call twice."""
         claim = self._claim
         vars(self).clear()
         self._claim = claim
@@ -223,7 +223,7 @@ class Engine:
     def poll_memory(self, *, at_once: bool = False) -> None:
         """Make room for other programs that need memory, or take it back; at most every `POLL_S` seconds.
 
-        The KV cache becomes smaller or larger, and empty: what runs is computed again.
+        The KV cache becomes smaller or larger, and empty: running sequences are computed again.
         """
         blocks = None if self._reclaimer is None else self._reclaimer.poll(at_once=at_once)
         if self._reclaimer is not None and blocks is not None:
@@ -369,7 +369,7 @@ class Engine:
         self._computed += tokens
 
     def _fork(self, head: Sequence) -> list[Sequence]:
-        """The choices that start from a sequence whose prompt is computed."""
+        """Start the other choices from a sequence whose prompt is computed; returns them."""
         siblings = self._scheduler.fork(head)
         self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
         return siblings

@@ -82,7 +82,7 @@ def state_bytes(cache: KVCache) -> int:
 
 
 class MemoryReclaimer:
-    """The memory that one engine could do without."""
+    """Gives memory that an engine could do without to other programs, and takes it back."""
 
     def __init__(
         self,
@@ -102,12 +102,13 @@ class MemoryReclaimer:
 
     @property
     def limit(self) -> int:
-        """Blocks that a new request may need: it must not keep those that are to be given back."""
+        """Most blocks that a new request may need, so that it doesn't keep those that are to be given
+        back."""
         return max(min(self._scheduler.pool.num_blocks, self._monitor.target), self._monitor.least)
 
     @property
     def most(self) -> int:
-        """Blocks of the cache where no other program needs memory."""
+        """Number of blocks of the cache where no other program needs memory."""
         return self._monitor.most
 
     def adapt(self, *, at_once: bool = False) -> None:
@@ -117,7 +118,7 @@ class MemoryReclaimer:
             self.resize_cache(blocks)
 
     def poll(self, *, at_once: bool) -> int | None:
-        """How many blocks the KV cache should have, where that is another number than now.
+        """Number of blocks that the KV cache should have, or None where it has them.
 
         Before it gets smaller the graphs of prompts go, which only save time; they come back after it has
         grown.

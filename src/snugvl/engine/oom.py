@@ -40,7 +40,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def refusal(error: BaseException, chunk: Chunk, device: torch.device) -> OutOfMemory:
-    """Why a request ends whose step had nothing beside it: what it was, what was asked, what is allowed."""
+    """The error of a request whose step failed even alone: its size, the memory asked for, the memory
+    allowed."""
     tokens = chunk.end - chunk.start
     pictures = chunk.sequence.prompt.vision_in(chunk.start, chunk.end)
     what = f"{tokens:,} tokens" if tokens > 1 else "1 token"

@@ -46,11 +46,11 @@ MOST_BEFORE = BEFORE + 60
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A network but for its values.
+    """A network without its values.
 
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
-        formats: of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
+        formats: format of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
     """
 
     config: ModelConfig
@@ -59,7 +59,7 @@ class Outline:
 
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
-    """That of a network with or without memory."""
+    """The outline of a network with or without memory."""
     tensors = itertools.chain(network.named_parameters(remove_duplicate=False), network.named_buffers())
     linears = ((n, module) for n, module in network.named_modules() if isinstance(module, Linear))
     return Outline(
@@ -105,7 +105,8 @@ def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """What runs, and on what; `withdrawn`: kernels that aren't used there."""
+    """An engine's kernels to compile: network, sizes, hardware; `withdrawn`: kernels that aren't used
+    there."""
 
     outline: Outline
     engine: EngineConfig
@@ -130,7 +131,7 @@ def compile_job_of(network: LoadableNetwork, config: EngineConfig, device: torch
 
 @dataclass(frozen=True, slots=True)
 class CompileReport:
-    """How it went: kernels in all, and what was said of those that can't be compiled."""
+    """The result: number of kernels, and the errors of those that can't be compiled."""
 
     kernels: int
     failed: tuple[str, ...]
@@ -298,7 +299,8 @@ def _remember(cache: KVCache) -> None:
 
 
 def befores(sequences: int) -> list[int]:
-    """Tokens that each of some sequences has in the cache already, where there is memory."""
+    """Numbers of tokens that each of `sequences` sequences is taken to have in the cache, in a run with
+    memory."""
     return [BEFORE + 7 * sequence % (MOST_BEFORE - BEFORE) for sequence in range(sequences)]
 
 

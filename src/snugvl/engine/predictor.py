@@ -46,7 +46,7 @@ MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is ri
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """What a graph reads and writes; each size uses the beginning.
+    """The buffers of a graph; each size uses their beginning.
 
     Attributes:
         lines: `[rows, fields + blocks]` int32.
@@ -101,7 +101,7 @@ class Drafter:
             drafts_of(sequence).expect(DeviceDrafts(drafts, row), sequence.length)
 
     def forget(self) -> None:
-        """Drafts are no longer to be taken from the device: they are written over, or their memory goes."""
+        """Let no drafts be read from the device any more: they are overwritten, or their memory goes."""
         if self._last is not None:
             self._last.tokens = None
         self._last = None
@@ -151,7 +151,7 @@ class Drafter:
         return _Buffers(lines, torch.zeros(self._rows, MOST_DRAFTS, dtype=torch.int64, device=device))
 
     def _draft(self, buffers: _Buffers, size: int, count: int) -> None:
-        """What is captured. Rows that only fill up a size have length 0: they write nowhere."""
+        """The work that is captured. Rows that only fill up a size have length 0: they write nowhere."""
         lines = buffers.lines[:size]
         ids, lengths = lines[:, 0].long(), lines[:, 1].contiguous()
         deltas, tables = lines[:, 2].long(), lines[:, ROW_FIELDS:].contiguous()

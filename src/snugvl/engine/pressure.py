@@ -1,4 +1,4 @@
-"""Other programs that take the device's memory while we run: how large the KV cache may be now.
+"""The size that the KV cache may have now, as other programs take the device's memory while we run.
 
     free    ├─ still to come ─┤├─ slack ────────┤        what a plan leaves: a margin of slack
             ├─ still to come ─┤├ slack ┤│ game ……        below LOW_BYTES the KV cache gets smaller, until
@@ -176,7 +176,7 @@ class PressureMonitor:
         self.least = least_blocks(config)
 
     def update(self, blocks: int, needed: int = 0, *, at_once: bool = False) -> int | None:
-        """How many blocks there should be where there are `blocks`; None: it isn't time to look yet.
+        """Number of blocks there should be where there are `blocks`; None: it isn't time to look yet.
 
         `needed`: blocks of the largest request that was admitted. `slots` may change with them.
         """
@@ -281,7 +281,7 @@ class PressureMonitor:
         return max(-(-self._all_slots * blocks // max(self.full, 1)), 1)
 
     def _more_bytes(self, blocks: int, count: int) -> int:
-        """What `count` blocks take beyond `blocks`, with the slots of both."""
+        """Bytes that `count` blocks take beyond `blocks`, with the slots of both."""
         return self._bytes(count, max(self.slots, self._slots_for(count))) - self._bytes(blocks, self.slots)
 
     def _less(self, blocks: int, short: int) -> int:
@@ -306,12 +306,12 @@ class PressureMonitor:
         return True
 
     def notify(self) -> None:
-        """Say that a neighbour has made the cache smaller."""
+        """Call `on_shrink`: a neighbour has made the cache smaller."""
         if self._on_shrink is not None:
             self._on_shrink()
 
     def missing_bytes(self, blocks: int, graphs_held: int = 0) -> int:
-        """What torch should hold beside a cache of `blocks` and doesn't yet, graphs left out.
+        """Bytes that torch should hold beside a cache of `blocks` and doesn't yet, without graphs.
 
         `graphs_held`: what it holds for graphs already.
         """

@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers: token ids and pixel patches, never text."""
+"""Requests to the engine and its outputs: token ids and pixel patches, never text."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class VisionItem:
         return patches.dtype == torch.uint8 and levels.is_floating_point()
 
     def reader(self, device: torch.device, dtype: torch.dtype) -> PatchReader:
-        """How a network reads the patches."""
+        """The function by which a network reads the patches."""
         return patch_reader(self.patches, device, dtype, self.levels, self.slots)
 
     def values(self) -> torch.Tensor:
@@ -68,7 +68,7 @@ class EngineRequest:
         vision: images and videos in order of appearance.
         stop_ids: token ids that end a choice (end of sequence and the user's), unless `ignore_eos`.
         deadline: `time.monotonic()` seconds after which the request ends with `DeadlineExceeded`.
-        grammar: what every choice has to follow; made for this model's vocabulary.
+        grammar: grammar that every choice follows; made for this model's vocabulary.
     """
 
     request_id: str
@@ -148,7 +148,7 @@ class TokenOutput(NamedTuple):
         top_logprobs: the most likely tokens and theirs, most likely first, if asked for.
         finish: why the choice ended, or None while it goes on.
         error: with `finish == "error"`.
-        cached_tokens: of the prompt, that the prefix cache had.
+        cached_tokens: number of the prompt's tokens that the prefix cache had.
         accepted, rejected: drafts of this step (`speculation.py`) that were right, and that weren't; on the
             last output that it gave.
         prompt: the second and later tokens of the prompt with their log-probabilities, on the first output of

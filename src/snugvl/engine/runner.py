@@ -174,7 +174,7 @@ class Runner:
 
     @property
     def least_run(self) -> int:
-        """Forced tokens that are worth a step of chunks: without graphs all steps are alike."""
+        """Fewest forced tokens that are worth a step of chunks: without graphs all steps are alike."""
         return (LEAST_LONG_RUN if self._steps is None else LEAST_RUN) if self.has_graphs else 1
 
     @property

@@ -26,7 +26,7 @@ Key = bytes
 
 
 class State(Enum):
-    """Where a sequence is."""
+    """The state of a sequence: waiting, running or finished."""
 
     PARKED = auto()  # waits for its request's prompt, which another choice is prefilling
     WAITING = auto()  # owns no blocks; new, or preempted

@@ -71,7 +71,7 @@ GAIN: Final = 1.03  # what drafts must bring, beyond what they cost, to be prefe
 
 
 class Speculation:
-    """What steps have drafts, and how that went.
+    """Decides which steps have drafts, and counts the right ones.
 
     Attributes:
         on: whether anything drafts; else nothing here is called.
@@ -294,7 +294,7 @@ def _room(chunk: Chunk) -> int:
 
 @dataclass(slots=True)
 class Payoff:
-    """What steps of about as many streams took and brought, with drafts and without."""
+    """Times and tokens of steps of about as many streams, with drafts and without."""
 
     _seconds: tuple[deque[float], deque[float]] = field(
         default_factory=lambda: (deque(maxlen=KEPT), deque(maxlen=KEPT))

@@ -1,1 +1,1 @@
-"""What a format, an image size or another model costs on a user's own pictures (`snugvl compare`)."""
+"""`snugvl compare`: measures what a format, an image size or another model costs on a user's own pictures."""

@@ -42,7 +42,7 @@ Scores = dict[int, tuple[AnswerScore, Tokens]]
 
 
 class Comparison:
-    """What is compared with what, about which pictures. Not thread-safe."""
+    """A comparison of variants with a reference, on some pictures. Not thread-safe."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Comparison:
     ) -> None:
         """
         Args:
-            options: device and memory, of all of them.
-            passes: times that the reference is read, at most: the first finds the figures, the others how its
-                answers go on.
+            options: device and memory, for all of them.
+            passes: times that the reference is read, at most: the first finds the figures, the others more of
+                its own answers.
         """
         self.reference, self.rivals, self.items = reference, rivals, items
         self._passes = passes
@@ -68,21 +68,21 @@ class Comparison:
 
     @property
     def rows(self) -> list[MemoryRow]:
-        """Memory of the stages that ran."""
+        """Planned and measured memory of the stages that ran."""
         return self._stages.rows
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since it was made."""
         return self._clock.seconds
 
     @property
     def reading_bytes(self) -> int:
-        """Bytes of files that are read at most, one reading after the other."""
+        """Bytes of files that are read at most, all readings together."""
         return sum(self._readings().values())
 
     def plans(self) -> dict[str, PassPlan]:
-        """What the passes over the reference and over each variant hold at most.
+        """Memory plans of the passes over the reference and over each variant, by name.
 
         Raises:
             DoesNotFit: one of them has no room.
@@ -92,7 +92,8 @@ class Comparison:
         return found | {rival.name: self._stages.plan(rival.side, 1, place) for rival in self.rivals}
 
     def estimate(self) -> float:
-        """Seconds that the reading takes at most, by how long one layer needs from the disk to the device."""
+        """Seconds that the reading takes at most, estimated from one layer's way from the disk to the
+        device."""
         with self._stages.network(self.reference) as network:
             layer = network.model.decoder.layers[0]
             began = time.monotonic()
@@ -103,7 +104,7 @@ class Comparison:
         return self._clock.left_s or 0.0
 
     def close(self) -> None:
-        """End what runs beside this process. Safe to call twice."""
+        """End the processes that were started. Safe to call twice."""
         for side in (self.reference, *(rival.side for rival in self.rivals)):
             side.close()
 
@@ -112,7 +113,7 @@ class Comparison:
 
         Raises:
             SnugvlError: a variant can't be loaded, or none of its questions can be answered.
-            OutOfMemory: another program has taken what was planned; what was found so far is kept.
+            OutOfMemory: another program has taken the planned memory; results so far are kept.
         """
         try:
             return self._run()
@@ -178,7 +179,7 @@ class Comparison:
         }
 
     def _truth(self, given: Sequence[Given], scores: Sequence[Scores]) -> dict[int, Verified]:
-        """How the reference answers, as far as its passes go."""
+        """The reference's own answers by question, as far as its passes go."""
         ends = self.reference.ends
         truth = {
             n: furthest(
@@ -199,7 +200,7 @@ class Comparison:
         return truth
 
     def _further(self, number: int, drafter: Rival, known: dict[int, Tokens]) -> dict[int, Verified]:
-        """One pass more for answers whose beginnings are `known`."""
+        """The answers after one more pass, from the beginnings in `known`."""
         stage, stages, ends = f"pass-{number}", self._stages, self.reference.ends
         found: dict[int, Verified] = {}
         for each in stages.work.records(stage):
@@ -237,7 +238,7 @@ def _distinct(given: Iterable[Answered]) -> tuple[Tokens, ...]:
 
 
 def _likeliest(scores: Scores) -> float:
-    """Share of tokens whose likeliest one is the reference's."""
+    """Share of tokens, 0 to 1, whose likeliest one is the reference's."""
     same = [value for score, _ in scores.values() for value in score.same]
     return sum(same) / max(len(same), 1)
 
@@ -254,14 +255,15 @@ def comparison_of(
     output: Path | None = None,
     resume: bool = False,
 ) -> tuple[Comparison, Work]:
-    """Plan it. Pictures are as large for all as the smallest plan has them, where nobody says.
+    """Plan a comparison. Without a wish all pictures have the size of the smallest plan.
 
     Args:
-        base: names the reference's model, and says which device and how much memory.
+        base: options with the reference's model, the device and the memory.
         passes: times that the reference is read, at most.
-        pictures: by name, what tells one from another of the same name later.
-        reference_pixels: what the reference's pictures are scaled down to; None: as the largest variant's.
-        output: beside it the work is kept; None: in memory.
+        pictures: by name, the mark by which a changed file of the same name is recognised.
+        reference_pixels: pixels that the reference's pictures are scaled down to; None: the largest
+            variant's.
+        output: file beside which the work is kept; None: the work stays in memory.
 
     Raises:
         CheckpointNotFound, CheckpointError, UnsupportedModel: about a checkpoint.
@@ -312,7 +314,7 @@ def _refuse_gguf(*models: str) -> None:
 def _limits(
     work: Work, variants: Sequence[Variant], plans: Sequence[Allocation], formats: list[str]
 ) -> list[int | None]:
-    """Pixels of each variant's pictures: as somebody said, else the fewest that any plan has."""
+    """Pixels of each variant's pictures: the wished ones, else the fewest that any plan has."""
     before = work.records("limits")
     if before:
         if before[0]["formats"] != formats:

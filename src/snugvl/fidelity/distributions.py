@@ -1,4 +1,4 @@
-"""How far two networks' distributions over the vocabulary are apart, token by token, in little memory.
+"""The distance of two networks' distributions over the vocabulary, token by token, in little memory.
 
     states of the reference  [tokens, hidden]  ─ its head ─┐
     states of the variant    [tokens, hidden]  ─ its head ─┴► logits of a slice of the vocabulary at a time
@@ -29,7 +29,7 @@ ROWS: Final = 256  # tokens whose logits are made at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """Judgement of each token.
+    """The comparison of two distributions at each token.
 
     Attributes:
         kl: `[tokens]` float64, nats, from the reference's distribution to the variant's; None without one.
@@ -44,19 +44,20 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """A network with its last hidden states `[tokens, hidden]`, on the host."""
+    """One side of the comparison: a network with its last hidden states `[tokens, hidden]`, on the host."""
 
     network: LayeredNetwork
     states: torch.Tensor
 
 
 def slice_rows(hidden: int, vocab: int) -> int:
-    """Rows of a head of that width that are made logits of at once."""
+    """Number of a head's rows whose logits are computed at a time."""
     return min(vocab, max(32, SLICE_BYTES // (4 * hidden)))
 
 
 def workspace_bytes(hidden: int, vocab: int) -> int:
-    """Most that `judge` takes on the device: slices of both heads as stored and wide, states, logits."""
+    """Most bytes that `judge` takes on the device: slices of both heads as stored and wide, states,
+    logits."""
     slice_ = slice_rows(hidden, vocab)
     return 2 * slice_ * hidden * 8 + 2 * ROWS * hidden * 4 + ROWS * slice_ * (2 * 4 + 5 * 8)
 
@@ -129,19 +130,20 @@ class _Sums:
 
 
 def _logits(side: Side, rows: slice, head: torch.Tensor) -> torch.Tensor:
-    """`[rows, slice]` in float32."""
+    """Logits of a slice of the vocabulary, `[rows, slice]` float32."""
     return side.states[rows].to(head.device).float() @ head.T
 
 
 def _allowed(masks: torch.Tensor, first: int, last: int, device: torch.device) -> torch.Tensor:
-    """`[rows, last - first]` bool of bits."""
+    """The bits of tokens `first … last - 1`, `[rows, last - first]` bool."""
     tokens = torch.arange(first, last)
     bits = masks[:, tokens // 32] >> (tokens % 32).to(torch.int32)
     return (bits & 1).bool().to(device)
 
 
 def masks_of(grammar: TokenGrammar, tokens: Sequence[int], vocab: int) -> torch.Tensor:
-    """What a grammar allows before each of `tokens`: `[tokens, ceil(vocab / 32)]` int32."""
+    """Bits of the tokens that a grammar allows in the place of each of `tokens`, `[tokens, ceil(vocab / 32)]`
+    int32."""
     masks = torch.zeros(len(tokens), -(-vocab // 32), dtype=torch.int32)
     state = grammar.start()
     for row, token in zip(masks, tokens, strict=True):

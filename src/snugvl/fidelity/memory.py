@@ -1,11 +1,11 @@
-"""What a pass over a network holds, planned before it begins, on the device and in host memory.
+"""Plans the memory of a pass over a network before it begins, on the device and in host memory.
 
     always     context, kernels, small tensors, hidden states where there is room
     vision     the tower, what it computes with
     prefill    a decoder layer, keys and values of one layer and one sequence, a chunk's workspace
     decode     slices of both heads, and their logits
 
-What reads a part into its place needs room before that computes, so of both the larger one counts. The
+Memory for reading a part into its place is free before the part computes, so the larger of both counts. The
 widest chunk that fits is taken, with as many readers as fit. Hidden states of all tokens wait on the
 device if they fit, else in host memory, where encodings of pictures wait in any case. If there are too
 many, the questions are divided: each part then reads the files once.
@@ -44,12 +44,12 @@ STATE_COPIES: Final = 4  # a recurrent state, the scratch slot and two checkpoin
 
 @dataclass(frozen=True, slots=True)
 class QuestionMemory:
-    """What one question adds to a pass.
+    """Sizes of one question, from which its memory in a pass follows.
 
     Attributes:
-        extent: of its prompt.
-        answers: that are tried behind it.
-        answer_tokens: of each, at most.
+        extent: sizes of its prompt.
+        answers: number of answers that are tried behind it.
+        answer_tokens: tokens of each answer, at most.
     """
 
     extent: Extent
@@ -58,7 +58,7 @@ class QuestionMemory:
 
     @property
     def tokens(self) -> int:
-        """Whose hidden states wait."""
+        """Number of tokens whose hidden states wait for the next layer."""
         return self.extent.tokens + self.answers * self.answer_tokens
 
     @property
@@ -69,14 +69,14 @@ class QuestionMemory:
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What a pass holds.
+    """The memory plan of a pass.
 
     Attributes:
-        footprint: of the device.
-        usable_bytes: there.
-        sizes: how it is computed.
-        batches: numbers of the questions that are done together, each with a reading of the files.
-        host_bytes: of host memory, beside a GPU.
+        footprint: components of the device's memory.
+        usable_bytes: bytes that may be used there.
+        sizes: chunk and places of the computation.
+        batches: numbers of the questions that are done together; each batch reads the files once.
+        host_bytes: bytes of host memory, beside a GPU.
         readers: threads that read a part into its place.
     """
 
@@ -95,7 +95,7 @@ def plan_pass(
     place: TargetDevice,
     more: Sequence[Component] = (),
 ) -> PassPlan:
-    """The plan for a pass over `side` with these questions, and `more` that is held meanwhile.
+    """The plan for a pass over `side` with these questions; `more`: components held meanwhile.
 
     Raises:
         DoesNotFit: not even the smallest chunk fits, or one question doesn't; with the numbers.
@@ -132,7 +132,7 @@ def plan_pass(
 
 
 def in_batches(sizes: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of as many in a row as fit into `room` together, one at least."""
+    """Indices of `sizes` in batches: as many in a row as fit into `room` together, one at least."""
     batch: tuple[int, ...] = ()
     for number, size in enumerate(sizes):
         if batch and sum(sizes[each] for each in batch) + size > room:
@@ -151,7 +151,7 @@ def _components(
     chunk: int,
     readers: int,
 ) -> list[Component]:
-    """All but what waits."""
+    """All components but the hidden states that wait."""
     model, device = side.inventory, place.planned()
     longest = max(load.longest for load in loads)
     chunk = min(chunk, longest)

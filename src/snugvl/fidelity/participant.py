@@ -1,4 +1,4 @@
-"""One side of a comparison: a model in some format, what it is asked, and its network layer by layer."""
+"""One side of a comparison: a model in some format, its prompts, and its network layer by layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ from snugvl.planner.settings import Settings
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedQuestion:
-    """A question about a picture, as one model reads it; `grammar`: what its answer must look like."""
+    """A question about a picture, as one model reads it; `grammar`: the form of its answer."""
 
     prompt: CheckedPrompt
     grammar: TokenGrammar | None
@@ -55,7 +55,7 @@ class Participant:
 
     Attributes:
         settings: its formats; the reference's are those of its files.
-        dtype: of activations.
+        dtype: type of activations.
         max_pixels: larger pictures are scaled down to this many.
     """
 
@@ -93,7 +93,7 @@ class Participant:
         return frozenset(self.processor.tokenizer.eos_ids)
 
     def prepared(self, question: Question, image: Image.Image) -> PreparedQuestion:
-        """What it reads.
+        """The prompt of a question about a picture.
 
         Raises:
             ImageError, RequestError: the picture or the question can't be used.
@@ -108,12 +108,12 @@ class Participant:
         return PreparedQuestion(checked, grammar)
 
     def grammar(self, question: Question, size: tuple[int, int]) -> TokenGrammar | None:
-        """What its answer must look like; None: anything."""
+        """The grammar of the question's answer; None: any text."""
         request = question.request(Image.new("1", size), self.capabilities, self.max_pixels)
         return None if request.grammar is None else self._grammars.compile(request.grammar)
 
     def extent(self, question: Question, size: tuple[int, int]) -> Extent:
-        """How large its prompt about a picture of that size is, without looking at a pixel.
+        """Sizes of the prompt about a picture of that size, without looking at a pixel.
 
         Raises:
             RequestError: the question can't be asked, or the prompt is longer than the model's context.
@@ -131,22 +131,22 @@ class Participant:
         return self.processor.tokenizer.decode([token for token in tokens if token not in ends]).strip()
 
     def storage(self) -> Storage:
-        """Its formats, for a pass that keeps nothing anywhere."""
+        """Its formats, for a pass that keeps no weights."""
         whole = storage_of(self.settings, self._system)
         return replace(whole, streamed=None, embedding="gpu")
 
     def network(self, device: torch.device, told: Callable[[int], None]) -> LayeredNetwork:
-        """Its network, of which one part is in memory at a time; `told`: see `LayeredNetwork`."""
+        """Its network, with one part in memory at a time; `told`: see `LayeredNetwork`."""
         opened = open_checkpoint(self.folder, dtype=self.dtype, storage=self.storage())
         return LayeredNetwork(opened, device, told=told)
 
     def close(self) -> None:
-        """End what runs beside this process."""
+        """End the processes that were started."""
         self._grammars.close()
 
 
 def published(options: LoadOptions, facts: ModelFacts, place: TargetDevice) -> Settings:
-    """A checkpoint as its files have it. Activations are 16 bits wide on a GPU, and 32 on a CPU.
+    """Settings of a checkpoint in its files' own format. Activations have 16 bits on a GPU, and 32 on a CPU.
 
     Raises:
         RequestError: it reads no pictures.
@@ -165,7 +165,7 @@ def published(options: LoadOptions, facts: ModelFacts, place: TargetDevice) -> S
 
 
 def check_tokens(reference: Participant, other: Participant) -> None:
-    """Refuse a model whose tokens are others: distributions over them can't be compared.
+    """Refuse a model with another vocabulary: distributions over different tokens can't be compared.
 
     Raises:
         RequestError: names both models.

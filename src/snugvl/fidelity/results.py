@@ -1,4 +1,4 @@
-"""What a comparison found, as records and as figures of a variant.
+"""Results of a comparison, as records and as figures of a variant.
 
 The reference's own greedy answer is found by checking drafts of it, each pass with one reading of its files.
 
@@ -11,8 +11,8 @@ would have taken, and every token up to the first difference is its own, and the
     next draft   A  dog  on  the  grass .  ⏹        the variant goes on behind what is accepted
 
 So each pass brings an answer at least one token further, and mostly to its end. What is accepted is exactly
-what greedy decoding would give (with the same arithmetic), whoever drafts. Answers with a grammar are checked
-under the same grammar.
+what greedy decoding would give (with the same arithmetic), whatever the draft. Answers with a grammar are
+checked under the same grammar.
 
 Source: speculative decoding with greedy verification, Leviathan et al. 2023
 (https://arxiv.org/abs/2211.17192).
@@ -32,7 +32,7 @@ from snugvl.tasks.results import Box, Detections, Reply
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The beginning of the reference's answer, as far as it is known; `done`: that is all of it."""
+    """The known beginning of the reference's answer; `done`: whether that is all of it."""
 
     tokens: tuple[int, ...] = ()
     done: bool = False
@@ -41,10 +41,10 @@ class Verified:
 def verified(
     accepted: tuple[int, ...], draft: Sequence[int], best: Sequence[int], ends: frozenset[int], limit: int
 ) -> Verified:
-    """What a draft behind `accepted` has brought.
+    """The reference's answer as far as a draft behind `accepted` verifies it.
 
     Args:
-        best: for each token of the draft, which one the reference takes there.
+        best: for each token of the draft, the reference's likeliest token there.
         ends: tokens that end an answer.
         limit: tokens of an answer, at most.
     """
@@ -72,10 +72,10 @@ class AnswerScore:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """How the boxes of two answers agree.
+    """The agreement of two answers' boxes.
 
     Attributes:
-        iou: mean intersection over union of all boxes, of those without a partner 0; None without any.
+        iou: mean intersection over union of all boxes, 0 for those without a partner; None without boxes.
         matched: pairs of boxes with the same label that overlap.
         missed: boxes of the reference without a partner; `added`: the variant's.
     """
@@ -108,7 +108,7 @@ class QuestionOutcome:
     boxes: Boxes | None = None
 
     def record(self, model: str) -> dict[str, Any]:
-        """As JSON Lines have it. `model`: the reference."""
+        """The outcome as a record of JSON Lines. `model`: the reference."""
         head: dict[str, Any] = {"image": self.picture, "task": self.question.task, "model": model}
         head |= {"params": self.question.params, "variant": self.variant}
         if self.score is None:
@@ -131,12 +131,13 @@ class QuestionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A variant, over all answers that it gave.
+    """Figures of a variant over all of its answers.
 
     Attributes:
-        kl: nats a token; `kl_error`: its standard error, by answers; None of fewer than two.
+        kl: nats a token; `kl_error`: its standard error over answers; None for fewer than two.
         likeliest: share of tokens whose likeliest one is the reference's.
-        same: answers that are the reference's; `incomplete`: whose reference isn't known to its end.
+        same: number of answers equal to the reference's; `incomplete`: of those whose reference's isn't known
+            to its end.
         iou: mean over the pictures that have boxes.
     """
 
@@ -152,13 +153,13 @@ class Figures:
     iou: float | None
 
     def record(self, model: str) -> dict[str, Any]:
-        """As JSON Lines have it."""
+        """The figures as a record of JSON Lines."""
         values = {name: getattr(self, name) for name in Figures.__slots__ if name != "variant"}
         return {"model": model, "variant": self.variant, "summary": values}
 
 
 def figures(variant: str, outcomes: Sequence[QuestionOutcome]) -> Figures:
-    """All outcomes of a variant as one row."""
+    """The figures of a variant from all of its outcomes."""
     scored = [each for each in outcomes if each.score is not None]
     scores = [each.score for each in scored if each.score is not None]
     sums = [(sum(score.kl), len(score.kl)) for score in scores]
@@ -198,7 +199,7 @@ def outcome(
     truth: Verified,
     score: AnswerScore,
 ) -> QuestionOutcome:
-    """Both answers side by side. `sides`: the reference and the variant."""
+    """The outcome of a question from both answers. `sides`: the reference and the variant."""
     reference, variant = sides
     boxes = None
     if question.task == "detect" and truth.done:
@@ -230,7 +231,7 @@ def _detections(
 
 
 def compared(right: Detections, ours: Detections) -> Boxes:
-    """Pairs of boxes with the same label, those that overlap most first."""
+    """The agreement of boxes: those of the same label are paired, the largest overlap first."""
     pairs = sorted(
         (
             (overlap(a.box, b.box), i, j)
@@ -255,7 +256,7 @@ def compared(right: Detections, ours: Detections) -> Boxes:
 
 
 def overlap(a: Box, b: Box) -> float:
-    """Intersection over union."""
+    """Intersection over union of two boxes, 0 to 1."""
     width = min(a.x2, b.x2) - max(a.x1, b.x1)
     height = min(a.y2, b.y2) - max(a.y1, b.y1)
     if width <= 0 or height <= 0:

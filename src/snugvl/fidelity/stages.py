@@ -1,7 +1,7 @@
-"""What a comparison is made of: answers of an engine, passes over a network, distributions beside each other.
+"""The stages of a comparison: answers of an engine, passes over a network, comparisons of distributions.
 
-Each keeps what it finds at once (`work.py`) and does only what isn't there yet. Nothing of it stays in memory
-when it is over: an engine and a pass never are there together.
+Each keeps its results at once (`work.py`) and does only work that isn't done yet. Its memory is freed when it
+is over: an engine and a pass are never in memory together.
 """
 
 import gc
@@ -41,7 +41,7 @@ class Wanted:
     """An answer to make.
 
     Attributes:
-        number: of the question, by which the answer is known.
+        number: number of the question, by which the answer is known.
         prefix: tokens that the answer begins with; `max_tokens` of new ones follow at most.
     """
 
@@ -55,7 +55,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """New tokens of an answer, the one that ends it included; or why there is none."""
+    """New tokens of an answer, the one that ends it included; or the error in place of an answer."""
 
     number: int
     tokens: tuple[int, ...]
@@ -108,7 +108,7 @@ def _taken(output: TokenOutput, running: dict[str, tuple[Wanted, list[int]]]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A grammar of which an answer has taken some tokens already."""
+    """A grammar after the tokens that an answer begins with."""
 
     grammar: TokenGrammar
     prefix: Sequence[int]
@@ -136,7 +136,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rival:
-    """A variant that is compared with the reference, what results call it, and what its engine will hold."""
+    """A variant that is compared with the reference, with its name in results and its engine's allocation."""
 
     variant: Variant
     side: Participant
@@ -146,7 +146,7 @@ class Rival:
 
 @dataclass(slots=True)
 class MemoryRow:
-    """A stage: bytes of the device that were planned, and the most that torch held there (0 on a CPU)."""
+    """Memory of a stage: planned bytes of the device, and the most that torch held there (0 on a CPU)."""
 
     stage: str
     planned_bytes: int
@@ -168,14 +168,14 @@ class Stages:
         self._memory_bytes = options.memory_bytes
 
     def place(self) -> TargetDevice:
-        """What is free now. Nothing of an engine or a pass that is over is held any more."""
+        """The device with its free memory now; memory of earlier engines and passes is released first."""
         gc.collect()
         release(self.device)
         return place_on(self.device, self._memory_bytes)
 
     @contextmanager
     def network(self, side: Participant) -> Iterator[LayeredNetwork]:
-        """A network, of which one part is in memory at a time."""
+        """A network with one part in memory at a time."""
         network = side.network(self.device, self.clock.read)
         try:
             yield network
@@ -183,7 +183,7 @@ class Stages:
             network.close()
 
     def extent(self, side: Participant, item: Item) -> Extent:
-        """How large the prompt of a question is.
+        """Sizes of the prompt of a question.
 
         Raises:
             ImageError, RequestError: it can't be asked about its picture, which the error names.
@@ -195,7 +195,7 @@ class Stages:
             raise
 
     def plan(self, side: Participant, answers: int, place: TargetDevice) -> PassPlan:
-        """What a pass over `side` holds, with so many answers of the longest kind to each question.
+        """The memory plan of a pass over `side`, with so many answers of greatest length to each question.
 
         Raises:
             DoesNotFit: it has no room.
@@ -210,7 +210,7 @@ class Stages:
     def answer(
         self, stage: str, text: str, rival: Rival, prefixes: Mapping[int, Tokens]
     ) -> dict[int, Answered]:
-        """How a variant goes on behind `prefixes`, by question: new tokens, or an error."""
+        """A variant's answers behind `prefixes`, by question: new tokens, or an error."""
         found = {
             each["number"]: Answered(each["number"], tuple(each["tokens"]))
             for each in self.work.records(stage)
@@ -244,7 +244,7 @@ class Stages:
     def sweep(
         self, stage: str, text: str, side: Participant, wanted: Mapping[int, tuple[Tokens, ...]]
     ) -> None:
-        """The last hidden states of answers, by question, for `states`."""
+        """Compute and keep the last hidden states of answers, by question, for `states`."""
         missing: dict[int, tuple[Tokens, ...]] = {}
         for n, given in wanted.items():
             if some := tuple(each for each in given if not self.work.has(_name(stage, n, each))):
@@ -270,7 +270,7 @@ class Stages:
         self.clock.end(stage)
 
     def states(self, stage: str, n: int, answer: Tokens) -> torch.Tensor:
-        """What a sweep found of an answer, `[tokens, hidden]`."""
+        """The last hidden states of an answer that a sweep has kept, `[tokens, hidden]`."""
         return self.work.tensors(_name(stage, n, answer))["states"]
 
     def judge(
@@ -284,7 +284,7 @@ class Stages:
         """Compare states of answers' last tokens, by question: "best", and with a `side` "kl" and "same".
 
         Args:
-            right, ours: what reads the reference's and the variant's.
+            right, ours: functions that read the reference's states and the variant's.
             whole: the answers, of which the last tokens are judged.
         """
         numbers = list(right)
@@ -320,7 +320,7 @@ class Stages:
     def _wanted(
         self, side: Participant, prefixes: Mapping[int, Tokens], failed: dict[int, Answered]
     ) -> Iterator[Wanted]:
-        """Requests for answers; what can't be asked is in `failed`."""
+        """Requests for answers; errors of questions that can't be asked are put into `failed`."""
         for n, prefix in prefixes.items():
             item = self.items[n]
             try:
@@ -334,7 +334,8 @@ class Stages:
     def _masks(
         self, side: Participant, numbers: Sequence[int], whole: Mapping[int, Tokens], counts: Sequence[int]
     ) -> torch.Tensor | None:
-        """What grammars allow at the last `counts` tokens of answers; None where there are no grammars."""
+        """Bits of tokens that grammars allow at the last `counts` tokens of answers; None without
+        grammars."""
         grammars = [side.grammar(self.items[n].question, self.items[n].size) for n in numbers]
         if not any(grammars):
             return None
@@ -385,7 +386,7 @@ def stored_bytes(side: Participant) -> int:
 def _split(
     numbers: Sequence[int], counts: Sequence[int], judged: Judged
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What was judged, by question."""
+    """The judgement of all tokens, split by question."""
     start = 0
     for n, count in zip(numbers, counts, strict=True):
         rows = slice(start, start + count)

@@ -2,8 +2,8 @@
 
     for each layer:  its weights from disk ─► for each prompt: its chunks, then each answer behind it
 
-So the files are read once, however many tokens there are. What must wait for the next layer are the hidden
-states of all tokens; of keys and values, those of one layer and one sequence:
+So the files are read once, however many tokens there are. The hidden states of all tokens wait for the next
+layer; keys and values are held for one layer and one sequence:
 
     prompt        [ chunk │ chunk │ … ]                  keys and values 0 … P − 1
     answers                            [ answer 0 ]      P …, over and over: each sees the prompt and itself
@@ -11,10 +11,10 @@ states of all tokens; of keys and values, those of one layer and one sequence:
 
 A recurrent state is kept behind the prompt, and every answer starts from it.
 
-What comes of it are the last hidden states, after the norm, at the places where the answers' tokens are
-chosen: 8 KiB a token of an 8B, from which `distributions.py` makes logits.
+The result is the last hidden states, after the norm, at the places where the answers' tokens are chosen: 8
+KiB a token of an 8B model, from which `distributions.py` makes logits.
 
-Who visits the layers may change one before it is computed, or compute it for some sequences alone.
+A visitor of the layers may change one before it is computed, or compute it for some sequences alone.
 
 A chunk that runs out of memory is computed again in two halves.
 """
@@ -53,28 +53,29 @@ class Sequences:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that are computed: of the prompt, then of each answer, whose last one chooses nothing."""
+        """Numbers of computed tokens: the prompt's, then each answer's without its last, which chooses
+        nothing."""
         return [len(self.prompt), *(len(answer) - 1 for answer in self.answers)]
 
     @property
     def tokens(self) -> int:
-        """All of them."""
+        """Number of computed tokens of prompt and answers together."""
         return sum(self.lengths)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Number of tokens of the longest sequence."""
         return len(self.prompt) + max((len(answer) - 1 for answer in self.answers), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepSizes:
-    """What a pass may take.
+    """Sizes and places of a pass.
 
     Attributes:
         chunk: tokens that are computed at once.
         kv: format of keys and values.
-        home: where hidden states wait.
+        home: device on which hidden states wait.
     """
 
     chunk: int
@@ -105,7 +106,7 @@ class Sweep:
     """A pass for some sequences.
 
     Attributes:
-        computed: tokens of their prompt or answer that a layer is given at the moment.
+        computed: range of tokens, of the present prompt or answer, that a layer computes at the moment.
     """
 
     def __init__(self, network: LayeredNetwork, groups: Sequence[Sequences], sizes: SweepSizes) -> None:
@@ -123,9 +124,9 @@ class Sweep:
 
     @torch.inference_mode()
     def run(self, visit: Callable[[int, Layer], None] | None = None) -> list[list[torch.Tensor]]:
-        """All of it: per group and answer `[tokens, hidden]` on the host.
+        """Run the pass; returns the last hidden states, per group and answer `[tokens, hidden]` on the host.
 
-        `visit`: given each layer with its weights in memory; computes it by `advance`.
+        `visit`: called with each layer while its weights are in memory; it computes the layer by `advance`.
         """
         network, decoder = self._network, self._network.model.decoder
         parts: list[Layer] = list(decoder.layers)  # type: ignore[arg-type]
@@ -149,18 +150,19 @@ class Sweep:
     def advance(
         self, index: int, layer: Layer, numbers: Sequence[int] | None = None, *, keep: bool = True
     ) -> None:
-        """A layer over all sequences, or the groups of these numbers; not to `keep` what comes of it."""
+        """Compute a layer for all sequences, or for the groups of these numbers; `keep` False drops the
+        result."""
         self._keep = keep
         for number in range(len(self._groups)) if numbers is None else numbers:
             self._advance(index, layer, self._groups[number], self._starts[number])
 
     def repeat(self, source: int, target: int) -> None:
-        """Hidden states of a group as those of another, equal one."""
+        """Copy the hidden states of a group to another, equal one."""
         first, second, tokens = self._starts[source], self._starts[target], self._groups[source].tokens
         self._states[second : second + tokens] = self._states[first : first + tokens]
 
     def _encode(self) -> None:
-        """Pictures through the vision tower, each once."""
+        """Encode the pictures with the vision tower, each once."""
         items: dict[bytes, VisionItem] = {
             item.digest: item for group in self._groups for item in group.prompt.vision
         }
@@ -176,7 +178,8 @@ class Sweep:
         release(self._network.device)  # the tower's one piece, which no layer would fill
 
     def _begin(self) -> None:
-        """Embeddings of all tokens, and pictures' in the place of their placeholders."""
+        """Make the embeddings of all tokens, with encodings of pictures in the place of their
+        placeholders."""
         size, width = self._sizes.chunk, self._text.hidden_size
         for group, start in zip(self._groups, self._starts, strict=False):
             ids = torch.tensor([*group.prompt.ids, *(t for answer in group.answers for t in answer[:-1])])
@@ -194,7 +197,7 @@ class Sweep:
         return torch.cat([self._encoded[part.item.digest][part.start : part.end] for part in parts])
 
     def _advance(self, index: int, layer: Layer, group: Sequences, first: int) -> None:
-        """A layer over a prompt and all of its answers."""
+        """Compute a layer for a prompt and all of its answers."""
         states = self._cache.states
         bounds = pairwise(accumulate(group.lengths, initial=first))
         for number, (begin, end) in enumerate(bounds):
@@ -208,7 +211,7 @@ class Sweep:
                 states.save(0, BEHIND_PROMPT)
 
     def _compute(self, index: int, layer: Layer, chunk: _Chunk) -> None:
-        """A layer over a chunk, in halves where it doesn't fit.
+        """Compute a layer for a chunk, in halves where it doesn't fit.
 
         Raises:
             RuntimeError: out of memory with so few tokens that their number is not to blame.
@@ -256,7 +259,7 @@ class Sweep:
         return found
 
     def _metadata(self, start: int, end: int) -> AttentionMetadata:
-        """A chunk of the one sequence that there is, whose blocks lie in order."""
+        """Attention's metadata of a chunk of the only sequence, whose blocks are in order."""
         device = self._network.device
         blocks = table_width(-(-end // DEFAULT_BLOCK_SIZE))
         table = torch.arange(blocks, dtype=torch.int32, device=device).clamp_(max=self._cache.num_blocks - 1)
@@ -299,7 +302,8 @@ class Sweep:
 
 
 def _placed(layer: Layer) -> Callable[[], None]:
-    """Let a layer use the first place of a cache, as if it were the only one; what undoes it."""
+    """Let a layer use the first place of a cache, as if it were the only one; returns the function that
+    undoes it."""
     attention = layer.linear_attn if layer.linear else layer.self_attn
     before = attention.layer
     attention.layer = 0
@@ -311,7 +315,7 @@ def _placed(layer: Layer) -> Callable[[], None]:
 
 
 def _positions(prompt: CheckedPrompt, start: int, end: int) -> torch.Tensor:
-    """`[3, end - start]`: the prompt's own, then counting on."""
+    """M-RoPE positions `[3, end - start]`: the prompt's own, then counted on."""
     own = prompt.positions[:, start:end]
     first = max(start, len(prompt))
     more = torch.arange(first, max(end, first)) + prompt.delta

@@ -1,6 +1,5 @@
-"""What is compared: every combination of the formats, image sizes and models that somebody names.
-
-And what is asked about each picture: one of the tasks, with its words.
+"""The variants of a comparison, every combination of the named formats, image sizes and models, and the
+question about each picture: one of the tasks, with its words.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from snugvl.planner.settings import Settings, VisionFormat
 from snugvl.tasks import ask, caption, detect, scene
 
 TaskName = Literal["caption", "ask", "detect", "scene"]
-# Tokens of an answer, where nobody says: each is computed by every variant and by the reference.
+# Tokens of an answer by default: each is computed by every variant and by the reference.
 MAX_TOKENS: Final[dict[TaskName, int]] = {"caption": 128, "ask": 256, "detect": 1024, "scene": 768}
 
 
@@ -36,9 +35,9 @@ class Question:
     """One question about a picture.
 
     Attributes:
-        text: of `ask`.
-        objects: of `detect`; none: everything.
-        max_tokens: of the answer.
+        text: the question of `ask`.
+        objects: names of objects of `detect`; empty: every object.
+        max_tokens: tokens of the answer, at most; None: the task's default.
     """
 
     task: TaskName
@@ -48,12 +47,12 @@ class Question:
 
     @property
     def limit(self) -> int:
-        """Tokens of the answer, at most."""
+        """Number of tokens of the answer, at most."""
         return self.max_tokens or MAX_TOKENS[self.task]
 
     @property
     def params(self) -> dict[str, Any]:
-        """What was asked, in records."""
+        """The question's parameters, in records."""
         said: dict[str, Any] = {"question": self.text} if self.task == "ask" else {}
         return said | ({"objects": list(self.objects)} if self.task == "detect" else {})
 
@@ -89,7 +88,7 @@ class Variant:
     """One way to run a model.
 
     Attributes:
-        load: how it is loaded, model and image size among it.
+        load: options of loading, model and image size included.
         tower_weights: format of the vision tower's matrices; None leaves it to the plan.
     """
 
@@ -106,7 +105,7 @@ def variants_of(
     max_pixels: Sequence[int] = (),
     models: Sequence[str] = (),
 ) -> list[Variant]:
-    """Every combination; where nothing is named, what `base` says.
+    """Every combination of the values; where none is named, the value of `base`.
 
     Raises:
         RequestError: a value that is none of those, or too many combinations.
@@ -138,11 +137,11 @@ def _check(field: str, values: Sequence[str], known: Sequence[str]) -> None:
 
 
 def name_of(variant: Variant, settings: Settings, reference: str, *, sized: bool) -> str:
-    """How results call a variant: "int4 (vision tower in int8), fp8 KV cache, 1,000,000 pixels".
+    """The name of a variant in results: "int4 (vision tower in int8), fp8 KV cache, 1,000,000 pixels".
 
     Args:
-        settings: what its plan came to.
-        reference: the model that is compared with.
+        settings: the settings of its plan.
+        reference: the reference's model.
         sized: whether variants differ in their image size.
     """
     parts = [settings.weights_name]
@@ -156,10 +155,10 @@ def name_of(variant: Variant, settings: Settings, reference: str, *, sized: bool
 
 
 def allocation_of(variant: Variant, place: TargetDevice, formats: Settings | None = None) -> Allocation:
-    """How a variant's engine will run at `place`.
+    """The allocation of a variant's engine at `place`.
 
     Args:
-        formats: what it ran in before, which it keeps at the price of conversations at once.
+        formats: formats of an earlier run, which are kept even if fewer conversations fit at once.
 
     Raises:
         DoesNotFit: with the numbers.

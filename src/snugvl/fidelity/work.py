@@ -1,13 +1,13 @@
-"""What a comparison has found out so far: in host memory, or in a folder from which it can go on.
+"""Results of a comparison so far: in host memory, or in a folder from which it can go on.
 
 FILE.partial/comparison.json     what is compared; only the same goes on
              NAME.jsonl          records, each written as soon as there is one
              NAME.safetensors    tensors, each file whole or not at all
 
-And how far it is, and how long it will take: by what is still to be read, corrected as it goes. Nearly all
-the time goes into reading weights and computing beside that, so work is counted in bytes of files. How fast
-they come is measured at the start, on one layer on its way from the disk to the device; what is seen later
-counts instead. Answering takes as long for the next variant as it did for the last one.
+`Clock` estimates how long it will take, from the bytes that are still to be read: nearly all the time goes
+into reading weights and computing beside that. The rate is measured at the start, on one layer's way from the
+disk to the device, and then on what was read. Answering is taken to last as long for the next variant as for
+the last.
 """
 
 import json
@@ -30,7 +30,7 @@ FORMAT = 1  # of what is in the folder
 
 
 def folder_of(output: Path) -> Path:
-    """Where the work that becomes `output` is kept meanwhile."""
+    """The folder in which the work for `output` is kept meanwhile."""
     return output.with_name(f"{output.name}.partial")
 
 
@@ -41,8 +41,8 @@ class Work:
         """
         Args:
             folder: None keeps all in host memory.
-            what: is compared, as values of JSON.
-            resume: go on with what the folder has; else it must not be there.
+            what: description of the comparison, as JSON values.
+            resume: whether to go on with the folder's content; else it must not be there.
 
         Raises:
             InputError: the folder is there already, or of another comparison.
@@ -72,7 +72,7 @@ class Work:
         return [each for each in found if each is not None]
 
     def add(self, name: str, record: dict[str, Any]) -> None:
-        """One more record."""
+        """Add a record."""
         if self._folder is None:
             self._records.setdefault(name, []).append(record)
             return
@@ -100,13 +100,13 @@ class Work:
         write_whole(self._folder / f"{name}.safetensors", lambda draft: save_file(whole, draft))
 
     def remove(self) -> None:
-        """It is all done."""
+        """Remove the folder, as all is done."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _torn(path: str) -> bool:
-    """Whether a file's last line has no end."""
+    """Whether a file's last line lacks its line break."""
     with Path(path).open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -152,14 +152,14 @@ class _Stage:
 
 
 class Clock:
-    """Knows the stages that are left. Not thread-safe.
+    """Estimates the time that remaining stages take. Not thread-safe.
 
     Attributes:
-        seconds: since it was made.
+        seconds: seconds since it was made.
     """
 
     def __init__(self, stages: Mapping[str, int], tell: Tell) -> None:
-        """`stages`: bytes that each reads at most."""
+        """`stages`: bytes that each stage reads at most, by name."""
         self._stages = {name: _Stage(nbytes) for name, nbytes in stages.items()}
         self._tell = tell
         self._rate: float | None = None  # bytes a second, as measured first
@@ -176,18 +176,18 @@ class Clock:
         return time.monotonic() - self._began
 
     def measured(self, nbytes: int, seconds: float) -> None:
-        """So fast came the first bytes."""
+        """Note the rate of the first bytes: `nbytes` in `seconds`."""
         self._rate = nbytes / max(seconds, 1e-6)
 
     def begin(self, name: str, text: str, answers: int = 0) -> None:
-        """A stage begins, which first reads; `answers`: that it makes then."""
+        """Begin a stage, which reads first; `answers`: number of answers that it makes then."""
         self._stage = self._stages.setdefault(name, _Stage(0))
         self._stage.answers = answers
         self._text, self._detail, self._since = text, "", time.monotonic()
         self._report(at_once=True)
 
     def read(self, nbytes: int) -> None:
-        """So many bytes more came; before the first stage they count for nothing."""
+        """Note `nbytes` more bytes read; before the first stage they aren't counted."""
         if self._stage is None:
             return
         now = time.monotonic()
@@ -198,7 +198,7 @@ class Clock:
         self._report()
 
     def answered(self, detail: str) -> None:
-        """One answer more is there."""
+        """Note one more answer."""
         assert self._stage is not None, "a stage has begun"
         now = time.monotonic()
         self._answers += 1
@@ -208,13 +208,13 @@ class Clock:
         self._report()
 
     def end(self, name: str) -> None:
-        """A stage is over, or was found done."""
+        """End a stage, also one that was found done."""
         stage = self._stages.setdefault(name, _Stage(0))
         stage.nbytes, stage.answers = stage.done, 0
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end; None where nothing was seen yet."""
+        """Estimated seconds to the end; None where nothing was measured yet."""
         left = sum(max(stage.nbytes - stage.done, 0) for stage in self._stages.values())
         rate = self._read / self._reading_s if self._read and self._reading_s > 1 else self._rate
         if rate is None:

@@ -1,1 +1,1 @@
-"""What memory is there: probed on this machine, described by the user, or replayed from a recording."""
+"""Machines and their memory: probed here, described by the user, or replayed from a recording."""

@@ -1,4 +1,4 @@
-"""What is odd about a machine, and what would free memory on it, most bytes first. Pure: no I/O."""
+"""Advice on a machine: its problems, and what would free memory on it, most bytes first. Pure: no I/O."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ LOW_RAM_BYTES: Final = 8 * GIB
 # The newest torch that the package index has for CUDA 12, for drivers and GPUs that CUDA 13 has left behind.
 CUDA_12: Final = "torch<2.11"
 _WITH_CUDA_12: Final = f"pip install '{CUDA_12}'"
-_WORTH_BYTES: Final = 64 * MIB  # nobody closes a program for less
+_WORTH_BYTES: Final = 64 * MIB  # less is not worth closing a program
 
 # Programs by name, and how each gives its memory back. The first that matches counts.
 _ENGINES: Final = (
@@ -39,7 +39,7 @@ _DESKTOP: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FreeingStep:
-    """Something to do. `frees_bytes` is an upper bound; `gpu`: of which GPU, where it is GPU memory."""
+    """A step that frees memory. `frees_bytes` is an upper bound; `gpu`: whose memory, where it is a GPU's."""
 
     text: str
     frees_bytes: int
@@ -49,7 +49,7 @@ class FreeingStep:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What is odd, in whole sentences, and what to do, most bytes first."""
+    """Problems, in whole sentences, and steps that free memory, most bytes first."""
 
     odd: tuple[str, ...]
     steps: tuple[FreeingStep, ...]
@@ -61,7 +61,8 @@ def advise(
     downloads: Sequence[tuple[str, int]] = (),
     tools: BuildTools | None = None,
 ) -> Advice:
-    """Advice for `machine`. Of this one, give torch's `build`, the Hub cache's `downloads` and `tools`."""
+    """Advice for `machine`. For this machine also give torch's `build`, the Hub cache's `downloads`,
+    `tools`."""
     steps = [step for gpu in machine.gpus for step in _gpu_steps(gpu, machine)]
     steps += [*_ram_steps(machine), *_disk_steps(machine, downloads)]
     steps = [step for step in steps if step.frees_bytes >= _WORTH_BYTES]
@@ -141,12 +142,12 @@ def _odd_torch(machine: Machine, build: TorchBuild) -> Sequence[str]:
 
 
 def _compiles(machine: Machine) -> bool:
-    """Whether kernels are compiled here: Triton's are, on a GPU under Linux."""
+    """Whether Triton compiles kernels on this machine: with a GPU under Linux."""
     return bool(machine.gpus) and machine.os in ("linux", "wsl2")
 
 
 def no_launcher(tools: BuildTools) -> str | None:
-    """What Triton lacks to compile a launcher for its kernels, with the line that installs it, or None."""
+    """The clause on what Triton lacks to compile a launcher, with the command that installs it, or None."""
     lacking = {"C compiler": tools.compiler is None, "Python.h": not tools.headers}
     names = " and no ".join(name for name, missing in lacking.items() if missing)
     if not names:
@@ -160,7 +161,7 @@ def _installing(tools: BuildTools) -> str:
 
 
 def _missing_tools(tools: BuildTools) -> Sequence[str]:
-    """What a fresh Ubuntu lacks, with the line that installs it."""
+    """Sentences on tools that a fresh Ubuntu lacks, with the command that installs them."""
     launcher = no_launcher(tools)
     found = [] if launcher is None else [launcher]
     if not tools.venv:
@@ -192,25 +193,25 @@ def _gpu_steps(gpu: Gpu, machine: Machine) -> Sequence[FreeingStep]:
 
 
 def _elsewhere(gpu: Gpu) -> str:
-    """How a desktop is drawn by other graphics than `gpu`."""
+    """The sentence on how to have the desktop drawn by other graphics than `gpu`."""
     if "laptop" in gpu.name.lower():
         return "as hybrid graphics do (a setting of the firmware or of the maker's program)"
     return "where the processor has some (monitor on the mainboard's socket)"
 
 
 def _about(tenant: Tenant, gpu: Gpu, machine: Machine) -> str:
-    """How to make one tenant leave."""
+    """The sentence on how to make one tenant free its memory."""
     if tenant.pid is not None:
         for pattern, name, how in _ENGINES:
             if re.search(pattern, tenant.name, re.IGNORECASE):
                 also = "" if tenant.name.lower() == name.lower() else f"{tenant.name}, "
-                return f"If nobody needs it, end {name} ({also}process {tenant.pid}): {how}"
-        return f"Close {tenant.name} (process {tenant.pid}), if nobody needs it"
+                return f"If it isn't needed, end {name} ({also}process {tenant.pid}): {how}"
+        return f"Close {tenant.name} (process {tenant.pid}), if it isn't needed"
     if tenant.name == OUTSIDE:
         who = "Look outside this container who uses the GPU (nvidia-smi on the host)"
         return f"{who}, and ask whether they need it"
     if tenant.name == UNNAMED:
-        return "Look who else uses the GPU (sudo fuser -v /dev/nvidia*), and end what nobody needs"
+        return "See what else uses the GPU (sudo fuser -v /dev/nvidia*), and end what isn't needed"
     if machine.os in ("wsl2", "windows"):
         return (
             "Close in Windows what draws or computes: browsers, chat, games, engines such as Ollama, LM "

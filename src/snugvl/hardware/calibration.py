@@ -1,4 +1,4 @@
-"""What was measured on this machine, so that later plans need not estimate it.
+"""Measurements on this machine, kept so that later plans need not estimate.
 
 One JSON file in the user's cache folder. A figure holds for one GPU model, driver, torch and snugvl, one
 engine, one component of the footprint, and one subject (a model and settings; "" where it depends on none).
@@ -7,7 +7,7 @@ engine, one component of the footprint, and one subject (a model and settings; "
 
 A file that can't be read counts as empty, with a note; it is replaced by the next measurement.
 
-What a CUDA context with torch's libraries costs is measured once in a throw-away process:
+The memory of a CUDA context with torch's libraries is measured once in a throw-away process:
 
     context = NVML free before − NVML free while the process holds nothing of its own after one cuBLAS product
 
@@ -43,7 +43,7 @@ MAX_FILE_BYTES: Final = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOn:
-    """Where a figure holds. `snugvl` "": whatever its version, for what isn't made by us."""
+    """The place where a figure holds. `snugvl` "": any version, for components that snugvl doesn't make."""
 
     gpu: str
     driver: str
@@ -68,7 +68,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a newer measurement of the same replaces."""
+        """The key under which a newer measurement replaces this one."""
         return (self.gpu, self.driver, self.torch, self.snugvl, self.engine, self.component, self.subject)
 
 
@@ -82,7 +82,7 @@ class Calibration:
     def measured(
         self, engine: str, component: str, place: MeasuredOn | None, *, subject: str = ""
     ) -> Measurement | None:
-        """The figure for exactly this, before one for any engine or any snugvl, or None."""
+        """The figure for exactly this, else one for any engine or any version of snugvl, else None."""
         if place is None:
             return None
         matches = [
@@ -97,7 +97,7 @@ class Calibration:
 
 
 def place_of(gpu: Gpu, *, torch: str | None = None, snugvl: str = __version__) -> MeasuredOn | None:
-    """Where figures of a probed GPU hold; None for a described one, of which nothing was measured."""
+    """The place where figures of a probed GPU hold; None for a described one, which has no measurements."""
     if gpu.driver is None:
         return None
     if torch is None:
@@ -107,12 +107,12 @@ def place_of(gpu: Gpu, *, torch: str | None = None, snugvl: str = __version__) -
 
 
 def calibration_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the measurements lie."""
+    """The file of the measurements."""
     return cache_folder(environ) / "measurements.json"
 
 
 def load(path: Path) -> Calibration:
-    """What `path` holds. Never fails."""
+    """Read the measurements of `path`. Never fails: an unreadable file counts as empty."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -134,9 +134,9 @@ def load(path: Path) -> Calibration:
 
 
 def add(path: Path, measurements: Sequence[Measurement], *, largest: Sequence[Measurement] = ()) -> None:
-    """Put `measurements` into `path`, each in place of an older one of the same; at once or not at all.
+    """Put `measurements` into `path`, each replacing an older one of the same key; all at once or none.
 
-    Of `largest` only those that exceed an older one are taken: they depend on what ran as well.
+    Measurements of `largest` replace only smaller ones: they depend on the requests that ran.
 
     Raises:
         OSError: the folder or the file can't be written.
@@ -162,7 +162,7 @@ def add(path: Path, measurements: Sequence[Measurement], *, largest: Sequence[Me
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time, so that two engines that finish together both leave their figures."""
+    """Hold the writers' lock for the block, so that two engines that end together both keep their figures."""
     try:
         import fcntl
     except ImportError:  # Windows: the last writer wins
@@ -174,7 +174,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _measurement(value: Any) -> Measurement:
-    """A measurement whose every field is there and of its type."""
+    """Make a measurement of a JSON object, refusing a missing field or a wrong type."""
     read = {field.name: value[field.name] for field in fields(Measurement)}
     for field in fields(Measurement):
         if type(read[field.name]) is not field.type:
@@ -200,9 +200,9 @@ QUIET_BYTES: Final = 16 * MIB  # others may change this much meanwhile; more and
 
 
 def estimate(gpu: Gpu) -> int:
-    """The context's bytes where it wasn't measured: more for Hopper and data-centre Blackwell.
+    """Estimated bytes of a context that wasn't measured: more for Hopper and data-centre Blackwell.
 
-    Of other makers' GPUs nothing was measured: torch's libraries aren't there, so it is less.
+    For other makers' GPUs it is a guess: torch's libraries aren't there, so it is less.
     """
     return estimate_of(gpu.compute_capability) if gpu.api == "cuda" else OTHER_CONTEXT_BYTES
 
@@ -233,9 +233,9 @@ def _recall(gpu: Gpu, component: str, environ: Mapping[str, str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ContextStages:
-    """NVML's free bytes in the life of the throw-away process; `end`: after it.
+    """NVML's free bytes at each stage of the throw-away process; `end`: after it.
 
-    `total`: CUDA's total of the card; 0 where it wasn't told.
+    `total`: CUDA's total of the card; 0 where unknown.
     """
 
     before: int
@@ -248,17 +248,17 @@ class ContextStages:
 
     @property
     def driver_bytes(self) -> int:
-        """The bare context."""
+        """Bytes of the bare context."""
         return self.before - self.context
 
     @property
     def context_bytes(self) -> int:
-        """All of it."""
+        """Bytes of context, kernels and libraries together."""
         return self.before - self.settled
 
     @property
     def drift_bytes(self) -> int:
-        """What others took or gave back meanwhile."""
+        """Bytes that other programs took or freed meanwhile."""
         return abs(self.before - self.end)
 
 
@@ -267,7 +267,7 @@ def measure(
     environ: Mapping[str, str] = os.environ,
     run: "Callable[[Gpu, Mapping[str, str]], ContextStages] | None" = None,
 ) -> ContextStages:
-    """Measure the cost on `gpu` and remember it. Takes some seconds.
+    """Measure the context's memory on `gpu` and keep it. Takes some seconds.
 
     Raises:
         EngineError: no CUDA torch, a described GPU, a process that fails, or others that don't hold still.
@@ -310,7 +310,7 @@ def _remember(gpu: Gpu, stages: ContextStages, environ: Mapping[str, str]) -> No
 
 
 def _run(gpu: Gpu, environ: Mapping[str, str], command: Sequence[str] = ()) -> ContextStages:
-    """One throw-away process; its stages."""
+    """Run one throw-away process and return its stages."""
     line = [*(command or (sys.executable, "-m", "snugvl.hardware.calibration")), str(gpu.uuid)]
     environment = {**environ, "CUDA_VISIBLE_DEVICES": str(gpu.uuid)}
     try:
@@ -340,9 +340,9 @@ WORK = "--work"
 
 
 def stages(free: Callable[[], int]) -> dict[str, int]:
-    """Free bytes with a context, after a kernel, after a cuBLAS product, and with nothing left of ours.
+    """Free bytes with a context, after a kernel, after a cuBLAS product, and with all tensors freed.
 
-    And CUDA's `total` of the card's memory, which NVML doesn't tell.
+    It also has CUDA's `total` of the card's memory, which NVML doesn't tell.
     """
     import torch
 

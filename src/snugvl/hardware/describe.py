@@ -38,12 +38,12 @@ def describe(
     ram: str | int | None = None,
     ddr: str | None = None,
 ) -> Machine:
-    """A machine with `count` GPUs of one kind; what isn't said is assumed, and a note says so.
+    """A machine with `count` GPUs of one kind; missing values are assumed, and a note says so.
 
     Args:
         gpu: a name of the table, however spelled, or "none"; or None with `vram`: an NVIDIA GPU of that
             memory.
-        held: of each GPU's memory by others, such as "951MiB". On Linux the driver keeps its own part beside
+        held: memory of each GPU that others hold, such as "951MiB". On Linux the driver keeps its part beside
             that (`gpus.reserved_bytes`), which nvidia-smi shows neither as used nor as free.
         vram: total memory of each GPU; the table's by default.
         ram: system memory (under WSL2 that of the virtual machine), of which the system has its part.
@@ -91,7 +91,7 @@ def describe(
 def _model(
     name: str | None, system: OperatingSystem, held: str | int | None, vram: str | int | None, count: int
 ) -> gpus.GpuModel | None:
-    """The GPU of the table; None for none, and for one that has no name.
+    """The GPU of the table; None for no GPU, and for one without a name.
 
     Raises:
         InputError: an unknown one, or one that a machine can't have together with the rest.
@@ -187,7 +187,7 @@ def _bandwidth(ddr: str | None) -> float | None:
 
 
 def _size(value: str | int | None, what: str, *, zero: bool = False) -> int | None:
-    """Bytes of `value`, which may be text or bytes already."""
+    """`value` in bytes: a text such as "951MiB", or a number of bytes already."""
     if value is None:
         return None
     size = parse_size(value if isinstance(value, str) else f"{value}B", what)

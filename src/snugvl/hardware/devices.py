@@ -4,9 +4,9 @@
     Available devices:
       Vulkan1: AMD Radeon RX 6950 XT (RADV NAVI21) (16368 MiB, 1798 MiB free)
 
-It knows of all of them in one form what their own tools know in many, under the names that its `-dev` takes,
-and only what it lists can it use. A GPU in the processor has host memory, and claims most of it; where there
-is a card of its own, that alone is used. One card that two of its backends list is one card.
+It lists all makers' GPUs in one form, under the names that its `-dev` takes, and can use only those. A GPU in
+the processor has host memory, and claims most of it; where there is a card of its own, that alone is used.
+One card that two of its backends list is one card.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from snugvl.hardware.machine import Api, Gpu, Machine
 PROGRAM: Final = "llama-server"
 HEAD: Final = "Available devices:"
 EXAMPLE: Final = "Qwen/Qwen3-VL-4B-Instruct-GGUF:Q4_K_M"
-NOT_NVIDIA: Final = "No NVIDIA driver"  # what NVML's reader notes, and nobody misses
+NOT_NVIDIA: Final = "No NVIDIA driver"  # a note of NVML's reader that these machines don't need
 LOOK_S: Final = 20.0  # the first look of all compiles Metal's kernels
 # llama.cpp's names, the one to be taken first of those that list the same card.
 APIS: Final[Mapping[str, Api]] = {
@@ -53,7 +53,8 @@ for each in xllamacpp.get_device_info():
 
 
 def listing(platform: str, root: Path, environ: Mapping[str, str]) -> str:
-    """What llama.cpp lists here; nothing where there is none, or surely no GPU. Takes up to seconds."""
+    """llama.cpp's list of devices here; empty where it isn't installed, or surely no GPU. May take
+    seconds."""
     if platform.startswith("linux") and not (root / "dev/dri").exists() and not (root / "dev/kfd").exists():
         return ""
     program = shutil.which(PROGRAM, path=environ.get("PATH", ""))
@@ -75,7 +76,7 @@ def _said(words: list[str]) -> str:
 
 
 def with_others(machine: Machine, text: str) -> Machine:
-    """The machine with the GPUs of a listing, and what is to be said of them."""
+    """The machine with the GPUs of a listing, and notes on them."""
     found = _once(list(_listed(text, machine)))
     cards = [gpu for gpu in found if not gpu.unified]
     used = sorted(cards or found[:1], key=lambda gpu: -gpu.free_bytes)
@@ -92,7 +93,7 @@ def with_others(machine: Machine, text: str) -> Machine:
 
 
 def with_used(machine: Machine, used: tuple[Gpu, ...]) -> Machine:
-    """The machine with GPUs that llama.cpp uses, the first one first, and what is to be said of that."""
+    """The machine with GPUs that llama.cpp uses, in its order, and notes on that."""
     first, notes = used[0], list(machine.notes)
     if first.unified:
         notes.append(
@@ -107,7 +108,7 @@ def with_used(machine: Machine, used: tuple[Gpu, ...]) -> Machine:
 
 
 def _listed(text: str, machine: Machine) -> Iterator[Gpu]:
-    """Every GPU of a listing, as it stands there."""
+    """Every GPU of a listing, also those that are listed twice."""
     shared = {f"Vulkan{number}": uma == "1" for number, uma in _VULKAN.findall(text)}
     for listed, name, total, free in _LINE.findall(text):
         unified = shared.get(listed, _IN_PROCESSOR.search(name) is not None)
@@ -128,7 +129,7 @@ def _listed(text: str, machine: Machine) -> Iterator[Gpu]:
 
 
 def _once(found: list[Gpu]) -> list[Gpu]:
-    """Without those that another backend of llama.cpp's lists, too: one with as many of the same name."""
+    """The GPUs without duplicates: each name is taken from one backend of llama.cpp's alone."""
     order = list(APIS.values())
     apis = sorted({gpu.api for gpu in found}, key=order.index)
     kept: list[Gpu] = []

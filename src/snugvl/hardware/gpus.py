@@ -56,7 +56,7 @@ _MOST_RESERVED_SHARE: Final = 10  # no more than a tenth of tiny cards
 
 
 def reserved_bytes(total_bytes: int) -> int:
-    """What the driver keeps for itself of a card with `total_bytes`, on Linux; a rule, not a measurement."""
+    """Bytes that the driver keeps of a card with `total_bytes`, on Linux; a rule, not a measurement."""
     by_size = _RESERVED_BYTES + int(_RESERVED_PER_GIB * total_bytes / GIB)
     return min(by_size, _MOST_RESERVED_BYTES, total_bytes // _MOST_RESERVED_SHARE)
 
@@ -66,8 +66,8 @@ class GpuModel:
     """One model of GPU.
 
     Attributes:
-        name: NVML's, without the vendor.
-        total_bytes: as NVML reports it.
+        name: NVML's name, without the vendor.
+        total_bytes: memory as NVML reports it.
         memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less. "published": those
             of another maker. "host memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
@@ -84,14 +84,14 @@ class GpuModel:
 
     @property
     def api(self) -> Api:
-        """How programs reach it: all but NVIDIA's are llama.cpp's alone."""
+        """The API by which programs reach it; only llama.cpp uses other makers' than NVIDIA's."""
         if self.compute_capability is not None:
             return "cuda"
         return "vulkan" if self.total_bytes else "metal"
 
     @property
     def product(self) -> str:
-        """The name with its maker's, as the driver gives it."""
+        """The name with the maker's, as the driver reports it."""
         if self.api != "cuda" or self.name.startswith(("Tesla", "Quadro", "TITAN")):
             return self.name
         return f"NVIDIA {self.name}"
@@ -108,7 +108,8 @@ def known() -> tuple[GpuModel, ...]:
 def find(name: str, total_bytes: int | None = None) -> GpuModel | None:
     """The GPU of that name, however it is spelled, or None.
 
-    Of several the one whose memory is nearest to `total_bytes`; without it the first of the table.
+    Among several of that name, the one whose memory is nearest to `total_bytes`; without it the table's
+    first.
     """
     matches = _index().get(_key(name), ())
     if not matches:
@@ -119,10 +120,10 @@ def find(name: str, total_bytes: int | None = None) -> GpuModel | None:
 
 
 def lookup(name: str, total_bytes: int | None = None) -> GpuModel:
-    """Like `find`.
+    """The GPU of that name, as `find` finds it.
 
     Raises:
-        InputError: unknown; names the nearest.
+        InputError: an unknown name; says the nearest ones.
     """
     model = find(name, total_bytes)
     if model is not None:
@@ -162,7 +163,7 @@ def _index() -> dict[str, tuple[GpuModel, ...]]:
 
 
 def _key(name: str) -> str:
-    """A spelling's essence: "NVIDIA GeForce RTX 5060 Laptop GPU", "rtx-5060 mobile" → "rtx5060laptop"."""
+    """The key of a spelling: "NVIDIA GeForce RTX 5060 Laptop GPU", "rtx-5060 mobile" → "rtx5060laptop"."""
     joined = _NOT_WORD.sub("", name.lower().replace("(r)", "").replace("(tm)", ""))
     return _IGNORED.sub("", joined.replace("mobile", "laptop").replace("gib", "gb"))
 

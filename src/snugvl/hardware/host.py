@@ -1,11 +1,11 @@
-"""The machine around the GPU: cores, system memory, room on the disk where models are downloaded to.
+"""The machine around the GPU: cores, system memory, room on the disk where models are downloaded to, and
+their limits by containers, control groups and WSL2.
 
-And what bounds it: containers and control groups, WSL2. Limits are read from the control group of this
-process and all above it, versions 1 and 2, because docker, podman, Kubernetes, systemd and Slurm all set them
-there. Inside a container's own namespace the path in /proc/self/cgroup is "/" or one that isn't mounted; the
-mount's root then holds the limits. In WSL2 the GPU is paravirtual (/dev/dxg, the Windows driver's libraries
-in /usr/lib/wsl/lib); an over-commit does not fail but spills to system memory (microsoft/WSL#11050);
-page-locked memory is scarce.
+Limits are read from the control group of this process and all above it, versions 1 and 2, because docker,
+podman, Kubernetes, systemd and Slurm all set them there. Inside a container's own namespace the path in
+/proc/self/cgroup is "/" or one that isn't mounted; the mount's root then holds the limits. In WSL2 the GPU is
+paravirtual (/dev/dxg, the Windows driver's libraries in /usr/lib/wsl/lib); an over-commit does not fail but
+spills to system memory (microsoft/WSL#11050); page-locked memory is scarce.
 """
 
 import math
@@ -22,12 +22,12 @@ from snugvl.core.folders import hub_cache
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the control groups allow; None: not limited.
+    """Limits of the control groups; None: not limited.
 
     Attributes:
         memory_bytes: the lowest limit.
-        memory_free_bytes: the least that is left under any limit; page cache counts as free.
-        cores: quota over period, such as 1.5.
+        memory_free_bytes: fewest bytes left under any limit; page cache counts as free.
+        cores: number of cores, quota over period, such as 1.5.
     """
 
     memory_bytes: int | None = None
@@ -37,12 +37,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What this process may use.
+    """The resources that this process may use.
 
     Attributes:
-        ram_total_bytes, ram_free_bytes: after the limits of control groups.
-        host_ram_bytes: of the whole machine, where a limit leaves less of it.
-        disk_free_bytes: in `cache`, the folder that models are downloaded to.
+        ram_total_bytes, ram_free_bytes: host memory under the limits of control groups.
+        host_ram_bytes: memory of the whole machine, where a limit leaves less of it.
+        disk_free_bytes: free bytes in `cache`, the folder that models are downloaded to.
     """
 
     cores: int
@@ -56,7 +56,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory: all, and what of it may still be taken."""
+    """Host memory in bytes: all of it, and the part that may still be taken."""
 
     total_bytes: int
     free_bytes: int
@@ -68,12 +68,12 @@ def memory(root: Path = Path("/")) -> HostMemory:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Processors of this process: a container may have a share of them."""
+    """Number of processors of this process; a container may have a share of them."""
     return _cores(limits(root).cores)
 
 
 def look(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Host:
-    """This machine. `root` stands for / and `environ` for the environment in tests."""
+    """Look at this machine. `root` stands for / and `environ` for the environment in tests."""
     allowed, whole = limits(root), _memory(root)
     memory = _within(allowed, whole)
     cache = hub_cache(environ)
@@ -223,7 +223,7 @@ _LINUX_DRIVERS: Final = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"
 
 @dataclass(frozen=True, slots=True)
 class Wsl:
-    """What WSL2 offers. `pinned_bytes`: page-locked memory that can be had, an upper bound."""
+    """Facts of WSL2. `pinned_bytes`: page-locked memory that can be had, an upper bound."""
 
     kernel: tuple[int, int, int]
     pinned_bytes: int
@@ -265,7 +265,7 @@ def detect(root: Path, ram_total_bytes: int, *, container: bool = False) -> Wsl 
 
 
 def is_wsl1(root: Path) -> bool:
-    """The older WSL, where no GPU can be used."""
+    """Whether this is the older WSL, where no GPU can be used."""
     match = _KERNEL.search(version := _text(root / "proc/version"))
     return match is not None and "Microsoft" in version and (int(match[1]), int(match[2])) < (4, 19)
 

@@ -12,7 +12,7 @@ SYSTEMS: Final[Mapping[OperatingSystem, str]] = {
     "linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "macos": "macOS", "other": "another system",
 }  # fmt: skip
 
-# Who holds what the driver keeps of a GPU for itself: nobody gets it.
+# The tenant of the memory that the driver keeps of a GPU for itself: it can't be freed.
 RESERVED: Final = "driver (reserved)"
 # What a system with its services holds of host memory, whatever else runs: assumed.
 SYSTEM_BYTES: Final = 2 << 30
@@ -20,7 +20,7 @@ SYSTEM_BYTES: Final = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who holds GPU memory: a process, or what can't be told apart ("desktop and other apps")."""
+    """A holder of GPU memory: a process, or several that can't be told apart ("desktop and other apps")."""
 
     name: str
     held_bytes: int
@@ -37,19 +37,18 @@ class Gpu:
         bandwidth: bytes per second of device memory, from the table of known GPUs, or None.
         bf16_flops: dense bf16 (fp16 before Ampere) matrix operations per second, or None.
         context_bytes: cost of a CUDA context with torch's libraries, measured on this machine, or None.
-        mig: this is a slice of a GPU.
-        index: as CUDA counts the visible ones, `cuda:index`; 0 of those that it doesn't know.
-        uuid: NVML's, which CUDA_VISIBLE_DEVICES takes; None where described.
-        position: as NVML counts all GPUs, and CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a slice, and
-            where described.
+        mig: whether this is a slice of a GPU.
+        index: its number among the GPUs visible to CUDA, `cuda:index`; 0 for those that CUDA doesn't know.
+        uuid: NVML's id, which CUDA_VISIBLE_DEVICES takes; None where described.
+        position: its number among all GPUs in NVML's order, which is CUDA's with
+            CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a slice, and where described.
         link_bandwidth: bytes per second between host memory and the GPU, as its PCI Express slot allows,
             or None.
-        cuda_total_bytes: what CUDA calls the card's total (`cuMemGetInfo`), of which vLLM's utilisation is a
-            share: `total_bytes`, NVML's, less what the driver reserves, but under WSL2 all of it. None where
-            nobody told.
-        api: how programs reach it; all but CUDA's are llama.cpp's alone.
-        listed: as `llama-server --list-devices` names it, such as "Vulkan1"; empty where it wasn't asked.
-        unified: its memory is host memory.
+        cuda_total_bytes: CUDA's total of the card (`cuMemGetInfo`), of which vLLM's utilisation is a share:
+            NVML's `total_bytes` less the driver's reserve, but under WSL2 all of it. None where unknown.
+        api: API by which programs reach it; only llama.cpp uses those other than CUDA.
+        listed: its name in `llama-server --list-devices`, such as "Vulkan1"; empty where it wasn't asked.
+        unified: whether its memory is host memory.
     """
 
     index: int
@@ -73,19 +72,19 @@ class Gpu:
 
     @property
     def held_bytes(self) -> int:
-        """What others hold."""
+        """Bytes that other programs hold."""
         return self.total_bytes - self.free_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything a plan needs to know of a machine.
+    """A machine, with all facts that a plan needs.
 
     Attributes:
         pinned_bytes: page-locked host memory that can be had, where it is limited (WSL2), or None.
         spills: over-committed GPU memory silently moves to system memory instead of failing (WSL2, Windows).
-        disk_free_bytes: room where models are downloaded to.
-        notes: what was odd while probing, in whole sentences.
+        disk_free_bytes: free bytes on the disk that models are downloaded to.
+        notes: problems while probing, in whole sentences.
         host_ram_bytes: memory of the whole machine where a container may use only `ram_total_bytes` of it.
         others: GPUs that aren't NVIDIA's, or that NVML doesn't see, the one to be used first.
         ram_bandwidth: bytes per second of all channels of host memory, where somebody said its kind, or None.

@@ -1,7 +1,7 @@
 """GPUs by NVML, NVIDIA's management library: memory, who holds it, driver, slices. It makes no CUDA context.
 
-Whatever is missing or refused becomes a note; a GPU that doesn't answer is left out. WSL2 lists processes
-without their memory, or not at all; containers don't see those outside: what isn't named is what is left.
+Missing or refused answers become notes; a GPU that doesn't answer is left out. WSL2 lists processes without
+their memory, or not at all; containers don't see those outside: the rest of the used memory has no name.
 """
 
 import importlib
@@ -21,16 +21,18 @@ from snugvl.hardware.machine import Gpu, Tenant, pcie_bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """Identifiers in CUDA's order, and what is odd about the list, if anything."""
+    """Identifiers of the visible GPUs in CUDA's order, and a note on a problem of the list, if there is
+    one."""
 
     uuids: tuple[str, ...]
     note: str | None = None
 
 
 def visible(variable: str | None, uuids: Sequence[str], slices: Mapping[str, int]) -> Visible:
-    """What of the GPUs `uuids` and of `slices` (identifier → position of the GPU it is cut from) is visible.
+    """Which of the GPUs `uuids` and of `slices` (identifier → position of the GPU it is cut from) are
+    visible.
 
-    A GPU of which there are slices can't be used as a whole.
+    A GPU that is cut into slices can't be used as a whole.
     """
     first: dict[int, str] = {}
     for uuid, position in slices.items():
@@ -80,12 +82,12 @@ SAMPLE_SECONDS: Final = 0.25
 OUTSIDE: Final = "processes outside this container"
 UNNAMED: Final = "driver and unnamed processes"
 _DRIVER_BYTES: Final = 32 * MIB
-_NOISE_BYTES: Final = MIB  # less than this is page rounding, nobody's
+_NOISE_BYTES: Final = MIB  # less than this is page rounding, no program's
 
 
 @dataclass(slots=True)
 class Readout:
-    """What NVML told, with what was odd in whole sentences."""
+    """The GPUs as NVML reports them, with problems in whole sentences."""
 
     gpus: tuple[Gpu, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Readout:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What NVML doesn't know: where this process runs."""
+    """Facts that NVML doesn't have: where this process runs."""
 
     wsl2: bool
     container: bool
@@ -142,7 +144,7 @@ def _start(nvml: Any, around: Around, found: Readout) -> bool:
 
 
 def _why_not(nvml: Any, error: Exception, around: Around) -> str:
-    """A failed start in a sentence with what to do."""
+    """The sentence on a failed start of NVML, with what to do."""
     if isinstance(error, nvml.NVMLError_LibraryNotFound):
         if around.container:
             return (
@@ -247,7 +249,7 @@ class _Memory:
 def _sample(
     nvml: Any, devices: Sequence[_Device], around: Around, found: Readout, pause: Callable[[float], None]
 ) -> dict[str, _Memory]:
-    """The lowest free memory of a moment, because a desktop's share comes and goes."""
+    """The lowest free memory of each device over a moment, because a desktop's share varies."""
     lowest: dict[str, _Memory] = {}
     for number in range(SAMPLES):
         if number:
@@ -310,13 +312,14 @@ def _cuda_total(memory: _Memory, around: Around, *, mig: bool) -> int | None:
 
 
 def _link(nvml: Any, handle: Any) -> float | None:
-    """What card and slot can do together: an idle card tells a slower generation as its current one."""
+    """Bytes per second that card and slot allow at most: an idle card reports a slower generation as
+    current."""
     generation = _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
     return pcie_bandwidth(generation, _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle))
 
 
 def _tenants(nvml: Any, device: _Device, memory: _Memory, around: Around) -> tuple[Tenant, ...]:
-    """Who holds what, most first; what nobody is named for comes last."""
+    """The holders of a device's memory, most first; memory without a known holder comes last."""
     held: dict[int, int] = {}
     silent: list[str] = []
     lists = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses)
@@ -332,7 +335,7 @@ def _tenants(nvml: Any, device: _Device, memory: _Memory, around: Around) -> tup
         named.append(Tenant(RESERVED, memory.reserved))
     rest = memory.total - memory.free - sum(tenant.held_bytes for tenant in named)
     if rest >= _NOISE_BYTES:
-        # The driver keeps some MiB beside each process; more than that is somebody.
+        # The driver keeps some MiB beside each process; more than that has a holder.
         named.append(Tenant(UNNAMED if rest < _DRIVER_BYTES and named else _rest(silent, around), rest))
     return tuple(named)
 
@@ -344,7 +347,7 @@ def _rest(silent: Sequence[str], around: Around) -> str:
 
 
 def _name(nvml: Any, pid: int, around: Around) -> str:
-    """A process by its program, and by its script or module where the program is an interpreter."""
+    """A process' name: its program, with the script or module where the program is an interpreter."""
     try:
         words = (around.root / f"proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
     except OSError:
@@ -360,7 +363,7 @@ def _name(nvml: Any, pid: int, around: Around) -> str:
 
 
 def _ask(nvml: Any, function: Any, *args: Any) -> Any:
-    """The answer, or None where this GPU or driver has none."""
+    """NVML's answer, or None where this GPU or driver has none."""
     try:
         return function(*args)
     except nvml.NVMLError:

@@ -1,4 +1,4 @@
-"""This machine, looked at once: GPUs by NVML, system memory, cores, disk, WSL2 and containers. No torch."""
+"""Probes this machine once: GPUs by NVML, system memory, cores, disk, WSL2 and containers. No torch."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def probe(
     nvml_module: Any = None,
     platform: str = sys.platform,
 ) -> Machine:
-    """What is here now. Never fails: what can't be seen is left out, and a note says why.
+    """The machine as it is now. Never fails: a part that can't be read is left out, and a note says why.
 
     Takes a quarter of a second, over which free GPU memory is sampled. The arguments stand in for this
     machine's files, environment, NVML and platform in tests.
@@ -59,7 +59,7 @@ def probe(
 
 
 def _recalled(gpu: Gpu, environ: Mapping[str, str]) -> Gpu:
-    """With what only a CUDA context tells, where one was made once."""
+    """The GPU with measurements of a CUDA context, where one was made here before."""
     total = calibration.recall_total(gpu, environ) or gpu.cuda_total_bytes
     return replace(gpu, context_bytes=calibration.recall(gpu, environ), cuda_total_bytes=total)
 

@@ -1,8 +1,8 @@
-"""A machine written down as JSON, to replay it elsewhere: in tests, in a bug report, in a plan for another.
+"""A machine recorded as JSON, to replay it elsewhere: in tests, in a bug report, in a plan for another.
 
     {"schema": 1, "machine": {…the fields of Machine…, "gpus": [{…Gpu…, "tenants": [{…Tenant…}]}]}}
 
-Fields with a default may be missing; unknown ones are refused, because they may change what is meant.
+Fields with a default may be missing; unknown ones are refused, because they may change the meaning.
 """
 
 import dataclasses
@@ -109,7 +109,7 @@ def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
 
 
 def _check(machine: Machine) -> None:
-    """What types don't say: nothing is negative, nothing free beyond its total."""
+    """Refuse values that types allow and a machine can't have: negative ones, more free than in total."""
     for index, gpu in enumerate((*machine.gpus, *machine.others)):
         where = f"machine.gpus[{index}]" if index < len(machine.gpus) else "machine.others"
         if not 0 <= gpu.free_bytes <= gpu.total_bytes or not gpu.total_bytes:

@@ -1,6 +1,6 @@
-"""Which torch is installed and what it needs of driver, GPU and compilers: looked up, without an import.
+"""The installed torch, and its needs of driver, GPU and compilers, found without importing it.
 
-And the CUDA driver by itself, for what can be done before torch is imported.
+It also calls the CUDA driver by itself, for work that can begin before torch is imported.
 """
 
 import importlib.util
@@ -32,13 +32,13 @@ class TorchBuild:
 
 @dataclass(frozen=True, slots=True)
 class BuildTools:
-    """What compiles and installs beside this Python, and is missing on a fresh Ubuntu.
+    """Tools beside this Python, to compile and to install, which are missing on a fresh Ubuntu.
 
     Attributes:
         compiler: the C compiler that Triton would take, or None.
-        headers: Python.h is there; Triton's launcher includes it.
-        venv: this Python can make environments (Debian has that in a package of its own).
-        apt: packages are installed by apt.
+        headers: whether Python.h is there; Triton's launcher includes it.
+        venv: whether this Python can make environments (Debian has that in a package of its own).
+        apt: whether packages are installed by apt.
         python: "3.12", as the packages of Debian and Ubuntu are named.
     """
 
@@ -50,7 +50,7 @@ class BuildTools:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Debian's packages that bring what is missing."""
+        """Debian's packages of the missing tools."""
         wanted = (
             ("build-essential", self.compiler is None),
             (f"python{self.python}-dev", not self.headers),
@@ -139,7 +139,7 @@ def open_context(index: int, library: str = LIBRARY) -> bool:
     """Make the primary context of a GPU, which torch finds and uses later; whether that worked.
 
     It takes a large part of a second, without Python's lock: run in a thread it costs nothing while torch is
-    imported. What fails here is left to torch, which tries again and says why.
+    imported. A failure here is left to torch, which tries again and says why.
 
     Args:
         index: of the GPU, as CUDA and torch count those that are visible.

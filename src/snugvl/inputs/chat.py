@@ -1,6 +1,6 @@
 """Chat templates: a conversation to the text the model was trained on.
 
-A template is code from whoever published the checkpoint, so it runs in jinja2's immutable sandbox and sees
+A template is code of the checkpoint's publisher, so it runs in jinja2's immutable sandbox and sees
 nothing but plain JSON values. The environment is that of `render_jinja_template` in transformers: trimmed
 blocks, loop controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`;
 but `safe` changes nothing, as nothing is escaped.
@@ -37,7 +37,7 @@ class _Refused(jinja2.TemplateError):
 class ChatTemplate:
     """A checkpoint's chat template. `variables` (bos_token, …) are visible to it.
 
-    `parts`: whether it wants every content as a list of parts, of mere text, too.
+    `parts`: whether it wants every content as a list of parts, even mere text.
 
     Attributes:
         shows_tools, shows_calls: whether it does; what it doesn't show is written as text (`tools.in_text`).

@@ -119,7 +119,7 @@ def tools_lark(
 
 
 def refused(error: str, kind: str, field: str) -> RequestError:
-    """What llguidance said of a grammar, for whoever sent it."""
+    """llguidance's error about a grammar, for the client that sent it."""
     what = "the tools" if kind == "tools" else f"the {_NAMES[kind]}"
     return RequestError(f"{what} can't be used: {one_line(error)}", field=field)
 
@@ -156,7 +156,9 @@ def check_schema(source: str, field: str) -> None:
     schema = _parsed(source, field)
     depth = _depth(schema)
     if depth > MAX_DEPTH:
-        raise RequestError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels", field=field)
+        raise RequestError(
+            f"the JSON schema is nested deeper than {MAX_DEPTH} levels; use a flatter one", field=field
+        )
     if not isinstance(schema, dict):
         raise RequestError('a JSON schema is an object, such as {"type": "object"}', field=field)
     links = _links(schema)
@@ -237,7 +239,9 @@ def _parsed(source: str, field: str) -> Any:
     try:
         return json.loads(source)
     except RecursionError:
-        raise RequestError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels", field=field) from None
+        raise RequestError(
+            f"the JSON schema is nested deeper than {MAX_DEPTH} levels; use a flatter one", field=field
+        ) from None
     except ValueError as error:
         raise RequestError(f"the JSON schema is not JSON: {error}", field=field) from None
 

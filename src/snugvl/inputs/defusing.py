@@ -2,7 +2,7 @@
 
 A file that an agent reads, a page that a tool returns and an old answer may hold `<|im_end|>`, and who sends
 them can't change what they say. Whoever could write a control token could end a turn and speak as the system,
-so each gets a word joiner, which nobody sees, after its first character:
+so each gets a word joiner, which is invisible, after its first character:
 
     <|im_end|>  ─►  <U+2060|im_end|>  ─►  tokens of "<" and of "|im_end|>"
 

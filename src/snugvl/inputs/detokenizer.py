@@ -54,7 +54,7 @@ class Detokenizer:
 
     @property
     def covered(self) -> int:
-        """How many of the pushed tokens, from the first, have had all their text handed out.
+        """Number of pushed tokens, from the first on, whose text was handed out in full.
 
         A token that holds any part of a stop string never is. Tokens without text count with the text
         before them.

@@ -4,7 +4,7 @@ process, of a person's own in that of the command line or of a program.
 GIF, WebP, APNG and AVIF animations, and several pictures in one HEIC file, go through Pillow; MP4, WebM, AVI
 and Ogg, and HEIF sequences, through PyAV, where installed.
 Containers and codecs are lists of known ones: FFmpeg has demuxers that open other files and URLs (playlists),
-and decoders that nobody has looked at for twenty years.
+and decoders that have had no attention for twenty years.
 """
 
 import itertools

@@ -1,6 +1,7 @@
 """Pictures as people give them: a file in any form, a Pillow image, an array. All else is refused by name.
 
-Arrays are told by what they have, not by their library: neither torch nor numpy is imported for a path.
+Arrays are recognised by their attributes, not by their library: neither torch nor numpy is imported for a
+path.
 """
 
 import base64
@@ -156,7 +157,7 @@ def numbered(images: VisualSource | Sequence[VisualSource]) -> list[tuple[Visual
 
 
 def called(given: File | Image.Image | Picture | Video, what: str) -> str:
-    """How errors call what `taken` gave; `what`: where it has no name of its own."""
+    """The name in errors of a picture that `taken` returned; `what`: for one without a name."""
     if isinstance(given, Picture | Video):
         return given.name or what
     if isinstance(given, Image.Image):  # Pillow keeps the name of the file that it opened

@@ -59,7 +59,7 @@ class GrammarCompiler:
     """Makes grammars for one tokenizer and a network of `vocab_size` logits. Safe to use from threads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, form: ToolForm | None = None) -> None:
-        """`form`: how the model writes calls of tools; None: Hermes' way."""
+        """`form`: how the model writes calls of tools; None: in Hermes' form."""
         self._source = tokenizer
         self._vocab_size = vocab_size
         self._form = form or ToolForm()
@@ -179,7 +179,7 @@ def _executor(processors: int) -> LLExecutor:
 MOST: Final = 20  # digits in a row: what 64 bits hold has no more
 _WHOLE: Final = 0x80  # of an entry of `_tails`: the token has nothing but digits
 _DIGITS: Final = frozenset(b"0123456789")
-_GO_ON: Final = frozenset(b".eE")  # what a number goes on with, too
+_GO_ON: Final = frozenset(b".eE")  # also continue a number
 _ENDS: Final = frozenset(b",}]<\n\r\t ")  # what may stand after a number
 
 
@@ -274,12 +274,12 @@ class _Compiled:
         return made
 
     def forget(self) -> None:
-        """Keep one matcher of those that nobody uses: each may hold ten megabytes of words."""
+        """Drop all unused matchers but one: each may hold ten megabytes of words."""
         self._trim(1)
         self._settle()
 
     def keep(self, matchers: Sequence["_Shared"]) -> None:
-        """Lend these no more; whoever uses them goes on."""
+        """Lend these matchers no more; requests that use them go on."""
         with self._lock:
             self._matchers = [each for each in self._matchers if each not in matchers]
         self._settle()
@@ -290,7 +290,7 @@ class _Compiled:
         self._settle()
 
     def _settle(self) -> None:
-        """Count what was given back, unless somebody is at it, who will."""
+        """Count matchers that were given back, unless another thread is doing so."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 for each in self._returned.popleft():
@@ -300,7 +300,7 @@ class _Compiled:
             self._trim(self._most)
 
     def _trim(self, most: int) -> None:
-        """Let go of matchers that nobody uses beyond so many."""
+        """Drop unused matchers beyond `most`."""
         with self._lock:
             idle = [each for each in self._matchers if not each.users]
             gone = idle[: max(len(idle) - most, 0)]
@@ -471,7 +471,7 @@ class LargeGrammars(Generic[T]):
         return self._found.get(key)
 
     def made(self, key: tuple[str, str], size: int, make: Callable[[], T]) -> T:
-        """A new grammar of `size` bytes, which count until nobody has it any more.
+        """A new grammar of `size` bytes, which count for as long as it is in use.
 
         Raises:
             QueueFull: those in use leave no room for it.

@@ -78,7 +78,7 @@ _HEADER_LOCK = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What is refused before decoding. Pixels are those of the file, before any scaling."""
+    """Limits beyond which a picture is refused before decoding. Pixels are the file's, before any scaling."""
 
     max_bytes: int = 64 * 1024 * 1024
     max_pixels: int = 100_000_000
@@ -165,7 +165,7 @@ def _sixteen_to_eight(image: Image.Image) -> Image.Image:
 
 
 def name_of(source: str | Path | bytes | BinaryIO, what: str = "the image") -> str:
-    """How errors call the source; `what`: where it doesn't tell by itself."""
+    """The name of a source in errors; `what`: for one without a name."""
     if isinstance(source, str | Path):
         text = str(source) or "''"
         return text if len(text) <= 200 else f"{text[:80]}…{text[-80:]}"

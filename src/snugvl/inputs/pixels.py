@@ -177,7 +177,8 @@ def normalise(values: torch.Tensor, mean: tuple[float, ...], std: tuple[float, .
 
 
 def digest(content: bytes | memoryview, grid: GridTHW, settings: PixelSettings, kind: str) -> bytes:
-    """A hash of everything an encoding depends on: patches, or what they follow from; grid and settings."""
+    """A hash of all that an encoding depends on: `content` (patches, or the file they are made of), grid,
+    settings."""
     state = blake2b(f"{kind} {grid} {settings}".encode(), digest_size=32)
     state.update(content)
     return state.digest()

@@ -16,10 +16,11 @@ with it; transformers 4.57, with which Qwen3-VL was published, dropped it.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from snugvl.checkpoint.architecture import ModelConfig, VisionConfig
 from snugvl.core.messages import (
@@ -28,6 +29,7 @@ from snugvl.core.messages import (
     Picture,
     Text,
     Tool,
+    ToolForm,
     Video,
     characters,
     going_on,
@@ -57,7 +59,7 @@ class _Tokens:
 
 
 class PictureInputs:
-    """How a model that sees is given pictures and videos. `videos`: None where it takes none."""
+    """Prepares pictures and videos for a model that sees. `videos`: None where it takes none."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class PictureInputs:
         return videos.runs(len(part.frames), *part.frames[0].size)
 
     def item(self, part: Picture | Video) -> VisionItem:
-        """Its patches, and where they stand."""
+        """The vision item of a picture or video: its patches with their grid, and its digest."""
         if isinstance(part, Picture):
             return self.images.prepare(part.image, part.max_pixels, part.file)
         return self._videos().prepare(part)
@@ -192,8 +194,133 @@ class PreparedPrompt:
     reasoning: bool | None = None
 
 
-class Processor:
-    """Everything of a checkpoint that turns messages into a prompt."""
+P = TypeVar("P", bound=PreparedPrompt)
+
+
+class PromptMaker(ABC, Generic[P]):
+    """Makes the prompts of one checkpoint. Safe to use from several threads.
+
+    Attributes:
+        tokenizer: the checkpoint's.
+        vocab_size: tokens that the model knows.
+        placeholders: ids of tokens that stand for pictures.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    placeholders: Collection[int]
+
+    @property
+    @abstractmethod
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools, by the chat template."""
+
+    def prepare(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        template: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        go_on: GoOn = going_on,
+    ) -> P:
+        """Render, tokenise and preprocess a conversation.
+
+        Args:
+            tools: what the prompt tells the model it may call.
+            template: variables of the chat template.
+            max_tokens: refuse a longer prompt, before its pixels are touched where its length is known then.
+            go_on: called between two parts of the work, which it may end by raising.
+
+        Raises:
+            RequestError: a role, text or part that can't be used, with what to do.
+            RequestTooLarge: more than `max_tokens`; says how many and how many are pictures'.
+            ImageError: a picture that can't be prepared.
+            CheckpointError: the chat template fails.
+        """
+        return self._made(messages, tools, template, max_tokens, go_on, exactly=True)
+
+    def count(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        template: Mapping[str, Any] | None = None,
+        most: int | None = None,
+        go_on: GoOn = going_on,
+    ) -> P:
+        """The prompt of a conversation to be counted; it may be longer than the context, and have no pixels.
+
+        Args:
+            template: variables of the chat template.
+            most: refuse text of more characters than so many tokens can stand for, or of more tokens than
+                `COUNTED_CONTEXTS` times as many.
+
+        Raises:
+            RequestError, RequestTooLarge, CheckpointError: as `prepare`.
+        """
+        return self._made(messages, tools, template, most, go_on, exactly=False)
+
+    def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
+        """Token ids of a bare text; it may be longer than the context. `most`: as in `count`.
+
+        Raises:
+            RequestError, RequestTooLarge: text that can't be tokenised, or far too much of it.
+        """
+        self.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
+        self.tokenizer.refuse_long(prompt, None if most is None else COUNTED_CONTEXTS * most, field="prompt")
+        return self._framed(prompt)
+
+    def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> P:
+        """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.
+
+        Text is given what the tokenizer puts around a whole one ("<s>"), as transformers and vLLM do.
+
+        Raises:
+            RequestError: it is empty, text that holds a control token, or ids the model doesn't have.
+            RequestTooLarge: more than `max_tokens`.
+        """
+        if isinstance(prompt, str):
+            self.tokenizer.refuse_oversized(len(prompt), max_tokens, field="prompt")
+            self._refuse(prompt, "prompt")
+            self.tokenizer.refuse_long(prompt, max_tokens, field="prompt")
+            ids = self._framed(prompt)
+        else:
+            ids = tuple(prompt)
+            check_ids(ids, self.vocab_size, self.placeholders)
+        if not ids:
+            raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
+        check_length(len(ids), 0, max_tokens, "prompt")
+        return self._bare(ids)
+
+    @abstractmethod
+    def _made(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        template: Mapping[str, Any] | None,
+        most: int | None,
+        go_on: GoOn,
+        *,
+        exactly: bool,
+    ) -> P:
+        """See `prepare` (`exactly`: a prompt of more than `most` tokens is refused) and `count`."""
+
+    @abstractmethod
+    def _framed(self, text: str) -> tuple[int, ...]:
+        """Token ids of a whole text, with what the tokenizer puts around one."""
+
+    @abstractmethod
+    def _bare(self, ids: tuple[int, ...]) -> P:
+        """The prompt that has these ids, and no pictures."""
+
+    def _refuse(self, text: str, field: str) -> None:
+        """Raise RequestError where text holds what no user may write."""
+        self.tokenizer.refuse_control_tokens(text, field=field)
+
+
+class Processor(PromptMaker[PreparedPrompt]):
+    """Everything of a checkpoint that turns messages into a prompt of our own engine."""
 
     def __init__(
         self,
@@ -203,7 +330,8 @@ class Processor:
         pictures: PictureInputs | None,
     ) -> None:
         """`pictures`: None for a model, or a load, without a vision tower."""
-        self.config = config
+        self.config, self.vocab_size = config, config.text.vocab_size
+        self.placeholders = config.placeholders
         self.tokenizer = tokenizer
         self.template = template
         self.pictures = pictures
@@ -228,30 +356,24 @@ class Processor:
             PictureInputs.from_folder(folder, config, tokenizer, max_pixels),
         )
 
-    def prepare(
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools, by the chat template."""
+        return self.template.tool_form
+
+    def _made(
         self,
         messages: Sequence[Message],
+        tools: Sequence[Tool],
+        template: Mapping[str, Any] | None,
+        most: int | None,
+        go_on: GoOn,
         *,
-        tools: Sequence[Tool] = (),
-        template: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        go_on: GoOn = going_on,
+        exactly: bool,
     ) -> PreparedPrompt:
-        """Render, tokenise and preprocess a conversation.
-
-        Args:
-            tools: what the prompt tells the model it may call.
-            template: variables of the chat template.
-            max_tokens: refuse a longer prompt before any pixel is touched.
-            go_on: called between two parts of the work, which it may end by raising.
-
-        Raises:
-            RequestError: a role, text or part that can't be used, with what to do.
-            RequestTooLarge: more than `max_tokens`; says how many and how many are pictures'.
-            ImageError: a picture that can't be prepared.
-            CheckpointError: the chat template fails.
-        """
-        prompt = self._read(messages, tools, max_tokens, go_on, exactly=True, template=template)
+        prompt = self._read(messages, tools, most, go_on, exactly=exactly, template=template)
+        if not exactly:
+            return prompt
         vision = []
         for part in _pictures(messages):
             go_on()
@@ -259,36 +381,11 @@ class Processor:
             vision.append(self.pictures.item(part))
         return replace(prompt, vision=tuple(vision))
 
-    def count(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        template: Mapping[str, Any] | None = None,
-        most: int | None = None,
-        go_on: GoOn = going_on,
-    ) -> PreparedPrompt:
-        """The prompt of a conversation without its patches; it may be longer than the context.
+    def _framed(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, framed=True))
 
-        Args:
-            template: variables of the chat template.
-            most: refuse text of more characters than so many tokens can stand for, or of more tokens than
-                `COUNTED_CONTEXTS` times as many.
-
-        Raises:
-            RequestError, RequestTooLarge, CheckpointError: as `prepare`.
-        """
-        return self._read(messages, tools, most, go_on, exactly=False, template=template)
-
-    def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
-        """Token ids of a bare text; it may be longer than the context. `most`: as in `count`.
-
-        Raises:
-            RequestError, RequestTooLarge: text that can't be tokenised, or far too much of it.
-        """
-        self.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
-        self.tokenizer.refuse_long(prompt, None if most is None else COUNTED_CONTEXTS * most, field="prompt")
-        return tuple(self.tokenizer.encode(prompt, framed=True))
+    def _bare(self, ids: tuple[int, ...]) -> PreparedPrompt:
+        return PreparedPrompt(ids, (), 0, bare=True)
 
     def _read(
         self,
@@ -331,28 +428,6 @@ class Processor:
             ids = pictures.expanded(ids, runs)
         reasoning = opened(rendered) if self.template.thinks else None
         return PreparedPrompt(tuple(ids), (), image_tokens, reasoning=reasoning)
-
-    def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> PreparedPrompt:
-        """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.
-
-        Text is given what the tokenizer puts around a whole one ("<s>"), as transformers and vLLM do.
-
-        Raises:
-            RequestError: it is empty, text that holds a control token, or ids the model doesn't have.
-            RequestTooLarge: more than `max_tokens`.
-        """
-        if isinstance(prompt, str):
-            self.tokenizer.refuse_oversized(len(prompt), max_tokens, field="prompt")
-            self.tokenizer.refuse_control_tokens(prompt, field="prompt")
-            self.tokenizer.refuse_long(prompt, max_tokens, field="prompt")
-            ids = tuple(self.tokenizer.encode(prompt, framed=True))
-        else:
-            ids = tuple(prompt)
-            check_ids(ids, self.config.text.vocab_size, self.config.placeholders)
-        if not ids:
-            raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
-        check_length(len(ids), 0, max_tokens, "prompt")
-        return PreparedPrompt(ids, (), 0, bare=True)
 
 
 def check_length(tokens: int, image_tokens: int, most: int | None, field: str) -> None:

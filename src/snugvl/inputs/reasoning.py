@@ -17,7 +17,7 @@ from snugvl.core.options import ThinkingName
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 VARIABLE: Final = "enable_thinking"  # of chat templates that can be told
-EFFORT: Final = "reasoning_effort"  # OpenAI's word for it, which some templates know, too
+EFFORT: Final = "reasoning_effort"  # OpenAI's word for it, which some templates also know
 UNTHINKING: Final = ("none", "minimal")  # efforts of a model that thinks or doesn't
 
 
@@ -64,7 +64,7 @@ class ReasoningSplitter:
     """Splits one choice's text into reasoning and answer, without white space between them."""
 
     def __init__(self, opened: bool, *, call: str | None = None) -> None:
-        """`call`: what begins a call of a tool, which ends the reasoning, too."""
+        """`call`: text that begins a call of a tool, which also ends the reasoning."""
         self._ends = (CLOSE,) if call is None else (CLOSE, call)
         self._state = "thinking" if opened else "undecided"
         self._begun = False  # something of the present part was there that is no white space
@@ -84,7 +84,7 @@ class ReasoningSplitter:
         return reasoning, self._answer() if self._state in ("answering", "plain") else ""
 
     def flush(self) -> tuple[str, str]:
-        """What was held back, at the end of the answer."""
+        """The text or events that were held back, at the end of the answer."""
         rest, self._buffer = self._buffer, ""
         if self._state == "thinking":
             return (rest if self._begun else rest.lstrip()).rstrip(), ""

@@ -105,7 +105,7 @@ class Pieces:
 
 
 def spelling_of(backend: tokenizers.Tokenizer, where: str) -> Spelling:
-    """How this tokenizer spells.
+    """The spelling of this tokenizer.
 
     Raises:
         UnsupportedModel: a decoder that we don't know; `where` names the file.

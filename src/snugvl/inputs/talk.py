@@ -141,7 +141,7 @@ def seen(unseen: Unseen) -> Picture | Video:
 
 
 def turns(said: Spoken | Sequence[Spoken], system: str | None = None) -> list[Turn]:
-    """A conversation, of one turn or several, after what the model is told beforehand.
+    """The turns of a conversation, one or several, after the system message.
 
     Raises:
         RequestError, ImageError, WrongType: one of them can't be understood; says which, and what can.

@@ -22,7 +22,7 @@ _NUMBERED: Final = re.compile(r"<\[(\d+)\]>")
 
 
 def limits() -> LLParserLimits:
-    """What llguidance itself may spend on one grammar."""
+    """llguidance's limits for one grammar."""
     return LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
 
 
@@ -52,6 +52,6 @@ def attempt(tokenizer: LLTokenizer, grammar: str) -> tuple[str, LLMatcher]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for whoever asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the parent
     bound()
     serve(partial(attempt, LLTokenizer(TokenizerWrapper(_Bytes()))), GRAMMAR_BYTES)

@@ -1,7 +1,7 @@
 """Work on strangers' grammars and schemas where it can be ended (`trial.py`, `valid.py`).
 
 check ─► a process that is free, or a new one ─► its answer
-            └─ no answer: it took too much time or memory, and is gone; or nobody waits any more: it is ended
+            └─ no answer: it took too much time or memory, and is gone; or it isn't wanted: it is ended
 """
 
 import json
@@ -31,7 +31,7 @@ OVERRUN: Final = (
     f"compiling it takes more than {CPU_S:g} s of processor time, or more than {GRAMMAR_BYTES >> 20} MiB of "
     "memory; make numbers, counts and alternatives smaller, or fewer"
 )
-LOOK_S: Final = 0.05  # between two looks whether anybody still waits
+LOOK_S: Final = 0.05  # between two looks whether the answer is still wanted
 GROWN_BYTES: Final = 128 << 20  # a process that has become so much larger is not used again
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
@@ -133,7 +133,7 @@ class _Process:
         return self._popen.poll() is None
 
     def ask(self, question: str, go_on: Callable[[], None]) -> Verdict | None:
-        """What it says; None where it has ended instead."""
+        """The process' answer; None where it has ended instead."""
         assert self._popen.stdin is not None
         data = question.encode()
         try:
@@ -190,7 +190,7 @@ def bound() -> None:
 
 
 def serve(verdict: Callable[[str], tuple[str, object]], most_bytes: int | None = None) -> None:
-    """Answer until nobody asks any more, then end.
+    """Answer until the parent closes the pipe, then end.
 
     Args:
         verdict: what is wrong with a question, or nothing, and what it has made, whose memory is measured.

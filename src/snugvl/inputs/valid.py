@@ -25,7 +25,7 @@ from jsonschema_rs import (
 from snugvl.inputs.tools.enforceable import NOT_ENFORCED
 from snugvl.inputs.trials import bound, serve
 
-MOST: Final = 4  # that are told of one value
+MOST: Final = 4  # violations of one value that are reported
 SHOWN: Final = 60  # characters of a path
 UNDECIDED: Final[Any] = (ValidationErrorKind.BacktrackLimitExceeded, ValidationErrorKind.RegexEngineFailure)
 # Look-ahead and back references are what people's patterns have that a grammar can't; they may go back and
@@ -53,13 +53,13 @@ def broken(question: str) -> str:
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
-    """What validates by a schema, or why nothing does."""
+    """The validator of a schema, or why there is none."""
     options: Any = {"offline": True, "pattern_options": _PATTERNS, "validate_formats": True}
     try:
         return validator_for(dict(schema), **options)
     except (ValidationError, ReferencingError):
         pass
-    try:  # of a dialect that nobody knows
+    try:  # of an unknown dialect
         return Draft202012Validator({k: v for k, v in schema.items() if k != "$schema"}, **options)
     except (ValidationError, ReferencingError) as error:
         reason = str(getattr(error, "message", error)).splitlines()[0]
@@ -80,6 +80,6 @@ def _problems(validator: Any, value: Any) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for whoever asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the parent
     bound()
     serve(lambda question: (broken(question), None))

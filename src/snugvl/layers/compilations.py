@@ -28,7 +28,7 @@ class Compilations:
         self._other = other
 
     def __call__(self, *, src: Any, times: Any, cache_hit: bool, **more: Any) -> None:
-        """What Triton tells after every kernel that a process asks for the first time; times in µs."""
+        """Triton's call after every kernel that a process asks for the first time; times in µs."""
         self.loaded += 1
         if not cache_hit:
             self.count += 1

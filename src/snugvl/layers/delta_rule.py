@@ -107,7 +107,7 @@ def scan(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _solved(rule: Rule, size: int) -> tuple[torch.Tensor, ...]:
-    """What the chunks need that doesn't depend on the state, each `[heads, chunks, size, …]`.
+    """The parts of the chunks' computation that don't depend on the state, each `[heads, chunks, size, …]`.
 
     Queries and keys; the logarithm of what is left of the state before the chunk; what is left of token j at
     token i; what the tokens would add to an empty state, and what they take from each row of a full one.

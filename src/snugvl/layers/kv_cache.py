@@ -37,7 +37,7 @@ E4M3_LARGEST = 448.0
 
 
 class StateCache:
-    """What the linear layers remember of each sequence.
+    """The states that linear layers keep of each sequence.
 
     Attributes:
         recurrent: `[layers, rows, value_heads, key_dim, value_dim]`, float32 at least: every token's

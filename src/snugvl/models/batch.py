@@ -19,7 +19,7 @@ PatchReader = Callable[[int, int], torch.Tensor]
 
 
 def encoded(steps: Generator[int, None, torch.Tensor]) -> torch.Tensor:
-    """What `Network.encode_in_steps` returns at its end, without a stop on the way."""
+    """Run `Network.encode_in_steps` to its end without a stop; returns its result."""
     while True:
         try:
             next(steps)
@@ -144,7 +144,7 @@ def patch_reader(
     levels: torch.Tensor | None = None,
     slots: int = 1,
 ) -> PatchReader:
-    """How a network on `device` reads an item's patches.
+    """The function by which a network on `device` reads an item's patches.
 
     Args:
         patches: `[patches, values]`; floating point, or bytes.

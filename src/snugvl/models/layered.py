@@ -66,7 +66,7 @@ class LayeredNetwork:
 
     @property
     def head(self) -> Linear:
-        """What makes logits of hidden states."""
+        """The layer that makes logits of hidden states (lm_head)."""
         model = self.model
         return model.decoder.embed_tokens if model.config.tie_word_embeddings else model.lm_head
 

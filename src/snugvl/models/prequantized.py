@@ -220,7 +220,7 @@ def store(
 
 
 def _held(matrix: PackedMatrix | None) -> str:
-    """What parts of one matrix must have in common."""
+    """The properties that all parts of one matrix must share."""
     if matrix is None:
         return "none"
     form = matrix.form

@@ -98,7 +98,7 @@ class Qwen25Tower(nn.Module):
 
     @property
     def units(self) -> list[nn.Module]:
-        """What can be streamed, in the order of use."""
+        """The blocks whose weights can be streamed, in the order of use."""
         return [*self.blocks, self.merger]
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:

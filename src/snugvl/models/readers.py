@@ -16,7 +16,7 @@ from snugvl.models.tensor_files import TensorFiles, TensorPiece, dequantise
 
 @dataclass(frozen=True, slots=True)
 class StoredTensors:
-    """What the files hold, by the network's names."""
+    """The files' tensors, by the network's names."""
 
     tensors: Mapping[str, TensorEntry]
     matrices: Mapping[str, PackedMatrix]

@@ -105,7 +105,7 @@ class VisionTower(nn.Module):
 
     @property
     def units(self) -> list[nn.Module]:
-        """What can be streamed, in the order of use."""
+        """The blocks whose weights can be streamed, in the order of use."""
         found: list[nn.Module] = []
         for index, block in enumerate(self.blocks):
             found.append(block)

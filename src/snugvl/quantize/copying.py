@@ -1,7 +1,8 @@
-"""A copy of a checkpoint as it is in memory: what `--weights` rounds while loading, rounded once.
+"""Copies a checkpoint with its matrices as `--weights` rounds them while loading, rounded once and for all.
 
-The network is loaded as `serve` loads it, but for the vision tower, which stays as it is in the files. What
-the decoder's matrices are then is written. So the copy answers as the original does, token for token.
+The network is loaded as `serve` loads it, but for the vision tower, which stays as it is in the files; then
+the decoder's matrices are written as they are in memory. So the copy answers like the original under
+`--weights`, token for token.
 """
 
 from collections import defaultdict
@@ -39,7 +40,7 @@ READERS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What it will hold of the device, what can be had there, and what it writes at most."""
+    """Bytes that a copy holds on the device, that may be used there, and that it writes to disk at most."""
 
     held_bytes: int
     usable_bytes: int
@@ -47,7 +48,7 @@ class CopyPlan:
 
 
 class CopyJob:
-    """A checkpoint that is to be copied in few bits."""
+    """The copying of a checkpoint in few bits."""
 
     def __init__(
         self, options: LoadOptions, out: Path, weights: FewBits, *, group: int | None, tell: Tell
@@ -99,11 +100,11 @@ class CopyJob:
 
     @property
     def aim(self) -> str:
-        """What matrices are rounded to."""
+        """The text of the format that matrices are rounded to."""
         return f"{self.weights}, as while loading"
 
     def run(self) -> WrittenCheckpoint:
-        """Load, write.
+        """Load the network and write the copy.
 
         Raises:
             InputError: it can't be written.
@@ -127,7 +128,7 @@ class CopyJob:
         return WrittenCheckpoint(bits, len(self.matrices), self.wide, widths, nbytes, self._clock.seconds)
 
     def close(self) -> None:
-        """Nothing runs beside."""
+        """Do nothing: no other process runs."""
 
     def _loaded(self) -> LoadableNetwork:
         cap(self._place, LATE_BYTES)
@@ -152,7 +153,7 @@ class CopyJob:
         return network
 
     def _layers(self, network: LoadableNetwork) -> Iterator[dict[str, torch.Tensor]]:
-        """What is stored of each layer."""
+        """The tensors to write of each layer, by name."""
         by_layer: dict[int, list[tuple[Place, Matrix]]] = defaultdict(list)
         for place, matrix in self.matrices.items():
             by_layer[place[0]].append((place, matrix))

@@ -1,4 +1,4 @@
-"""What a checkpoint is rounded for: somebody's pictures and texts, or tokens drawn at random."""
+"""Calibration data of `snugvl quantize`: the user's pictures and texts, or tokens drawn at random."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ PROBE: Final = 32  # tokens of each
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Somebody's files: pictures by name and what reads them, and texts by name."""
+    """The user's files: (name, function that opens it) of each picture, (name, text) of each text."""
 
     pictures: Sequence[tuple[str, Callable[[], Image.Image]]] = ()
     texts: Sequence[tuple[str, str]] = ()
@@ -34,13 +34,13 @@ class Given:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CalibrationData:
-    """What passes through the network.
+    """The prompts that pass through the network.
 
     Attributes:
-        prompts: each a sequence.
-        probe: what costs are measured on.
-        own: they are somebody's, not random.
-        left_out: tokens beyond `MOST`.
+        prompts: sequences for which matrices are rounded.
+        probe: sequences on which the costs of matrices are measured.
+        own: whether the prompts are the user's, not random.
+        left_out: number of tokens beyond `MOST`, which aren't used.
     """
 
     prompts: tuple[CheckedPrompt, ...]
@@ -54,9 +54,10 @@ class CalibrationData:
 
 
 def material_of(side: Participant, given: Given) -> CalibrationData:
-    """
+    """Calibration data of the user's files; random tokens where none are given.
+
     Raises:
-        InputError: pictures for a model that reads none, or no text worth reading.
+        InputError: pictures for a model that reads none, or texts that are all too short.
         ImageError: a picture can't be read.
     """
     config = side.config
@@ -84,7 +85,7 @@ def _pieces(side: Participant, text: str) -> list[tuple[int, ...]]:
 
 
 def _random(config: ModelConfig) -> list[tuple[int, ...]]:
-    """Any tokens but those that stand for pictures."""
+    """Pieces of random tokens, without those that stand for pictures."""
     chance = torch.Generator().manual_seed(0)
     drawn = torch.randint(config.text.vocab_size, (RANDOM, PIECE), generator=chance).tolist()
     return [tuple(token for token in piece if token not in config.placeholders) for piece in drawn]
@@ -95,7 +96,7 @@ def _checked(ids: tuple[int, ...], config: ModelConfig) -> CheckedPrompt:
 
 
 def _evenly(prompts: Sequence[CheckedPrompt]) -> tuple[CheckedPrompt, ...]:
-    """As many of all as there is room for, from everywhere; one at least."""
+    """As many prompts as there is room for, evenly from all of them; one at least."""
     total = sum(map(len, prompts))
     if total <= MOST:
         return tuple(prompts)

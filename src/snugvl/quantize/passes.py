@@ -1,4 +1,4 @@
-"""Passes over a network that is read layer by layer: what rounding costs, and the rounding itself.
+"""Passes over a network that is read layer by layer: they measure what rounding costs, and round.
 
 What a matrix costs is measured, not guessed from its weights: a copy of the hidden states goes its own way
 from the layer on in which that matrix alone has 4 bits, through all that comes after it, exact there, to the
@@ -42,7 +42,7 @@ Parts = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One of our network's."""
+    """A matrix of our network that can be rounded."""
 
     rows: int
     columns: int
@@ -59,7 +59,8 @@ def costs(
     sizes: SweepSizes,
     schemes: Mapping[Place, Sequence[Scheme]],
 ) -> dict[Place, dict[Scheme, float]]:
-    """Nats a token that each matrix costs, alone, in each of its schemes, the first of which is measured."""
+    """Nats a token that each matrix costs when it alone is rounded, by scheme; the first scheme is measured,
+    the others are derived."""
     shares: dict[Place, list[float]] = {}
     sweep = Sweep(network, [probe] * (1 + len(schemes)), sizes)
     begun: list[Place] = []
@@ -107,7 +108,8 @@ def quantise(
     *,
     compensate: bool,
 ) -> None:
-    """Round all matrices that have a scheme; `done` is given each layer's, by their names in it.
+    """Round all matrices that have a scheme; `done` is called with each layer's results, by name in the
+    layer.
 
     `compensate`: see `rounded`.
     """
@@ -146,7 +148,7 @@ Visitor = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
 @contextmanager
 def _seen(layer: Layer, names: Sequence[str]) -> Iterator[dict[str, Moments]]:
-    """Moments of what these matrices are given meanwhile."""
+    """Collect moments of the inputs of these matrices within the block."""
     found = {name: Moments(each.columns, each.weight.device) for name, each in _linears(layer, names)}
 
     def add(name: str, x: torch.Tensor, residual: torch.Tensor | None) -> None:
@@ -157,7 +159,7 @@ def _seen(layer: Layer, names: Sequence[str]) -> Iterator[dict[str, Moments]]:
 
 
 def _order(sweep: Sweep, index: int, layer: Layer, names: Sequence[str]) -> list[str]:
-    """The names of matrices as their turn comes when the layer computes."""
+    """The names of matrices in the order in which the layer computes them."""
     found: dict[str, None] = {}
     with _visited(layer, names, lambda name, *_: found.setdefault(name)):
         sweep.advance(index, layer, [0], keep=False)
@@ -172,12 +174,13 @@ def _compared(
     name: str,
     exact: Mapping[str, torch.Tensor],
 ) -> Moments:
-    """Moments of a matrix behind all that is rounded, in this layer, too, and of what its outputs lack there.
+    """Moments of a matrix' inputs behind all rounded matrices, this layer's included, and of its outputs'
+    error.
 
-    One sequence after the other, so that of exact inputs those of one are held.
+    Sequences go one after the other, so that the exact inputs of only one are held.
 
     Args:
-        exact: weights of the layer's matrices that are rounded already.
+        exact: original weights of the layer's matrices that are rounded already.
     """
     matrix = _linear(layer, name)
     found = Moments(matrix.columns, matrix.weight.device, rows=matrix.rows)
@@ -209,7 +212,7 @@ def _compared(
 
 @contextmanager
 def _instead(layer: Layer, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """The layer computes with these weights."""
+    """Let the layer compute with these weights within the block."""
     linears = [(_linear(layer, name), weight) for name, weight in weights.items()]
     own = [each.weight.data for each, _ in linears]
     for each, weight in linears:
@@ -223,7 +226,7 @@ def _instead(layer: Layer, weights: Mapping[str, torch.Tensor]) -> Iterator[None
 
 @contextmanager
 def _visited(layer: Layer, names: Sequence[str], visitor: Visitor) -> Iterator[None]:
-    """Show what these matrices are given."""
+    """Call `visitor` with the inputs of these matrices within the block."""
 
     def showing(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def show(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -244,7 +247,7 @@ def _visited(layer: Layer, names: Sequence[str], visitor: Visitor) -> Iterator[N
 
 
 def _share(residual: torch.Tensor | None) -> torch.Tensor | float:
-    """Share of each token, by what a product is added to."""
+    """Weight of each token: one over the root mean square of the stream that the product is added to."""
     if residual is None:
         return 1.0
     return residual.float().square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6).reciprocal()

@@ -48,13 +48,13 @@ class Rounded:
     zero: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """What it means, in float32."""
+        """The rounded matrix in float32, `[rows, columns]`."""
         rows = len(self.codes)
         codes = self.codes.view(rows, -1, self.group).float()
         return ((codes - self.zero[..., None].float()) * self.scale[..., None].float()).view(rows, -1)
 
     def weights(self) -> Weights:
-        """As our engine holds it."""
+        """The rounded matrix as our engine holds it."""
         if self.bits == 8:
             codes = (self.codes ^ 128).view(torch.int8)  # less 128
             return Weights("int8", len(codes), codes.shape[1], codes, self.scale, group=self.group)
@@ -62,22 +62,22 @@ class Rounded:
 
 
 class Moments:
-    """What the inputs of a matrix are like.
+    """Second moments of the inputs of a matrix.
 
     Attributes:
-        sums: `[columns, columns]` float32 of their products.
-        lost: `[rows, columns]` float32 of the products of what outputs lack with them; None where that is
-            not looked at.
+        sums: `[columns, columns]` float32, sums of products of inputs.
+        lost: `[rows, columns]` float32, sums of products of the outputs' error with inputs; None where it
+            isn't wanted.
     """
 
     def __init__(self, columns: int, device: torch.device, *, rows: int | None = None) -> None:
-        """`rows`: of `lost`."""
+        """`rows`: number of rows of `lost`; None: without it."""
         self.sums = torch.zeros(columns, columns, device=device)
         self.lost = None if rows is None else torch.zeros(rows, columns, device=device)
         self.count = 0
 
     def add(self, x: torch.Tensor, lacking: torch.Tensor | None = None) -> None:
-        """More inputs, `[tokens, columns]`, and what their outputs lack, `[tokens, rows]`."""
+        """Add inputs `[tokens, columns]`, and their outputs' error `[tokens, rows]`."""
         x = x.float()
         self.sums.addmm_(x.T, x)
         self.count += len(x)
@@ -239,8 +239,8 @@ def _best_line(
 
     Args:
         own: mean products of the group's inputs, `[columns, columns]`.
-        slope: of what outputs lose, `[columns, rows]`, with the scale and the zero point that are given.
-        moves: the zero point may change, too.
+        slope: gradient of the outputs' loss, `[columns, rows]`, at the given scale and zero point.
+        moves: whether the zero point may change as well.
     """
     middle = codes - zero
     spread = own @ middle

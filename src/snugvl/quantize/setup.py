@@ -1,6 +1,6 @@
-"""From what somebody wants quantised to a checkpoint on the disk: planned, measured, rounded, written.
+"""The job of `snugvl quantize`: a checkpoint is planned, measured, rounded and written to disk.
 
-And how many bits each matrix gets: more where they save most of what few cost, within a mean of all. Bits are
+It also decides how many bits each matrix gets: more where they save most, within a mean of all. Bits are
 those that our engine holds: of codes with 4 to 6 bits a scale and a zero point of 16 bits for a group of
 columns, of 8-bit codes a scale.
 """
@@ -50,7 +50,7 @@ USUAL_GROUP: Final = 64
 
 
 def held_bits(scheme: Scheme) -> float:
-    """Bits of a weight in memory, scales included."""
+    """Bits a weight in memory, scales included."""
     bits, group = scheme
     return FORMATS[integer_of(bits)].held_bits(group)
 
@@ -58,8 +58,8 @@ def held_bits(scheme: Scheme) -> float:
 def group_of(columns: int, bits: int, asked: int | None = None) -> int | None:
     """Columns that share a scale; None where they don't divide.
 
-    `asked`: of fewer bits than 8; narrower groups are taken where these don't divide. 8 bits have the widest
-    there are.
+    `asked`: the wish for fewer bits than 8; narrower groups are taken where these don't divide. 8 bits have
+    the widest groups.
     """
     most = max(GROUPS) if bits == 8 else asked or USUAL_GROUP
     return next(
@@ -69,7 +69,7 @@ def group_of(columns: int, bits: int, asked: int | None = None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WidthOptions:
-    """What each matrix may have, the first of which is measured, and the mean bits of all that may be had."""
+    """The schemes that each matrix may have, the first of which is measured, and the mean bits they allow."""
 
     schemes: Mapping[Place, Sequence[Scheme]]
     matrices: Mapping[Place, Matrix]
@@ -85,7 +85,7 @@ class WidthOptions:
         return {place: max(schemes, key=held_bits) for place, schemes in self.schemes.items()}
 
     def mean(self, chosen: Mapping[Place, Scheme]) -> float:
-        """Bits of a weight."""
+        """Mean bits a weight under `chosen`."""
         weights = sum(each.weights for each in self.matrices.values())
         held = sum(held_bits(chosen[place]) * each.weights for place, each in self.matrices.items())
         return held / weights
@@ -103,7 +103,7 @@ class WidthOptions:
             )
 
     def within(self, bits: float, costs: Mapping[Place, Mapping[Scheme, float]]) -> dict[Place, Scheme]:
-        """More bits where they save most nats for a byte, as long as the mean is no more than `bits`."""
+        """Each matrix's scheme: more bits where they save most nats a bit, up to a mean of `bits`."""
         chosen = self.least
         weights = sum(each.weights for each in self.matrices.values())
         left = (bits - self.mean(chosen) + 1e-6) * weights
@@ -123,12 +123,12 @@ class WidthOptions:
             left -= more
 
     def _more(self, place: Place, now: Scheme, then: Scheme) -> float:
-        """Bits that a matrix takes more."""
+        """Number of bits that a matrix takes more under `then` than under `now`."""
         return (held_bits(then) - held_bits(now)) * self.matrices[place].weights
 
 
 def choice_of(matrices: Mapping[Place, Matrix], group: int | None = None) -> WidthOptions:
-    """What matrices whose columns divide may have; `group`: columns that share a scale in 4 bits."""
+    """The schemes of matrices whose columns divide; `group`: columns that share a scale in 4 bits."""
     return WidthOptions({place: _schemes(each.columns, group) for place, each in matrices.items()}, matrices)
 
 
@@ -153,11 +153,11 @@ MEASURE, ROUND, COPY = "measuring what 4 bits cost", "rounding", "copying the re
 
 @dataclass(frozen=True, slots=True)
 class QuantizePlan:
-    """What it will take.
+    """Memory and disk that the job will take.
 
     Attributes:
-        passes: over the network, one after the other.
-        disk_bytes: that are written at most.
+        passes: memory of each pass over the network; they run one after the other.
+        disk_bytes: bytes that are written at most.
     """
 
     passes: tuple[PassPlan, ...]
@@ -175,13 +175,13 @@ class QuantizePlan:
 
 @dataclass(slots=True)
 class WrittenCheckpoint:
-    """What was written.
+    """The checkpoint that was written.
 
     Attributes:
-        bits: of a weight that was rounded, in the files and in memory, scales included.
-        widths: bits of each matrix' codes.
-        wide: matrices of the decoder that stay as they are.
-        costs: nats a token of each in 4 bits.
+        bits: mean bits of a rounded weight, in files and in memory, scales included.
+        widths: bits of each matrix' codes, by label.
+        wide: number of the decoder's matrices that stay as they are.
+        costs: nats a token that each matrix costs in 4 bits, by label.
     """
 
     bits: float
@@ -194,7 +194,7 @@ class WrittenCheckpoint:
 
 
 class QuantizeJob:
-    """A checkpoint that is to be quantised."""
+    """The quantisation of a checkpoint."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class QuantizeJob:
     ) -> None:
         """
         Args:
-            bits: mean of a weight, scales included.
+            bits: wished mean of bits a weight, scales included.
             group: columns that share a scale in 4 bits.
 
         Raises:
@@ -218,6 +218,11 @@ class QuantizeJob:
         """
         self.out, self.bits = out, bits
         folder = source_of(options.model, out)
+        if read_config(folder).text.mixture is not None:
+            raise UnsupportedModel(
+                f"{options.model} is a mixture of experts, which can't be calibrated yet; --weights int4 (or "
+                "int8) rounds it while it is loaded"
+            )
         self._place = place_on(device_of(options.device), options.memory_bytes)
         wide = options.dtype == "float32" or (options.dtype == "auto" and self._place.device.type == "cpu")
         self.side = Participant(options, Settings("native", float32=wide), self._place, options.max_pixels)
@@ -237,7 +242,7 @@ class QuantizeJob:
 
     @property
     def aim(self) -> str:
-        """What matrices are rounded to, and for what."""
+        """The text of the formats that matrices are rounded to, and of the data they are rounded for."""
         own = (
             f"{self.material.tokens:,} tokens of yours"
             if self.material.own
@@ -247,7 +252,7 @@ class QuantizeJob:
         return f"{self.bits:g} bits a weight for {own}{more}"
 
     def run(self) -> WrittenCheckpoint:
-        """Measure, round, write.
+        """Measure, round, and write the checkpoint.
 
         Raises:
             InputError: it can't be written.
@@ -270,7 +275,7 @@ class QuantizeJob:
         return self._made(schemes, costs, nbytes)
 
     def close(self) -> None:
-        """End what runs beside this process."""
+        """End the processes that were started."""
         self.side.close()
 
     def _opened(self) -> OpenCheckpoint:
@@ -337,12 +342,12 @@ class QuantizeJob:
         return QuantizePlan(plans, disk)
 
     def _work(self) -> list[Component]:
-        """What rounding a layer holds beside a pass."""
+        """Components of memory that rounding a layer takes beside a pass."""
         layers: dict[int, list[Matrix]] = defaultdict(list)
         for (number, _), matrix in self.matrices.items():
             layers[number].append(matrix)
         own = self.material.own
-        # What tokens of somebody's tell of a matrix is looked at alone, else that of a layer's at once.
+        # With the user's tokens one matrix' moments are held at a time, else those of a whole layer.
         parts = [[matrix] for matrix in self.matrices.values()] if own else list(layers.values())
         products = max(sum(map(self._moments, each)) for each in parts)
         beside = max(self._exact(matrix) for matrix in self.matrices.values()) if own else 0
@@ -361,11 +366,12 @@ class QuantizeJob:
         ]
 
     def _moments(self, matrix: Matrix) -> int:
-        """Products of its inputs; of what its outputs lack with them, where somebody's tokens tell that."""
+        """Bytes of the products of a matrix' inputs and, with the user's data, of its outputs' error with
+        them."""
         return 4 * (matrix.columns**2 + self.material.own * matrix.weights)
 
     def _rounding(self, matrices: list[Matrix]) -> int:
-        """Most that is held while matrices are rounded in order; products are let go behind each."""
+        """Most bytes held while matrices are rounded in order; each one's products are freed after it."""
         left = [self._moments(matrix) for matrix in matrices]
         return max(
             sum(left[number:])
@@ -375,7 +381,7 @@ class QuantizeJob:
         )
 
     def _exact(self, matrix: Matrix) -> int:
-        """What it is given of the longest sequence behind exact layers, and what is made of that."""
+        """Bytes of a matrix' exact inputs for the longest sequence, and of the comparison with them."""
         hidden = self.side.config.text.hidden_size  # what a product may be added to
         kept = self.side.settings.itemsize * (matrix.columns + hidden)
         made = COMPARED * 4 * (matrix.rows + matrix.columns)
@@ -419,7 +425,7 @@ def divides(linear: Linear, parts: Parts) -> bool:
 def matrices_of(
     opened: OpenCheckpoint, fits: Callable[[Linear, Parts], bool] = divides
 ) -> tuple[dict[At, Matrix], int]:
-    """The decoder's matrices that can be rounded, and how many can't."""
+    """(the decoder's matrices that can be rounded, the number of those that can't)."""
     parts: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for name, target in targets_of(opened.model):
         if target.linear is not None:
@@ -444,5 +450,5 @@ def _load(prompt: CheckedPrompt, side: Participant) -> QuestionMemory:
 
 
 def label(place: At) -> str:
-    """How results call a matrix."""
+    """The name of a matrix in results."""
     return f"layers.{place[0]}.{place[1]}"

@@ -76,7 +76,7 @@ def check_new(out: Path) -> None:
 
 
 def check_room(out: Path, source: Path, weights: int) -> int:
-    """What `out` will take on the disk at most; `weights`: bytes of its tensors.
+    """Most bytes that `out` will take on the disk; `weights`: bytes of its tensors.
 
     Raises:
         InputError: nothing can be written there.
@@ -92,7 +92,7 @@ def check_room(out: Path, source: Path, weights: int) -> int:
 
 
 def free_bytes(out: Path) -> int:
-    """Where `out` will be.
+    """Free bytes on the disk where `out` will be.
 
     Raises:
         InputError: nothing can be written there.
@@ -106,7 +106,7 @@ def free_bytes(out: Path) -> int:
 
 
 def copied_bytes(entries: Mapping[str, TensorEntry], replaced: set[str]) -> int:
-    """Bytes of tensors that stay, as they are written."""
+    """Bytes, as written, of the tensors that aren't replaced."""
     return sum(_nbytes(entry) for entry in _stay(entries, replaced))
 
 
@@ -114,13 +114,13 @@ class Shards:
     """Weights as they are written; not thread-safe."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        """`count`: of files."""
+        """`count`: number of files there will be."""
         self._folder, self._count = folder, count
         self._places: dict[str, str] = {}
         self._bytes = 0
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """One file more."""
+        """Write `tensors` to the next file."""
         path = self._next(tensors)
         self._bytes += sum(tensor.nbytes for tensor in tensors.values())
         save_file(dict(tensors), path, metadata={"format": "pt"})
@@ -133,7 +133,7 @@ class Shards:
         blocks: Fp8Blocks | None,
         told: Callable[[int], None],
     ) -> None:
-        """Another, with every tensor that isn't `replaced`; what is FP8 becomes bf16."""
+        """Write the next file, with every tensor that isn't `replaced`; FP8 becomes bf16."""
         stay = list(_stay(entries, replaced))
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         start = 0
@@ -155,7 +155,7 @@ class Shards:
         self._bytes += start
 
     def finish(self) -> None:
-        """The index of all."""
+        """Write the index of all files."""
         index = {"metadata": {"total_size": self._bytes}, "weight_map": self._places}
         (self._folder / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True))
 
@@ -167,7 +167,7 @@ class Shards:
 
 
 def write_rest(source: Path, target: Path, quantization: Mapping[str, Any]) -> None:
-    """`config.json` with what was made of the weights, and all other files."""
+    """Write `config.json` with the weights' quantisation, and copy all other files."""
     config = read_json(source / CONFIG)
     config.pop("compression_config", None)
     config["quantization_config"] = dict(quantization)
@@ -177,7 +177,7 @@ def write_rest(source: Path, target: Path, quantization: Mapping[str, Any]) -> N
 
 
 def other_files(source: Path) -> list[Path]:
-    """Beside weights and configuration."""
+    """The files of a checkpoint beside weights and configuration."""
     return [
         path
         for path in sorted(source.iterdir())

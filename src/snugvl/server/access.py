@@ -1,10 +1,10 @@
-"""What is refused before a body is read: strangers, foreign pages, and too much at once.
+"""Refusals before a body is read: missing keys, foreign pages, and too many requests.
 
 A web page that a user happens to visit can make their browser send requests to 127.0.0.1 and to other
 machines of their network. Without API keys three things stop it: a request that a foreign page sent is
 refused; on a loopback address only loopback names are answered; and on any other address a browser is
-answered only under a name that no stranger can own, as a page whose name was rebound to our address is
-foreign to nobody. CORS headers are sent to the origins of `--allow-origin` alone (`app.py`).
+answered only under a name that no stranger can own, as a page whose name was rebound to our address looks
+like our own. CORS headers are sent to the origins of `--allow-origin` alone (`app.py`).
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Auth:
         """Fingerprint of the API key in a head.
 
         Raises:
-            Unauthorized: there is none, or it is none of ours.
+            Unauthorized: there is no key, or a wrong one.
         """
         key = _key_of(headers)
         if not key:
@@ -114,7 +114,7 @@ class Auth:
 
 
 def _from_browser(headers: Headers) -> bool:
-    """Whether a browser sent it: with what makes the server work comes Origin, always."""
+    """Whether a browser sent the request: it always sends Origin with requests that make the server work."""
     marked = "origin" in headers or "sec-fetch-site" in headers
     return marked or headers.get("user-agent", "").startswith("Mozilla/")
 
@@ -159,7 +159,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """Take one; 0, or the seconds after which there is one."""
+        """Take one request; returns 0, or the seconds after which there is one to take."""
         rate = self._per_minute / 60
         self._left = min(self._per_minute, self._left + (now - self._at) * rate)
         self._at = now
@@ -180,7 +180,7 @@ class RateLimits:
         self._buckets: dict[str, Bucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse what is too much, pass the rest on."""
+        """Refuse a request beyond the limits, pass others on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -221,7 +221,7 @@ class RateLimits:
 
     def _end(self, key: str, ended: "asyncio.Future[object]") -> None:
         if not ended.cancelled():
-            ended.exception()  # nobody is left to tell
+            ended.exception()  # the client has left
         self._leave(key)
 
     def _leave(self, key: str) -> None:

@@ -43,7 +43,7 @@ from snugvl.server.generation import (
     tokens_of,
 )
 from snugvl.server.media.loading import MediaRef, RequestMedia
-from snugvl.server.record import Notes, record_of
+from snugvl.server.record import RequestNotes, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 from snugvl.server.together import in_turns
 from snugvl.server.unsupported import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, UnsupportedFields
@@ -372,7 +372,7 @@ async def request_of(media: RequestMedia, body: MessagesRequest) -> Request:
     return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
 
 
-def tools_of(body: MessagesPrompt, notes: Notes) -> ToolUse | None:
+def tools_of(body: MessagesPrompt, notes: RequestNotes) -> ToolUse | None:
     """The tools that the model sees, and how it may use them.
 
     Raises:
@@ -433,7 +433,7 @@ def _merged(turns: list[Message]) -> Iterator[Message]:
             )
 
 
-def _grammar(body: MessagesRequest, notes: Notes) -> Grammar | None:
+def _grammar(body: MessagesRequest, notes: RequestNotes) -> Grammar | None:
     newer = body.output_config.format if body.output_config else None
     if newer and body.output_format:
         raise RequestError("send output_config.format or output_format, not both", field="output_format")
@@ -479,7 +479,7 @@ def _ref(block: ImageBlock, field: str) -> MediaRef:
             return MediaRef(url, f"{field}.source.url")
 
 
-def _messages(message: Turn, field: str, found: Mapping[str, Found], notes: Notes) -> list[Message]:
+def _messages(message: Turn, field: str, found: Mapping[str, Found], notes: RequestNotes) -> list[Message]:
     """The turns in one message: results of tools are turns of their own. `found`: pictures by path."""
     if isinstance(message.content, str):
         return [Message(message.role, _text(message.content))]
@@ -508,7 +508,7 @@ def _turn(parts: list[Part]) -> list[Message]:
     return [Message("user", tuple(parts))] if parts else []
 
 
-def _content(block: Block, field: str, found: Mapping[str, Found], notes: Notes) -> tuple[Part, ...]:
+def _content(block: Block, field: str, found: Mapping[str, Found], notes: RequestNotes) -> tuple[Part, ...]:
     """What a block shows to the model; a call shows nothing of this kind."""
     match block:
         case TextBlock(text=text):
@@ -523,7 +523,9 @@ def _content(block: Block, field: str, found: Mapping[str, Found], notes: Notes)
             return ()
 
 
-def _document(block: DocumentBlock, field: str, found: Mapping[str, Found], notes: Notes) -> tuple[Part, ...]:
+def _document(
+    block: DocumentBlock, field: str, found: Mapping[str, Found], notes: RequestNotes
+) -> tuple[Part, ...]:
     """A document between tags, as Anthropic advises to write them, with its title and what is said of it."""
     if block.citations is not None and block.citations.enabled:
         notes.warn(f"ignored {field}.citations: the models served here don't cite")
@@ -541,7 +543,9 @@ def _document(block: DocumentBlock, field: str, found: Mapping[str, Found], note
     return (Text(f"<document>\n{head}"), *inside, Text("\n</document>"))
 
 
-def _result(block: ToolResultBlock, field: str, found: Mapping[str, Found], notes: Notes) -> tuple[Part, ...]:
+def _result(
+    block: ToolResultBlock, field: str, found: Mapping[str, Found], notes: RequestNotes
+) -> tuple[Part, ...]:
     """A tool's answer. That the tool failed, the model can only see in the text."""
     failed = _text("Error: " if block.is_error else "")
     if isinstance(block.content, str):

@@ -1,7 +1,7 @@
-"""Bodies of requests: JSON and forms of strangers. What a parser would let through is refused here.
+"""Bodies of requests, JSON and forms, checked more strictly than their parsers do.
 
 A large body of JSON is read and checked against its schema in a thread of its own, one at a time, so that it
-stops nobody's stream; and its values are counted before the parser makes objects of them, by the commas and
+stops no other stream; and its values are counted before the parser makes objects of them, by the commas and
 brackets outside of strings.
 
 multipart/form-data is another way to send a JSON request, together with the files that it refers to. The
@@ -34,7 +34,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.looks_like import media_type
 from snugvl.server.context import context_of
 from snugvl.server.errors import InvalidRequest
-from snugvl.server.record import Notes, record_of
+from snugvl.server.record import RequestNotes, record_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +66,7 @@ class JsonRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Handler:
-        """FastAPI's own, with such a request."""
+        """FastAPI's own handler, with a request that has the parsed value."""
         handle = super().get_route_handler()
 
         async def parsed(request: Request) -> Response:
@@ -101,8 +101,10 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
-def validated(kind: type[ModelT], value: object, notes: Notes, *, strict: bool | None = None) -> ModelT:
-    """The object of a schema that a body is; `notes` gets warnings of what it ignores.
+def validated(
+    kind: type[ModelT], value: object, notes: RequestNotes, *, strict: bool | None = None
+) -> ModelT:
+    """The body as an object of a schema; `notes` gets warnings of ignored fields.
 
     Raises:
         RequestValidationError: it is none; the place of each error begins with "body".
@@ -115,7 +117,7 @@ def validated(kind: type[ModelT], value: object, notes: Notes, *, strict: bool |
 
 
 def count_values(data: bytes) -> int:
-    """Values of JSON, about: what a comma separates, and arrays and objects; keys are left out.
+    """Approximate number of values of JSON: those between commas, arrays and objects, but no keys.
 
     Commas within strings don't count. Takes a second for 100 MB, without Python's lock for most of it.
     """
@@ -219,7 +221,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(value: object) -> None:
-    """Depth, number and characters of everything in `value`; not recursive itself."""
+    """Check depth, number and characters of everything in `value`, without recursion."""
     level: list[object] = [value]
     count = 0
     for _ in range(MAX_DEPTH):

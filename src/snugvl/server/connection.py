@@ -1,4 +1,4 @@
-"""The socket, uvicorn on it, and what uvicorn leaves open there: endless heads and trailers, pipelines."""
+"""The socket, and uvicorn on it, with the bounds that uvicorn lacks: on heads, trailers and pipelines."""
 
 import asyncio
 import errno
@@ -23,10 +23,11 @@ FRAME_BYTES = 32  # around a piece of a chunked body: its length, its line ends
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with bounds on all that the app never sees.
+    """HTTP/1.1 with bounds on all data that the app never sees.
 
-    The head of a request, in bytes and in seconds; what the parser swallows behind it (trailers, extensions
-    of chunks), in bytes; and requests that are sent before the one ahead of them is answered.
+    These are the head of a request, in bytes and in seconds; data behind it that only the parser reads
+    (trailers, extensions of chunks), in bytes; and requests that are sent before the one ahead of them is
+    answered.
     """
 
     settings: ClassVar[ServerSettings]
@@ -82,7 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes, self._swallowed, self._left = True, 0, 0, 0
 
     def _hand_on_body(self) -> None:
-        """Let the app have what came of a body, together: uvicorn copies all that waits for each part."""
+        """Give the received part of a body to the app at once: uvicorn copies all that waits for each
+        part."""
         if self._body:
             body = b"".join(self._body)
             self._body.clear()
@@ -97,10 +99,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._unread and not self.pipeline:
-            self.loop.call_soon(self._feed)  # after whoever else has something to do
+            self.loop.call_soon(self._feed)  # after other tasks that are ready
 
     def _feed(self) -> None:
-        """Let the parser have what came, until a request waits for the one before it."""
+        """Give received bytes to the parser, until a request waits for the one before it."""
         while self._unread and not self.pipeline and not self._refused and self.parser is not None:
             # What is sure to be body goes as a whole: uvicorn would copy all of it again for each piece.
             size = HEAD_PIECE_BYTES if self._in_head else max(BODY_PIECE_BYTES, self._left)
@@ -110,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._stop_waiting()  # the rest of its head is here
         if len(self._unread) > PIPELINED_BYTES:
-            # Not only unread until later: then nobody would notice that the client has left.
+            # Not only unread until later: then it wouldn't be noticed that the client has left.
             self.transport.abort()
 
     def _parse(self, piece: memoryview) -> None:
@@ -195,7 +197,7 @@ def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appli
 
 
 def protocol_of(settings: ServerSettings) -> type[BoundedProtocol]:
-    """The protocol with a server's bounds."""
+    """The protocol class with a server's bounds."""
     return type("ServerProtocol", (BoundedProtocol,), {"settings": settings})
 
 
@@ -215,7 +217,7 @@ def listen(settings: ServerSettings) -> socket.socket:
     """The listening socket. Clients that connect before the server runs wait in its queue.
 
     Raises:
-        PortTaken: somebody else listens there.
+        PortTaken: another program listens there.
         SnugvlError: the address is not one of this machine, or may not be used.
     """
     try:
@@ -251,7 +253,7 @@ def _listen_error(settings: ServerSettings, error: OSError) -> SnugvlError:
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings, **changes: Any) -> Config:
-    """How uvicorn runs the app: our access log instead of its own, no trust in proxies' headers."""
+    """uvicorn's settings for the app: our access log instead of its own, no trust in proxies' headers."""
     values: dict[str, Any] = {
         "http": protocol_of(settings),
         "ws": "none",

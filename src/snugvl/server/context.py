@@ -68,7 +68,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Shared by all requests of one server."""
+    """The objects that all requests of one server share."""
 
     service: EngineService
     settings: ServerSettings
@@ -120,10 +120,10 @@ class Context:
             check_number(self.service.capabilities, fields)
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with, for the one a request gave (none: the first).
+        """Check a request's model and return the name to answer with; without one, the first served.
 
         Raises:
-            ModelNotServed: this server doesn't serve it; names those it does.
+            ModelNotServed: this server doesn't serve it; the message names those it does.
         """
         names = self.settings.names
         if name is None or name in names:

@@ -4,8 +4,8 @@
     Anthropic   {"type": "error", "error": {"type", "message"}, "request_id"}      under /v1/messages
     Ollama      {"error": "message"}                                              under /api/
 
-Of pydantic's errors it makes one sentence and the path of one field. What is not a `SnugvlError` is a bug of
-ours: the client sees 500 without details, the log the traceback.
+Pydantic's errors become one sentence and the path of one field. Any error that is not a `SnugvlError` is a
+bug of ours: the client sees 500 without details, the log the traceback.
 """
 
 import math
@@ -84,7 +84,7 @@ def code_of(error: Exception) -> str | None:
 
 
 def message_of(error: Exception) -> str:
-    """What is wrong and what to do, for people."""
+    """The message of an error: what is wrong and what to do."""
     if isinstance(error, HTTPException):
         return error.detail
     if isinstance(error, SnugvlError):
@@ -93,7 +93,7 @@ def message_of(error: Exception) -> str:
 
 
 def param_of(error: Exception) -> str | None:
-    """The field to blame, as a path."""
+    """The path of the field to blame, or None."""
     if isinstance(error, ModelNotServed):
         return "model"
     return error.field if isinstance(error, RequestError | ImageError) else None
@@ -260,7 +260,7 @@ _MUST: Final[Mapping[str, str]] = {
 
 
 def _must(kind: str, context: Mapping[str, Any]) -> str:
-    """End of `FIELD must …`; empty where pydantic's own words are the best that there are."""
+    """The end of `FIELD must …`; empty where pydantic's own words are used."""
     least = context.get("min_length")
     if least == 1:
         return EMPTY
@@ -270,7 +270,7 @@ def _must(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def _either(names: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Names as text: `a, b or c`."""
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
@@ -283,7 +283,7 @@ def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
 
 
 def _path(entry: Mapping[str, Any], body: object) -> Loc:
-    """Where the error is, without what pydantic adds to tell the members of a union apart."""
+    """The place of the error, without the parts that pydantic adds for members of a union."""
     place, *rest = entry["loc"]
     loc = tuple(rest)
     if place != "body":
@@ -324,7 +324,7 @@ def _readings(loc: Loc, value: object) -> Iterator[tuple[Loc, object]]:
 
 
 def _path_text(path: Loc) -> str:
-    """`messages[0].content`."""
+    """A path as text: `messages[0].content`."""
     text = ""
     for part in path:
         text += (

@@ -6,9 +6,9 @@
 
 Three kinds of objects, by what they do with a name that neither their fields nor their unsupported ones have:
 
-    Exact   refuse it: our own protocol, where it is a mistake of whoever wrote it
+    Exact   refuse it: our own protocol, where it is a client's mistake
     Part    ignore it: inside of messages and tools, where a client's own history has names of its own
-    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a field that nobody here knows
+    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: an unknown field
 
 Every error has the path of the field as people write it ("messages[0].content[1].type"); `server.errors`
 makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8, finite numbers, no duplicate
@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 from snugvl.server.unsupported import UnsupportedFields, settled
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
@@ -56,7 +56,7 @@ MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuses an object of more entries before each of them is looked at."""
+    """A validator that refuses an object of more than so many entries before it looks at any."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > count:
@@ -118,7 +118,7 @@ def _stop_at_first(schema: Any) -> None:
 class Strict(BaseModel):
     """A JSON object of a request.
 
-    Validated with `context=` a `Notes`, it warns there of what it ignores.
+    Validated with `context=` a `RequestNotes`, it warns there of what it ignores.
 
     Attributes:
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
@@ -157,7 +157,7 @@ class Strict(BaseModel):
         table = cls.unsupported
         for name in values.keys() & table.keys():
             table[name].check(name, values[name])
-        if cls.warns and isinstance(info.context, Notes):
+        if cls.warns and isinstance(info.context, RequestNotes):
             cls._warn_ignored(values, info.context)
         values = dict(values)
         for name in [name for name in values if name in table and table[name].verdict == "read"]:
@@ -165,7 +165,7 @@ class Strict(BaseModel):
         return {name: value for name, value in values.items() if name not in table}
 
     @classmethod
-    def _warn_ignored(cls, values: dict[str, Any], notes: Notes) -> None:
+    def _warn_ignored(cls, values: dict[str, Any], notes: RequestNotes) -> None:
         """Name what is ignored and was asked for."""
         for name, value in values.items():
             if name in cls.known or value in (None, False, "", [], {}):
@@ -181,13 +181,13 @@ class Exact(Strict):
 
 
 class Part(Exact):
-    """A part of a request: of a message, a tool, a format. Names that nobody here knows are ignored."""
+    """A part of a request: of a message, a tool, a format. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Body(Exact):
-    """A request as a whole. Names that nobody here knows are ignored, with a warning."""
+    """A request as a whole. Unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="ignore")
 

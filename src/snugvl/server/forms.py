@@ -13,7 +13,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
 from snugvl.server.body import count_values
 from snugvl.server.fields import STRING_OR_ARRAY, WHOLE
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 
 JsonSchema = dict[str, Any]
 Mode = Literal["none", "auto", "required"]
@@ -62,7 +62,7 @@ def offered_tool(
 
 def tool_use(
     tools: Sequence[Tool],
-    notes: Notes,
+    notes: RequestNotes,
     mode: Mode | None = None,
     *,
     named: str | None = None,
@@ -103,7 +103,7 @@ def tool_use(
     return ToolUse(_note_unenforced(tools, notes), named or mode or "auto", parallel is not False)
 
 
-def _note_unenforced(tools: Sequence[Tool], notes: Notes) -> tuple[Tool, ...]:
+def _note_unenforced(tools: Sequence[Tool], notes: RequestNotes) -> tuple[Tool, ...]:
     """The tools. `notes` gets what of their schemas nothing enforces; strict ones are refused later."""
     characters = 0
     for index, tool in enumerate(tools):
@@ -118,12 +118,12 @@ def _note_unenforced(tools: Sequence[Tool], notes: Notes) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _warn_unenforced(keywords: list[str], field: str, notes: Notes) -> None:
+def _warn_unenforced(keywords: list[str], field: str, notes: RequestNotes) -> None:
     notes.warn(f"didn't enforce {', '.join(keywords)} of {field}")
 
 
 def schema_grammar(
-    schema: dict[str, Any], field: str, notes: Notes, *, strict: bool | None = None
+    schema: dict[str, Any], field: str, notes: RequestNotes, *, strict: bool | None = None
 ) -> Grammar:
     """The grammar of a JSON schema, closed. Unless `strict`, `notes` gets what of it can't be enforced."""
     kept, left_out = enforceable(schema, strict=bool(strict))
@@ -151,7 +151,7 @@ def either(
     return None, replace(tools, form=grammar.source)
 
 
-def call_arguments(text: str, field: str, notes: Notes) -> str:
+def call_arguments(text: str, field: str, notes: RequestNotes) -> str:
     """Arguments of a call as JSON text; what is no JSON object, such as arguments that were cut, is `{}`.
 
     Refused, they would end the conversation: every later turn brings them again.

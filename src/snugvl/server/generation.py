@@ -48,9 +48,9 @@ class AnswerUsage(Usage):
     """Tokens of one answer, or of several, with what is among them.
 
     Attributes:
-        cached_tokens: of the prompts, that the engine's prefix cache had.
-        reasoning_tokens: of the answers, that the model thought before them.
-        accepted_tokens, rejected_tokens: that were guessed right and wrong (`--speculation`).
+        cached_tokens: tokens of the prompts that the engine's prefix cache had.
+        reasoning_tokens: tokens of the answers that are the model's reasoning.
+        accepted_tokens, rejected_tokens: drafts that were right and wrong (`--speculation`).
     """
 
     cached_tokens: int = 0
@@ -187,8 +187,8 @@ async def generate(
     clients' defaults are made for large models. A warning says so.
 
     Args:
-        ceiling: whether that is no warning: Anthropic's clients must send a number, and Ollama's send
-            large ones as a matter of course.
+        ceiling: whether the client isn't warned of that: Anthropic's clients must send a number, and Ollama's
+            send large ones as a matter of course.
 
     Raises:
         SnugvlError: refused; nothing was started.
@@ -234,7 +234,8 @@ async def _submit(context: Context, record: RequestRecord, request: Request, cei
 
 
 async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
-    """What the client should know of the answer: what it lacks, what the model never learned."""
+    """Warnings for the client about the answer: wishes without effect, inputs that the model never
+    learned."""
     known = context.service.capabilities
     ignored = known.ignores if known is not None else ()
     if reasons := [why for name, why in ignored if getattr(request.sampling, name)]:
@@ -304,10 +305,10 @@ class Step:
 
     Attributes:
         choice: its index.
-        events: what came, in order, each with whether a block begins with it.
-        logprobs: of the tokens behind these events, and of those before them that said nothing yet.
-        finish_reason: of the choice, where it ends with this.
-        completion_tokens: of all choices, generated so far.
+        events: (whether a block begins with it, event) of each event, in order.
+        logprobs: log-probabilities of the tokens of these events, and of earlier tokens without text.
+        finish_reason: why the choice has ended, where it ends with this delta.
+        completion_tokens: number of tokens generated so far, for all choices.
     """
 
     choice: int
@@ -360,7 +361,7 @@ class AnswerChoice:
         return [call for block in self.blocks if (call := block.call) is not None]
 
     def add(self, delta: Delta) -> Step:
-        """Read on."""
+        """Add the next delta; returns the events that it brings."""
         finish: FinishReason | None = None
         events = self._split(delta)
         marked = [(self._begins(event), event) for event in events]
@@ -463,7 +464,8 @@ async def read_answer(
 ) -> GeneratedAnswer:
     """Start a request, for an answer that is still to be read.
 
-    Whoever holds the request meanwhile holds room for its pictures, which nobody needs once it has begun.
+    A caller that keeps the request meanwhile keeps its pictures in memory, which aren't needed once it has
+    begun.
 
     Args:
         ceiling: as in `generate`.

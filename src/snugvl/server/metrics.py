@@ -1,4 +1,4 @@
-"""What /metrics shows, in Prometheus' form. Labels come from our own code, never from users."""
+"""The metrics of `/metrics`, in Prometheus' form. Labels come from our own code, never from users."""
 
 from collections.abc import Iterator
 
@@ -97,12 +97,12 @@ class Metrics:
         self._tokens.labels("image").inc(usage.image_tokens)
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _Engine(Collector):
-    """What the engine says of itself, read when it is asked for."""
+    """The engine's metrics, read when they are asked for."""
 
     def __init__(self, service: EngineService) -> None:
         self._service = service

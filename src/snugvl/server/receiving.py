@@ -1,4 +1,4 @@
-"""How bodies come in (so many bytes, in time, JSON that is JSON), and what happens when a client leaves.
+"""Receives bodies, bounded in bytes and time and checked as JSON, and ends requests whose client leaves.
 
 The client's connection is watched from the end of the request's body on. When it closes before the answer is
 complete, the handler is cancelled wherever it waits: in the queue, at a token, at a write. So every request
@@ -32,14 +32,14 @@ class ClientLeft(Exception):
 
 
 class BodyBudget:
-    """Bytes of all bodies that are there, announced or being worked at. Used from one thread."""
+    """Counts bytes of all bodies, announced, received or in use. Used from one thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
 
     def add(self, count: int, own: int) -> None:
-        """Count bytes of a body that has `own` now.
+        """Count `count` more bytes of a body, which then has `own`.
 
         Raises:
             QueueFull: there are too many in all. Small bodies always have room: of those there are only so
@@ -53,12 +53,12 @@ class BodyBudget:
         self._bytes += count
 
     def remove(self, count: int) -> None:
-        """They are gone."""
+        """Count `count` bytes less."""
         self._bytes -= count
 
 
 class Receiving:
-    """ASGI middleware, next to the app."""
+    """ASGI middleware next to the app: receives bodies and watches for clients that leave."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -122,17 +122,17 @@ class RequestBody:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it came."""
+        """Whether all of the body came."""
         return self._complete.is_set()
 
     def close(self) -> None:
-        """The request is over: its bytes are gone, also where the error that it ended with is still told."""
+        """Free the body's bytes, as the request is over, even if its error is still being sent."""
         self._pieces.clear()
         self._budget.remove(self._held)
         self._held = 0
 
     async def read_json(self) -> None:
-        """Read everything, check that it is JSON we take, and leave its value for the routes.
+        """Read the body, check that it is valid JSON within bounds, and keep its value for the routes.
 
         Raises:
             RequestError: it isn't.

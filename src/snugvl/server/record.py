@@ -15,8 +15,8 @@ _NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is no ASCII, or 
 
 
 @dataclass(slots=True)
-class Notes:
-    """What reading a request found that its answer must say or check.
+class RequestNotes:
+    """Findings of reading a request: warnings for its answer, and schemas to check it by.
 
     Attributes:
         warnings: what was ignored or done otherwise than asked, for the header of the answer.
@@ -42,7 +42,7 @@ class RequestRecord:
     """Record of one request; changes while it runs.
 
     Attributes:
-        id: ours, also sent to the client.
+        id: our id of the request, also sent to the client.
         key: fingerprint of the API key, or "-"; never the key.
         status: of the answer; 499 when the client left before it had one.
         error: what it ended with, also in the middle of a stream.
@@ -58,7 +58,7 @@ class RequestRecord:
     left: bool = False
     lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
-    notes: Notes = field(default_factory=Notes)
+    notes: RequestNotes = field(default_factory=RequestNotes)
     started: float = field(default_factory=time.monotonic)
 
     @property

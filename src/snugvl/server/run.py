@@ -1,6 +1,6 @@
 """A server from its start to its end: load, serve, drain.
 
-    SIGTERM, Ctrl+C ─► drain: what runs is finished, what is new gets 503 and `Connection: close` ─► exit 0
+    SIGTERM, Ctrl+C ─► drain: running requests finish, new ones get 503 and `Connection: close` ─► exit 0
     a second one    ─► everything is dropped ─► exit 130
 
 The engine begins to load before the app is imported: on two cores both take their time at once.
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether the server is stopping."""
         return self._draining is not None
 
     def stop(self) -> None:
@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
             if not drained:
                 log.warning("%g s are over: what still runs is ended", self._settings.drain_s)
                 await self._service.close()  # what still runs ends with an error that says so
-        except Exception:  # nobody waits for this task: whoever sent the signal waits for the end
+        except Exception:  # this task is never awaited: the sender of the signal waits for the end
             log.exception("draining failed; what still runs is dropped")
         self.should_exit = True
 
@@ -95,7 +95,7 @@ async def serve(
     """Load and serve until a signal; the exit code.
 
     Args:
-        watch: told of the engine's health whenever it changes, from the start on.
+        watch: called with the engine's health whenever it changes, from the start on.
 
     Raises:
         SnugvlError: the engine could not load; its own error, where it has one.
@@ -157,7 +157,7 @@ async def _run(
 
 
 async def _watch(service: EngineService, watch: Watch) -> None:
-    """Tell of every change; end with an error where the engine never becomes ready."""
+    """Call `watch` at every change of health; raise where the engine never becomes ready."""
     seen, was_ready = None, False
     while True:
         health = service.health

@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What `snugvl serve` was told.
+    """The settings of `snugvl serve`.
 
     Attributes:
         host, port: where it listens.
@@ -33,7 +33,7 @@ class ServerSettings:
         max_header_bytes: of all its header lines together.
         max_concurrent: requests at once, queued ones included; beyond it 429.
         deadline_s: seconds a request may take in all, its wait included; None for no limit.
-        drain_s: seconds that running requests get when the server is told to stop.
+        drain_s: seconds that running requests get when the server has to stop.
         read_timeout_s: seconds a client has for its head, and for its body before a least pace is asked for.
         write_timeout_s: seconds a client may leave its stream unread before it is dropped.
         key_requests_per_minute: per API key; None for no limit.

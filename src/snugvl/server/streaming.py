@@ -8,11 +8,11 @@
 
     return event_stream(context, events())
 
-What the stream itself cares for: a comment every few seconds while nothing comes, so that proxies keep the
-connection; warnings that come when the header is out, as comments before the next event; an error of `events`
-becomes an error event in the protocol's form and ends the stream; a client that left, or reads nothing for
-`settings.write_timeout_s`, closes `events` at once. Call `generate` before `event_stream`, so that a refusal
-is still a proper status.
+The stream itself takes care of these: a comment every few seconds while nothing comes, so that proxies keep
+the connection; warnings that come when the header is out, as comments before the next event; an error of
+`events` becomes an error event in the protocol's form and ends the stream; a client that left, or reads
+nothing for `settings.write_timeout_s`, closes `events` at once. Call `generate` before `event_stream`, so
+that a refusal is still a proper status.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Event:
 
 
 def events_document(description: str) -> dict[str, Any]:
-    """`content` of the OpenAPI answer of a route that can stream: what its server-sent events are."""
+    """OpenAPI's `content` for server-sent events of a route that can stream."""
     item = {
         "type": "object",
         "description": description,
@@ -73,12 +73,13 @@ def event_stream(
     *,
     on_error: ErrorEvent | None = None,
 ) -> Response:
-    """SSE. `on_error`: the last event of a stream that failed, where a protocol has its own (Responses)."""
+    """The response that streams `events` as SSE. `on_error`: makes the last event of a failed stream, where a
+    protocol has its own (Responses)."""
     return _Streamed(context, events, on_error, "sse")
 
 
 def line_stream(context: Context, events: AsyncGenerator[Event] | AsyncIterator[Event]) -> Response:
-    """One JSON document a line (`application/x-ndjson`), as Ollama streams; it has no keep-alive."""
+    """The response that streams one JSON document a line (`application/x-ndjson`), without keep-alive."""
     return _Streamed(context, events, None, "lines")
 
 
@@ -101,7 +102,7 @@ class _Streamed(Response):
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all; `server.connection` cancels this when the client leaves."""
+        """Send the whole stream; `server.connection` cancels this when the client leaves."""
         timeout = WriteTimeout(self._write_timeout_s)
         try:
             await timeout.send(
@@ -134,7 +135,8 @@ class _Streamed(Response):
                 await self._events.aclose()
 
     async def _keep_alive(self, send: Send) -> None:
-        """Comments while nothing else is sent. A client that reads none of them fails the next event."""
+        """Send comments while nothing else is sent. If the client reads none of them, the next event
+        fails."""
         while True:
             idle_s = time.monotonic() - self._sent_at
             if idle_s >= KEEP_ALIVE_S:
@@ -172,8 +174,8 @@ def _piece(chunk: bytes) -> dict[str, Any]:
 class WriteTimeout:
     """Ends a send of the present task that takes longer than `limit_s`.
 
-    One timer a stream that looks whether a send waits: a timer a send would take a fifth of what a token
-    costs here.
+    One timer a stream looks whether a send waits: a timer for each send would cost a fifth of a token's time
+    here.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -203,7 +205,7 @@ class WriteTimeout:
             self._since = None
 
     def end(self) -> None:
-        """No more sends."""
+        """Stop watching: there are no more sends."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -17,7 +17,7 @@ from snugvl.version import __version__
 
 
 class HealthReport(BaseModel):
-    """Where the engine stands. `ready`: whether requests are taken now."""
+    """The engine's health. `ready`: whether requests are taken now."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -33,14 +33,14 @@ class HealthReport(BaseModel):
 
     @classmethod
     def of(cls, service: EngineService) -> "HealthReport":
-        """The report of a service now."""
+        """The report of a service's health now."""
         found = service.capabilities
         report = cls.model_validate(service.health)
         return report if found is None else report.model_copy(update={"replaced": found.replaced})
 
 
 class LedgerReport(BaseModel):
-    """What the engine holds on its device, in bytes, and what the device has."""
+    """The memory that the engine holds on its device, and the device's own, in bytes."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -1,4 +1,4 @@
-"""Several things at once."""
+"""Helpers to run coroutines at once, and long loops in turns with other work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
     """The items; the event loop's other work is done between every `TURN` of them.
 
-    What is done for each message of a conversation stands in such a loop: there may be thousands of them.
+    Loops over messages of a conversation use it: there may be thousands of them.
     """
     for index, item in enumerate(items, 1):
         yield item

@@ -31,7 +31,7 @@ from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
 from snugvl.server.generation import GeneratedAnswer, read_answer
 from snugvl.server.media.loading import Kind, MediaRef, RequestMedia
-from snugvl.server.record import Notes, RequestRecord, record_of
+from snugvl.server.record import RequestNotes, RequestRecord, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 from snugvl.tasks import ask, caption, detect, draw, export, results, scene
 from snugvl.tasks.prompts import Detail
@@ -46,7 +46,7 @@ STREAM = 'whether to answer with events: {"delta": "…"} for each piece of text
 
 
 class TaskOptions(Strict):
-    """What every task takes."""
+    """Options that every task takes."""
 
     model: str | None = Field(default=None, description="a name this server serves; its first one without")
     max_pixels: Annotated[int, Field(ge=1, le=2**53), WHOLE] | None = Field(
@@ -62,12 +62,12 @@ class TaskOptions(Strict):
     )
 
     def sampling(self) -> SamplingParams:
-        """How to choose tokens."""
+        """The sampling parameters of these options."""
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
 
 class CaptionOptions(TaskOptions):
-    """How to describe a picture."""
+    """Options of describing a picture."""
 
     detail: Detail = Field(default="short", description="one sentence, or a paragraph")
     video: bool = Field(default=False, description=VIDEO)
@@ -81,7 +81,7 @@ class CaptionRequest(CaptionOptions):
 
 
 class AskOptions(TaskOptions):
-    """What to ask about pictures."""
+    """Options of a question about pictures."""
 
     question: str = Field(min_length=1)
     video: bool = Field(default=False, description=VIDEO)
@@ -98,7 +98,7 @@ class AskRequest(AskOptions):
 
 
 class SceneOptions(TaskOptions):
-    """How to analyse a picture."""
+    """Options of analysing a picture."""
 
     video: bool = Field(default=False, description=VIDEO)
 
@@ -110,7 +110,7 @@ class SceneRequest(SceneOptions):
 
 
 class DetectOptions(TaskOptions):
-    """What to find in a picture."""
+    """Options of finding objects in a picture."""
 
     objects: list[str] = Field(
         default_factory=list, max_length=MAX_OBJECTS, description="names of what to find; everything without"
@@ -139,13 +139,13 @@ class AnswerResponse(results.Answer):
 
 
 class SceneResponse(Scene):
-    """What is in a picture and how it hangs together."""
+    """An analysis of a picture: its objects and their relations."""
 
     model: str
 
 
 class DetectionsResponse(Detections):
-    """What was found where, in pixels of the picture as it was sent, upright."""
+    """Objects found, with boxes in pixels of the picture as it was sent, upright."""
 
     model: str
 
@@ -275,7 +275,7 @@ class Bodies(Generic[OptionsT]):
         content = {"application/json": {"schema": self.request.model_json_schema()}, FORM: {"schema": form}}
         return {"requestBody": {"required": True, "content": content}}
 
-    def _read_json(self, body: object, notes: Notes) -> tuple[OptionsT, list[PictureSource]]:
+    def _read_json(self, body: object, notes: RequestNotes) -> tuple[OptionsT, list[PictureSource]]:
         options = validated(self.request, body, notes, strict=True)
         urls = options.model_dump(include={"image", "images"})
         one, several = urls.get("image"), urls.get("images", [])
@@ -287,7 +287,9 @@ class Bodies(Generic[OptionsT]):
             raise RequestError("image is missing", field="image")
         return options, [PictureSource(url, f"images[{index}]") for index, url in enumerate(several)]
 
-    async def _read_form(self, http: HttpRequest, notes: Notes) -> tuple[OptionsT, list[PictureSource]]:
+    async def _read_form(
+        self, http: HttpRequest, notes: RequestNotes
+    ) -> tuple[OptionsT, list[PictureSource]]:
         async with form_of(http, max_files=MAX_IMAGES, max_fields=MAX_FIELDS) as form:
             sources = [source async for source in _sources(form)]
             options = validated(self.options, _fields(form), notes, strict=False)
@@ -308,7 +310,7 @@ async def _sources(form: FormData) -> AsyncIterator[PictureSource]:
 
 
 def _fields(form: FormData) -> dict[str, object]:
-    """Everything else in a form."""
+    """All fields of a form beside its pictures."""
     fields: dict[str, object] = {}
     for name, value in form.multi_items():
         if name == "image":
@@ -463,7 +465,7 @@ def _png(image: Image, detections: Detections) -> bytes:
 
 
 def _file_name(source: PictureSource) -> str:
-    """What a COCO data set calls the picture: the uploaded file's name, or the last part of its URL."""
+    """The picture's name in a COCO data set: the uploaded file's, or the last part of its URL."""
     if isinstance(source.value, str) and source.value.startswith(("http://", "https://")):
         return PurePosixPath(urlsplit(source.value).path).name or source.name
     return source.name

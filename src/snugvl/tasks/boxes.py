@@ -1,13 +1,13 @@
-"""Boxes out of a model's text, in the numbers that it wrote: JSON, InternVL's tags, PaliGemma's tokens.
+"""Reads boxes from a model's text, in the numbers that it wrote: JSON, InternVL's tags, PaliGemma's tokens.
 
-Nothing here knows what the numbers count; `conventions` does. Every reader keeps what was complete of an
-answer that breaks off, and says so.
+The unit of the numbers is known to `conventions` alone. Every reader keeps the complete boxes of an answer
+that breaks off, and says so.
 
 JSON is read tolerantly, because models stray from their own form:
 
 - the keys `bbox_2d`, `bbox`, `box`, `bounding_box`, `coordinates`, as x1, y1, x2, y2; corners by name;
 - `box_2d`: Gemini's and Gemma's key, which by their documentation is [y1, x1, y2, x2]. A Qwen model uses
-  `bbox_2d`, so whoever writes `box_2d` is taken to mean its documented order;
+  `bbox_2d`, so `box_2d` is taken in its documented order;
 - two corners as [[x1, y1], [x2, y2]], several boxes under one label, boxes keyed by label, bare boxes.
 """
 
@@ -44,11 +44,11 @@ Four = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What an answer holds: boxes with their labels, in order.
+    """Boxes with their labels, in the order of the answer.
 
     Attributes:
-        cut: the answer broke off.
-        nothing: it says that there is nothing.
+        cut: whether the answer broke off.
+        nothing: whether it says that there is no object.
     """
 
     boxes: tuple[tuple[str | None, Four], ...]
@@ -165,7 +165,7 @@ def _number(value: Any) -> float | None:
 
 
 def _is_empty(value: Any) -> bool:
-    """`[]`, `{}`, `{"objects": []}`: the JSON way to say that there is nothing."""
+    """Whether JSON says that there is nothing: `[]`, `{}`, `{"objects": []}`."""
     if isinstance(value, dict):
         return all(isinstance(item, list | dict) and _is_empty(item) for item in value.values())
     return isinstance(value, list) and not value

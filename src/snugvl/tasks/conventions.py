@@ -1,5 +1,5 @@
-"""The ways in which models are asked about pictures and write boxes. Each family's module says which one it
-has (`Prompting` in `checkpoint/families/`).
+"""Conventions: how models are asked about pictures, and how they write boxes. Each family's module names its
+convention (`Prompting` in `checkpoint/families/`).
 
     convention    boxes                                        counted in                      first
     thousandths   {"bbox_2d": […], "label": "…"}               thousandths of the image        x
@@ -31,12 +31,12 @@ KEYS: Final[Mapping[str, Literal["x", "y"]]] = {"bbox_2d": "x", "bbox": "x", "bo
 
 @dataclass(frozen=True, slots=True)
 class Grounding:
-    """How to read the boxes that a loaded model writes into any answer, for whoever draws them.
+    """How to read the boxes that a loaded model writes into any answer, for programs that draw them.
 
     Attributes:
-        keys: of JSON objects that hold a box, with the axis that comes first.
-        scale: what the numbers count to along both sides of the picture.
-        resized: without a scale, the picture as the model reads it, whose pixels the numbers are.
+        keys: keys of JSON objects that hold a box, each with the axis that comes first.
+        scale: the number for the far side of the picture, along both sides; None: pixels of `resized`.
+        resized: without a scale, the picture's size as the model reads it, in whose pixels boxes are.
     """
 
     keys: Mapping[str, Literal["x", "y"]]
@@ -46,21 +46,21 @@ class Grounding:
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """Words and boxes.
+    """A convention: the words of prompts, and the form of boxes.
 
     Attributes:
-        family: whose models are asked so, as people call it.
-        architectures: of these models, as checkpoints name them.
-        resized: the picture as these models read it, where boxes are its pixels.
+        family: name, for people, of the family whose models are asked so.
+        architectures: these models' architectures, as checkpoints name them.
+        resized: limits of the picture as these models read it, where boxes are in its pixels.
         named: the prompt that asks for boxes of named objects; None: the family gives no boxes.
         everything: the prompt that asks for boxes of every object; None: it finds named ones only.
         marks: control tokens of the model in its prompts.
         reserved: characters that a name can't hold, because the prompt or the answer would be misread.
-        grammar: what the answer must look like; None where its marks are special tokens, which a grammar
-            of text can't spell.
-        read: finds the boxes in an answer.
-        scale: what the boxes' numbers count to along each side; None: pixels of the resized picture.
-        captions, question: what else is said in other words.
+        grammar: the form of the answer; None where its marks are special tokens, which a grammar of text
+            can't spell.
+        read: function that finds the boxes in an answer.
+        scale: the boxes' number for the far side, along each side; None: pixels of the resized picture.
+        captions, question: prompts of other tasks that this family words otherwise.
         scenes: whether it follows the instruction to answer with a scene as JSON.
     """
 
@@ -105,8 +105,9 @@ class Convention:
     def grid(
         self, size: tuple[int, int], capabilities: Capabilities, max_pixels: int | None
     ) -> tuple[float, float]:
-        """Numbers that boxes count to along the width and along the height of an image of `size` pixels
-        (width, height), with the request's `max_pixels`."""
+        """(width, height) of an image in the boxes' units: the numbers at its right and lower edge.
+
+        `size`: (width, height) of the image in pixels; `max_pixels`: the request's limit."""
         if self.scale is not None:
             return float(self.scale), float(self.scale)
         resized = self.read_as(capabilities)
@@ -117,7 +118,8 @@ class Convention:
         return float(columns), float(rows)
 
     def read_as(self, capabilities: Capabilities) -> Resized:
-        """The picture as a loaded model reads it; of what its engine doesn't tell, as the family says."""
+        """Limits of the picture as a loaded model reads it; the family's where its engine doesn't tell
+        them."""
         assert self.resized is not None, "a family that counts pixels says of which picture"
         return Resized(
             self.resized.factor,
@@ -132,7 +134,7 @@ def convention_of(capabilities: Capabilities) -> Convention:
 
 
 def tasks_of(capabilities: Capabilities) -> tuple[str, ...]:
-    """Which of our tasks about a picture a loaded model can do; none for a model of text alone."""
+    """Names of our tasks that a loaded model can do; empty for a model of text alone."""
     if not capabilities.images:
         return ()
     convention = convention_of(capabilities)
@@ -141,7 +143,7 @@ def tasks_of(capabilities: Capabilities) -> tuple[str, ...]:
 
 
 def grounding() -> tuple[str, ...]:
-    """Families that give boxes."""
+    """Names of the families that give boxes."""
     return tuple(convention.family for convention in CONVENTIONS if convention.named is not None)
 
 
@@ -155,7 +157,8 @@ def grounding_of(capabilities: Capabilities) -> Grounding | None:
 
 
 def _tags(names: Sequence[str]) -> str:
-    """The documented sentence for one object; for several, the documented one for detection with tags."""
+    """InternVL's documented prompt for one object, or for several its documented one for detection with
+    tags."""
     refs = ", ".join(f"<ref>{name}</ref>" for name in names)
     if len(names) == 1:
         return f"Please provide the bounding box coordinate of the region this sentence describes: {refs}"

@@ -1,4 +1,4 @@
-"""A conversation that remembers: what `chat()` without messages gives, on a model here and on a server.
+"""A conversation that remembers its messages, as `chat()` without messages returns it, here and on a server.
 
 It keeps messages in the form in which they are sent, so a picture is read once. A turn is added when its
 answer is there: after an error the conversation is as it was before.
@@ -72,7 +72,7 @@ class _Remembers(Generic[M]):
 
 
 class Conversation(_Remembers[M]):
-    """A conversation with a model, which is shown again all that was said before.
+    """A conversation with a model, which is shown all earlier turns with each new one.
 
     Pictures stay in the context: each takes its tokens in every turn, until `RequestTooLarge` says that there
     is no more room, and `clear` begins anew. One turn at a time; conversations may run side by side.
@@ -130,7 +130,7 @@ class Conversation(_Remembers[M]):
         temperature: float | None = None,
         sampling: SamplingParams | None = None,
     ) -> "ConversationStream":
-        """`send`, with the answer as it is generated. What came before it was closed is remembered.
+        """`send`, with the answer as it is generated. If it is closed early, the text so far is remembered.
 
         Returns:
             A stream of `Delta`s, to be used in a `with`; `print(delta, end="")` prints its text.
@@ -141,7 +141,7 @@ class Conversation(_Remembers[M]):
 
 
 class _Heard:
-    """The pieces of an answer, which becomes part of a conversation once, unless it ended in an error."""
+    """Collects the pieces of an answer and adds it to a conversation once, unless it ended in an error."""
 
     def __init__(self, remember: Callable[[str], None]) -> None:
         self._remember = remember

@@ -1,7 +1,7 @@
 """Detect: objects and their boxes in pixels of the original image.
 
-What a model is asked, and what the numbers of its answer count, is its family's convention (`conventions`);
-how they are found in its text is `boxes`. Here they become pixels of the image that the user sent.
+The prompt and the unit of the answer's numbers are the family's convention (`conventions`); `boxes` finds
+them in the text. Here they become pixels of the image that the user sent.
 
 Numbers that are all at most 1 and not all whole are fractions of the image, whatever the convention. Boxes
 are ordered and clamped to the image; one without area there is dropped, as is an exact repetition (a model
@@ -25,10 +25,11 @@ MAX_TOKENS: Final = 2048
 
 
 def check(objects: Sequence[str], capabilities: Capabilities) -> None:
-    """Refuse what this model can't be asked, before any picture is fetched.
+    """Refuse objects that this model can't be asked for, before any picture is fetched.
 
     Raises:
-        RequestError: its family gives no boxes, or none of everything; a name the prompt can't carry.
+        RequestError: its family gives no boxes, or only those of named objects; a name has a character that
+            the prompt can't hold.
     """
     convention_of(capabilities).detection(check_names(objects), capabilities.model)
 
@@ -95,7 +96,7 @@ def result(
         objects, capabilities, max_pixels: as they were given to `request`.
 
     Raises:
-        OutputError: the answer holds neither boxes nor the word that there is nothing; it holds the text.
+        OutputError: the answer has neither boxes nor the statement that there are none; its `text` has it.
     """
     convention = convention_of(capabilities)
     reading = convention.read(reply.text)
@@ -120,7 +121,7 @@ def result(
 
 
 def to_pixels(four: Four, size: tuple[int, int], grid: tuple[float, float]) -> Box | None:
-    """A box counted on `grid`, or in fractions, in pixels of the image; None where nothing is left of it."""
+    """A box in units of `grid`, or in fractions, as pixels of the image; None where no area is left."""
     if max(four) <= 1 and any(value != int(value) for value in four):
         grid = (1.0, 1.0)
     x1, x2 = sorted(_clamped(value / grid[0] * size[0], size[0]) for value in (four[0], four[2]))
@@ -133,7 +134,7 @@ def _clamped(value: float, limit: int) -> float:
 
 
 def _label(label: str | None, names: dict[str, str]) -> str:
-    """The model's word in the user's spelling; the only name asked for, or "object", without one."""
+    """The model's label in the user's spelling; without a label the only name asked for, or "object"."""
     words = " ".join((label or "").split())[:200]
     text = "".join(character for character in words if character.isprintable())
     if not text:

@@ -65,7 +65,7 @@ def save(picture: Image.Image, path: Path) -> None:
 
 
 def check_suffix(path: Path) -> None:
-    """Raises InputError unless a picture can be written under that name."""
+    """Raise InputError unless a picture can be written under that name, by its suffix."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"can't draw to {path}: its name must end in one of {', '.join(SUFFIXES)}")
 
@@ -118,7 +118,7 @@ def _tag(
     size: tuple[int, int],
     taken: list[Rectangle],
 ) -> Rectangle:
-    """Writes the label; the rectangle it took, empty where the picture has no room for one letter."""
+    """Write the label; returns its rectangle, empty where the picture has no room for one letter."""
     text, font, width, height = _fitted(pen, label, size)
     if not text:
         return (0, 0, 0, 0)
@@ -138,7 +138,7 @@ def _tag(
 def _fitted(
     pen: ImageDraw.ImageDraw, label: str, size: tuple[int, int]
 ) -> tuple[str, ImageFont.FreeTypeFont | ImageFont.ImageFont, int, int]:
-    """The label, a font and the size of its tag: smaller letters, then fewer, until it fits."""
+    """(label, font, width, height of the tag), with smaller letters, then fewer, until it fits."""
     points = max(14, round(math.sqrt(size[0] * size[1]) / 36))
     text = label
     while text:

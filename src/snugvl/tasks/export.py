@@ -70,10 +70,10 @@ def yolo(items: Sequence[Item], names: Sequence[str] = ()) -> dict[str, str]:
 
 
 def yolo_names(images: Sequence[str]) -> list[str]:
-    """The label file of each image: its own name, ending in .txt. Checked before a long batch, too.
+    """The label file of each image: its own name, ending in .txt. It is also called before a long batch.
 
     Raises:
-        InputError: two images would get the same file, or one that of the classes.
+        InputError: two images would get the same file, or an image the file of the classes.
     """
     owners = {CLASSES_FILE: "the list of classes"}
     for image in images:

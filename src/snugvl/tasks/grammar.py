@@ -1,8 +1,8 @@
-"""What answers of scene and detect look like: the JSON that a family is asked for, in a fence or not.
+"""Grammars of the answers of scene and detect: the JSON that a family is asked for, in a fence or not.
 
 Models write JSON in one of a few styles, and keep to it: on one line, each value on a line, or each outermost
-one. An answer may be in any of them, and is in one: what its first white space has decided is forced from
-then on, and costs no step of the network (`engine/sampling/masks.py`).
+one. An answer may be in any of them, but in one only: its first white space decides the rest, which is then
+forced and costs no step of the network (`engine/sampling/masks.py`).
 
     [{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, …     [\n\t{"bbox_2d": [1, 2, 3, 4], "label": "cat"},\n\t…
 """
@@ -17,12 +17,12 @@ from snugvl.core.messages import Grammar
 
 @dataclass(frozen=True, slots=True)
 class _JsonStyle:
-    """How JSON is written.
+    """A style of writing JSON.
 
     Attributes:
-        lines: levels, from the outermost, whose values are on a line each.
-        indent: of such a line, for each level.
-        space: behind commas and colons on a line.
+        lines: number of levels, from the outermost, whose values are on a line each.
+        indent: indentation of such a line, for each level.
+        space: white space after commas and colons on a line.
     """
 
     lines: int
@@ -30,11 +30,11 @@ class _JsonStyle:
     space: str = " "
 
     def before(self, level: int) -> str:
-        """What stands before the first value of a level, and before its end, with a level less."""
+        """White space before the first value of a level; with one level less, that before its end."""
         return "\n" + self.indent * level if level <= self.lines else ""
 
     def between(self, level: int) -> str:
-        """What stands between two values of a level."""
+        """Separator between two values of a level."""
         return "," + (self.before(level) or self.space)
 
 

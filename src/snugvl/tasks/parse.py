@@ -1,12 +1,12 @@
-"""JSON out of a model's text, however it is dressed.
+"""Finds JSON in a model's text, whatever is around it.
 
 Models wrap JSON in ```json fences or in prose, use single quotes, Python's True and None, bare keys,
 trailing or missing commas, and stop in the middle when their token limit comes. `find_json` reads all of
 these and never raises: it returns the JSON containers it found, each marked complete or not.
 
-Of a container that breaks off, what was complete is kept: every finished element of a list, every finished
-value of an object, and, of an unfinished list or object under a key, its own finished part. A number or
-string that ends with the text is not finished (45 may have become 456).
+The complete part of a container that breaks off is kept: every finished element of a list, every finished
+value of an object, and the finished part of an unfinished list or object under a key. A number or string that
+ends with the text is not finished (45 may have become 456).
 """
 
 import re
@@ -214,7 +214,7 @@ def _number(digits: str) -> float | int:
 
 
 def _whole(text: str) -> str:
-    """Joins surrogate pairs from escapes; a lone one can't be printed, so it becomes U+FFFD."""
+    """The text with surrogate pairs from escapes joined; a lone one can't be printed and becomes U+FFFD."""
     if not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

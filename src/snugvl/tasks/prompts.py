@@ -1,8 +1,8 @@
-"""What each task says to the model.
+"""The prompts of the tasks.
 
-The same words go to every model, but for what `conventions` knows of its family. `pocket` was trained on
-exactly these, and they follow the wording of Qwen3-VL's own cookbooks (boxes as `bbox_2d` in thousandths of
-the image), so change them only together with a new training of pocket.
+The same words go to every model, except where `conventions` has others for its family. `pocket` was trained
+on exactly these, and they follow the wording of Qwen3-VL's own cookbooks (boxes as `bbox_2d` in thousandths
+of the image), so change them only together with a new training of pocket.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ DETECT_ALL = "Locate every object in the image. Report bbox coordinates in JSON 
 
 
 def of_video(prompt: str) -> str:
-    """The prompt about an image, as it is said of a video."""
+    """The prompt about an image, reworded for a video."""
     return prompt.replace("this image", "this video")
 
 

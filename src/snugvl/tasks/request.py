@@ -1,4 +1,4 @@
-"""What the tasks' requests have in common, and the reading of their replies."""
+"""Common parts of the tasks' requests, and the reading of their replies."""
 
 import math
 from collections.abc import Iterable
@@ -71,7 +71,8 @@ def _picture(image: Image | Picture, max_pixels: int | None) -> Picture:
 
 
 def _scaled(video: Video, max_pixels: int | None, min_pixels: int) -> Video:
-    """The video with frames so small that all together are as many tokens as a picture of `max_pixels`.
+    """The video with its frames scaled down so that all together have the tokens of a picture of
+    `max_pixels`.
 
     Models that read videos see two frames as one picture.
     """

@@ -1,4 +1,4 @@
-"""What the tasks give back: frozen, typed, and the stable schema of `--json`.
+"""Results of the tasks: frozen, typed, and the stable schema of `--json`.
 
 Fields are only ever added, never renamed or taken away, within a major version.
 `Scene.model_json_schema()` (any of them) is the JSON schema.
@@ -34,7 +34,7 @@ class _Frozen(BaseModel):
 
 
 class _Said(_Frozen):
-    """A result that is text above all: printing it prints that."""
+    """A result whose main part is a text: printing it prints the text."""
 
     text: str
 
@@ -42,7 +42,7 @@ class _Said(_Frozen):
         return self.text
 
     def __contains__(self, words: str) -> bool:
-        """Whether the text has these words; as of its fields, `in` would always be false."""
+        """Whether the text contains these words."""
         return words in self.text
 
 
@@ -68,7 +68,7 @@ class Result(_Frozen):
     """A task's result.
 
     Attributes:
-        truncated: whether the answer was cut at its token limit, or broke off; what was complete is here.
+        truncated: whether the answer was cut at its token limit, or broke off; its complete part is here.
         usage: tokens of the request, where the engine or the server tells.
     """
 
@@ -96,7 +96,7 @@ class SceneObject(_Frozen):
 
 
 class Scene(Result):
-    """An analysis of an image: the things in it, and how they hang together.
+    """An analysis of an image: the objects in it, and their relations.
 
     Attributes:
         summary: one sentence; `print(scene)` prints it.
@@ -148,12 +148,12 @@ class Box(_Frozen):
 
     @property
     def area(self) -> float:
-        """Square pixels."""
+        """Area in square pixels."""
         return self.width * self.height
 
 
 class Detection(_Frozen):
-    """One object and where it is."""
+    """One object: its label and its box."""
 
     label: str
     box: Box

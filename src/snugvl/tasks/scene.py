@@ -93,7 +93,7 @@ def _objects(value: Any) -> list[SceneObject]:
 
 
 def _count(value: Any) -> int:
-    """A count as the model wrote it; 1 where it named the object without a usable one."""
+    """The count that the model wrote; 1 where it wrote no usable one."""
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:
         return int(value)
     return int(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 1
@@ -105,7 +105,7 @@ def _sentences(value: Any) -> tuple[str, ...]:
 
 
 def _sentence(value: Any) -> str:
-    """Text of a scalar; lists and objects where a sentence belongs give their parts."""
+    """The text of a JSON value where a sentence belongs: a scalar's, or a list's or object's parts joined."""
     if isinstance(value, list | dict):
         parts = value.values() if isinstance(value, dict) else value
         return ", ".join(part for part in map(_sentence, parts) if part)

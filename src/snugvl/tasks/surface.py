@@ -1,7 +1,7 @@
-"""The methods that a model here and a model on a server have alike, with all that is said of them.
+"""The common methods of a model here and a model on a server, with their documentation.
 
 `snugvl.Model` and `snugvl.Client` are both a `Tasks`: programs can take either. `snugvl.AsyncClient` has the
-same methods as coroutines. Each says how a task is done; with which arguments is said here, once.
+same methods as coroutines. Each class does the tasks in its way; the arguments are defined here, once.
 """
 
 from abc import abstractmethod
@@ -37,7 +37,7 @@ class Asked:
 
     Attributes:
         max_pixels: larger images are scaled down to it.
-        system: what the model is told beforehand.
+        system: the system message.
     """
 
     given: SamplingParams | None
@@ -48,14 +48,14 @@ class Asked:
 
     @property
     def sampling(self) -> SamplingParams | None:
-        """How tokens are chosen; None where nothing is said of it. Raises as `chosen`."""
+        """Sampling parameters of these arguments; None where none was given. Raises as `chosen`."""
         return chosen(self.given, self.max_tokens, self.temperature)
 
 
 class Surface(
     Generic[CaptionT, AnswerT, SceneT, DetectionsT, ReplyT, StreamT, ConversationT], metaclass=HintedClass
 ):
-    """The methods of `Tasks`, by what they give: results, or coroutines of them."""
+    """The methods of `Tasks`, generic in what they return: results, or coroutines of them."""
 
     def caption(
         self,
@@ -170,7 +170,8 @@ class Surface(
 
         Raises:
             ImageError, RequestError: as `caption`; the model's family gives no boxes.
-            OutputError: the answer holds neither boxes nor the word that there is nothing; its `text` has it.
+            OutputError: the answer has neither boxes nor the statement that there are none; its `text` has
+                it.
 
         Example:
             found = model.detect("photo.jpg", ["cup", "plate"])
@@ -209,7 +210,7 @@ class Surface(
             sampling: everything about the choice of tokens; with `n` above 1, `stream_chat` has all choices.
             max_tokens: longest answer; by default what the context leaves.
             temperature: 0, the default, is greedy.
-            system: what the model is told beforehand.
+            system: the system message.
 
         Returns:
             The answer, as `text`, which may go back in as a message; without messages a `Conversation`.
@@ -333,7 +334,7 @@ class Tasks(Surface[Caption, Answer, Scene, Detections, Reply, Deltas, Conversat
 
 
 def check_question(images: object, question: object) -> None:
-    """Refuse what is no question, and a question in the place of the picture.
+    """Refuse a question that is no text, and a question in the place of the picture.
 
     Raises:
         WrongType: says in which order they come.

@@ -1,5 +1,5 @@
-"""Warnings and refusals of what a model never learned, as its checkpoint says: of pocket, the built-in one,
-photographs, videos and talk about nothing that is seen.
+"""Warnings about inputs that a model never learned, as its checkpoint says: for pocket, the built-in one,
+those are photographs, videos and conversations without a picture.
 
 The command line refuses to show it such a picture; a server answers, as an API does, and warns.
 """
@@ -70,7 +70,8 @@ def warnings(training: Training, messages: Sequence[Message]) -> tuple[str, ...]
 
 
 def _apart(picture: Picture) -> Image:
-    """An image of its own where that can be: one that is looked at keeps 4 bytes a pixel from then on."""
+    """A copy that shares the pixels where possible: looking at an image adds 4 bytes a pixel to it for
+    good."""
     if picture.pixels is None:
         return picture.image
     pixels: Any = picture.pixels  # Pillow's types know no memoryview

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snugvl.backends.llamacpp.planned import threads
+from snugvl.backends.llamacpp.settings import threads
 
 
 @pytest.mark.parametrize(

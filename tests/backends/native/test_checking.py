@@ -53,7 +53,7 @@ def say(*lines: object) -> str:
 
 def checked(code: str, job: CompileJob) -> KernelCheck:
     reads = "import sys, os, pickle, time\njob, device, limit = pickle.load(sys.stdin.buffer)\n"
-    return run(job, "a job", HERE, 7, (sys.executable, "-c", reads + code), "cpu")
+    return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-c", reads + code))
 
 
 def as_line(verdict: KernelVerdict) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_faults_of_every_kind_in_a_process(job: CompileJob, monkeypatch: pytest.
     monkeypatch.setenv("SNUGVL_FAULTS", faults)
     monkeypatch.setenv("SNUGVL_AS_ON_A_GPU", "1")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'benchmarks' / 'unseen_card'}:{ROOT}")
-    found = run(job, "a job", HERE, 0, device="cpu")
+    found = run(job, "a job", HERE, 0, "cpu")
     assert found.whole
     assert {each.kernel: each.verdict for each in found.withdrawn} == {
         "lone_int4": "not finite",
@@ -139,7 +139,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], li
     monkeypatch.setattr(checking, "compile_job_of", lambda *_: replace(tiny, withdrawn=replaced.withdrawn()))
     tiny = tiny_job(Storage("bf16"), sees=False)
 
-    def check(job: CompileJob, digest: str, on: CheckedOn, _: int) -> KernelCheck:
+    def check(job: CompileJob, digest: str, on: CheckedOn, *_: object) -> KernelCheck:
         jobs.append(job)
         return KernelCheck(on, digest, "Toy", 1.0, "now", 0, whole, (GOOD, BAD))
 

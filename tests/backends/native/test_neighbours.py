@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from snugvl.backends.native.neighbours import Neighbours, grown
+from snugvl.backends.native.planned import Neighbours, grown
 from snugvl.hardware.machine import Gpu, Machine, Tenant
 from tests.patience import PATIENCE_S, until
 
@@ -62,7 +62,7 @@ def test_a_look_that_fails_ends_nothing_and_the_next_one_comes(
             raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as few:
-        few.setattr("snugvl.backends.native.neighbours.Thread", NoThread)
+        few.setattr("snugvl.backends.native.planned.Thread", NoThread)
         neighbours()
     ended: list[object] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)

@@ -9,6 +9,7 @@ import torch
 from snugvl.backends.measure import CONTEXT, LATE
 from snugvl.backends.native.remember import FEW, GRAIN_BYTES, keeper
 from snugvl.backends.place import TargetDevice
+from snugvl.core import last_start
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
@@ -139,3 +140,13 @@ def test_a_folder_that_can_not_be_written_stops_nothing(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     keeper(PLACE, "subject")(ledger(400 * MIB, 60 * MIB), Load())
+
+
+def test_the_last_start_is_kept_for_a_report() -> None:
+    """Planned beside taken, with what has started; the newest counts."""
+    for nbytes in (300 * MIB, 400 * MIB):
+        keeper(PLACE, "subject", about={"network": "Toy"})(ledger(nbytes, 60 * MIB), Load())
+    start = last_start.load(last_start.last_start_file())["start"]
+    assert start["network"] == "Toy"
+    taken = {row["name"]: row["measured_bytes"] for row in start["rows"]}
+    assert taken[CONTEXT] == 400 * MIB

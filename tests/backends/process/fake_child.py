@@ -2,13 +2,13 @@
 
 echo        answers with "0 1 2 …", one word a millisecond, until max_tokens; says that its prompt has as many
             tokens as the first pixel of its picture has red
-abort       dies while loading, with a message
-bug         raises what is no SnugvlError while loading
 broken      reports a CheckpointError
 once PATH   loads if PATH doesn't exist, and creates it; then reports DoesNotFit
-stuck       loads, then its engine's thread never answers
 slow        takes its time to load: all there is
 cold        can't warm up
+start:…, again:…    see `faulty.py`
+
+A request that says a word of `faulty.py` brings that about; the answer to "begin pause" stops after a word.
 """
 
 import logging
@@ -20,6 +20,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import faulty
 
 from snugvl.backends.mailbox import Mailbox
 from snugvl.backends.process.child import HostedModel, attach, run
@@ -47,6 +50,8 @@ class Stream:
         shown = [part for part in request.messages[0].content if isinstance(part, Picture)]
         self.prompt_tokens = shown[0].image.getpixel((0, 0))[0] if shown else 1  # type: ignore[index]
         self._count = request.sampling.max_tokens or 10
+        first = request.messages[0].content[0] if request.messages else None
+        self._pauses = isinstance(first, Text) and first.text == "begin pause"
         backend.running += 1
         threading.Thread(target=self._talk, daemon=True).start()
 
@@ -58,6 +63,8 @@ class Stream:
             last = index == self._count - 1
             usage = Usage(1, self._count) if last else None
             self._mailbox.put(Delta(f"{index} ", 0, (), "length" if last else None, usage))
+            if self._pauses:
+                return
         self._backend.running -= 1
         self._mailbox.close()
 
@@ -87,7 +94,7 @@ class Backend:
         self.name = name
         self.running = 0
         self.questions = self.waiting = self.forwarded = 0
-        self.tired = False
+        self.tired = self.stuck = False
         self.kept: list[Scratch] = []
         self.released = threading.Event()
 
@@ -113,9 +120,13 @@ class Backend:
             self.released.set()
         if text == "tire":
             self.tired = True
+        if text == "stall":
+            self.stuck = True
+            self.released.wait()
+        faulty.act(text)
         if text == "keep":
             self.kept.append(Scratch("fake"))
-        if text == "gibberish":
+        if text in ("gibberish", "garbage"):
             return Gibberish()  # type: ignore[return-value]
         return Stream(self, request)
 
@@ -128,7 +139,7 @@ class Backend:
 
     def stats(self) -> Load:
         self.questions += 1
-        if self.name == "stuck" and self.questions > 2:
+        if self.stuck:
             time.sleep(1000)
         if self.tired:
             raise EngineError("the model is closed")
@@ -183,11 +194,7 @@ class OddError(OutputError):
 def load(choice: EngineChoice, report: Progress) -> HostedModel:
     name, _, path = choice.model.partition(" ")
     report("pretending", 0.5)
-    if name == "abort":
-        print("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB", file=sys.stderr, flush=True)
-        os.abort()
-    if name == "bug":
-        raise ZeroDivisionError("a bug while loading")
+    faulty.at_start(choice.model)
     if name == "broken":
         raise CheckpointError("model.safetensors is truncated")
     if name == "once":

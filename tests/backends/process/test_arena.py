@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from snugvl.backends.process.arena import Arena
+from snugvl.backends.process.wire import Arena
 from snugvl.core.region import Region
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory of Linux")

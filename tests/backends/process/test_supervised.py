@@ -1,8 +1,12 @@
 """The supervisor over a fake engine in a real process: what it passes on, and to whom."""
 
 import asyncio
+import os
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,8 +14,8 @@ import pytest
 from PIL import Image
 
 from snugvl.backends.preparers import LIGHT, LONG_TEXT
-from snugvl.backends.process.arena import Arena
-from snugvl.backends.process.supervised import SupervisedEngine
+from snugvl.backends.process.supervised import SupervisedEngine, Supervision
+from snugvl.backends.process.wire import Arena
 from snugvl.core.messages import Request, Text, user
 from snugvl.core.region import Region
 from snugvl.core.sampling import SamplingParams
@@ -25,6 +29,7 @@ from snugvl.errors import (
 )
 from tests.backends.process.supervised import FOREVER, engine, read, run, say
 from tests.backends.waiting import ready, until
+from tests.patience import PATIENCE_S, until_async
 
 
 def test_loads_serves_and_leaves_no_process() -> None:
@@ -297,3 +302,55 @@ def test_what_the_engine_logs_is_in_the_servers_log(caplog: pytest.LogCaptureFix
     levels = {record.getMessage(): record.levelname for record in caplog.records}
     assert (levels["a remark about 1"], levels["a warning"]) == ("INFO", "WARNING")
     assert "a detail" not in levels
+
+
+def test_ctrl_c_in_the_terminal_is_the_servers_business() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await ready(service)
+            assert service.pid is not None
+            assert os.getpgid(service.pid) != os.getpgid(0)
+            os.kill(service.pid, signal.SIGINT)
+            assert await read(await service.submit(say("hello")))
+            assert service.health.restarts == 0
+
+    run(test())
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    pauses = [Supervision().pause_s(deaths) for deaths in (1, 2, 3, 4, 5, 8, 9, 10_000)]
+    assert pauses == [0, 0, 1, 2, 4, 32, 60, 60]
+
+
+@pytest.mark.slow
+def test_memory_that_others_took_meanwhile_is_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engine(f"once {tmp_path / 'loaded'}") as service:
+            await ready(service)
+            assert service.pid is not None
+            os.kill(service.pid, signal.SIGKILL)
+            await until_async(
+                lambda: re.search(r"needs 9 GiB, 1 GiB is free; that was \d+ times", service.health.detail)
+            )
+            assert service.health.state == "restarting"
+            (tmp_path / "loaded").unlink()
+            await ready(service)
+
+    run(test())
+
+
+def test_drain_waits_for_what_runs_and_refuses_what_is_new() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await ready(service)
+            stream = await service.submit(say("hello", 100))
+            endless = await service.submit(say("hello", 100_000))
+            assert not await service.drain(0.01)
+            assert service.health.state == "draining"
+            with pytest.raises(EngineUnavailable, match="shutting down"):
+                await service.submit(say("hello"))
+            assert len("".join(delta.text for delta in await read(stream)).split()) == 100
+            endless.close()
+            assert await service.drain(PATIENCE_S)
+
+    run(test())

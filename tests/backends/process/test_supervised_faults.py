@@ -17,7 +17,7 @@ from snugvl.backends.supervisor import Lives
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.scratch import OWNER
-from snugvl.errors import EngineError, EngineUnavailable
+from snugvl.errors import EngineError
 from tests.backends.process.supervised import FOREVER, QUICK, engine, read, run, say
 from tests.backends.process.test_supervised import arena_of
 from tests.backends.waiting import ready, until
@@ -61,20 +61,6 @@ def test_an_error_of_a_later_loading_is_waited_for(monkeypatch: pytest.MonkeyPat
             monkeypatch.setattr(SupervisedEngine, "_became_ready", became_ready)
             await serves_again(service)
             assert service.failure is None
-
-    run(test())
-
-
-def test_words_that_can_not_be_read_end_the_process_and_not_the_service() -> None:
-    async def test() -> None:
-        async with engine() as service:
-            await ready(service)
-            running = await service.submit(say("hello", FOREVER))
-            with pytest.raises(EngineUnavailable, match=r"says can't be taken.*no number"):
-                await service.submit(say("gibberish"))
-            with pytest.raises(EngineError, match="says can't be taken"):
-                await read(running)
-            await serves_again(service)
 
     run(test())
 

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from PIL.PpmImagePlugin import PpmImageFile
 
+from snugvl.backends.mailbox import Inbox
 from snugvl.backends.process import wire
-from snugvl.backends.process.arena import Arena
 from snugvl.backends.process.life import FORM
-from snugvl.backends.process.remote import Inbox
+from snugvl.backends.process.wire import Arena
 from snugvl.backends.spawned import Log, describe
 from snugvl.core.messages import (
     Delta,
@@ -201,6 +201,8 @@ def test_an_inbox_gives_what_came_before_an_error_first() -> None:
         (-11, "", "the engine process died (signal 11, SIGSEGV)"),
         (-40, "", "the engine process died (signal 40)"),
         (-signal.SIGKILL, "", "(signal 9, SIGKILL): killed from outside, perhaps by the system"),
+        (-signal.SIGKILL, "warming up\n", "SIGKILL): killed from outside, perhaps by the system"),
+        (-signal.SIGKILL, "a.BadError: x\n", 'died (signal 9, SIGKILL) (it said: "a.BadError: x")'),
         (1, "MemoryError\n", 'exit code 1: host memory ran out (it said: "MemoryError")'),
         (1, "a\ntorch.AcceleratorError: CUDA error: device-side assert\nCompile with\n",
          ': a GPU kernel failed (it said: "torch.AcceleratorError: CUDA error: device-side assert")'),

@@ -15,9 +15,11 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import faulty
 
 LOGS = Path(__file__).parents[2] / "diagnose" / "logs"
 CONTEXT = 64
@@ -58,7 +60,6 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="876"} 1.0
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     asleep = False
-    hung = Event()
     sleeps: list[str] = []  # noqa: RUF012
 
 
@@ -80,7 +81,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.wait_if_hung()
         path = urlsplit(self.path).path
         if path == "/health":
             self.reply(200, "")
@@ -99,7 +99,6 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"detail": "Not Found"})
 
     def do_POST(self) -> None:
-        self.wait_if_hung()
         raw = self.rfile.read(int(self.headers["Content-Length"] or 0))
         body: dict[str, Any] = json.loads(raw or b"{}")
         path = urlsplit(self.path)
@@ -157,19 +156,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def act(self, word: str) -> None:
         """Some words do something in the middle of an answer."""
-        if word == "crash":
-            print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", flush=True)
-            os._exit(1)
-        if word == "segfault":
-            os.kill(os.getpid(), signal.SIGSEGV)
-            time.sleep(1000)
-        if word == "hang":
-            self.server.hung.set()
-            time.sleep(1000)
+        faulty.act(word)
         if word == "gate":
             while not Path(os.environ["FAKE_NOTES"]).exists():
                 time.sleep(0.01)
-        if word == "stall":
+        if word in ("stall", "pause"):
             time.sleep(1000)
         if word == "slow":
             time.sleep(0.2)
@@ -198,10 +189,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def wait_if_hung(self) -> None:
-        if self.server.hung.is_set():
-            time.sleep(1000)
-
 
 def main(words: list[str]) -> None:
     """Behave as the first word says."""
@@ -218,14 +205,13 @@ def main(words: list[str]) -> None:
         if not unless or unless not in flags:
             sys.stdout.write((LOGS / log).read_text())
             raise SystemExit(1)
+    faulty.at_start(model)
     if model == "port":
         taken = Path(os.environ["FAKE_NOTES"])
         if not taken.exists():
             taken.touch()
             print("OSError: [Errno 98] error while attempting to bind on address: address already in use")
             raise SystemExit(1)
-    if model == "crash":
-        raise ValueError("no such thing as a model")
     if model == "hang":
         print("".join(START.splitlines(keepends=True)[:2]), flush=True)
         time.sleep(1000)
@@ -244,10 +230,6 @@ def main(words: list[str]) -> None:
         while True:
             print("(EngineCore pid=9) INFO 11-21 10:13:01 [core.py:133] still waiting", flush=True)
             time.sleep(0.02)
-    if model == "twice" and Path(os.environ["FAKE_NOTES"]).exists():
-        raise ValueError("not again")
-    if model == "twice":
-        Path(os.environ["FAKE_NOTES"]).touch()
     for line in START.splitlines(keepends=True):
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -1,23 +1,19 @@
 """Every way in which a vLLM fails: told with a cause and a way out, and nothing is left of it."""
 
-import asyncio
 import logging
 import os
 import re
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from snugvl.backends.child import life, watch
+from snugvl.backends.child import life
 from snugvl.backends.child.watch import MOVED_BYTES, WORK_SHARE, Activity, ProcessReading, readings
 from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm.service import VllmEngine
@@ -34,7 +30,6 @@ from tests.backends.vllm.helpers import (
     fake,
     free_port,
     listening,
-    read,
     say,
 )
 from tests.backends.waiting import ready
@@ -88,12 +83,6 @@ async def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     error = await failure(VllmChoice("some/model"))
     assert "not installed" in str(error)
     assert "pip install 'snugvl[vllm]'" in str(error)
-
-
-async def test_the_command_ends_at_once() -> None:
-    error = await failure(fake(command=(sys.executable, "-c", "raise SystemExit('sorry, not today')")))
-    assert "exit code 1" in str(error)
-    assert "sorry, not today" in str(error)
 
 
 async def test_the_command_is_no_program(tmp_path: Path) -> None:
@@ -184,17 +173,9 @@ async def test_a_plan_without_changes_gives_up() -> None:
 
 
 async def test_a_crash_at_the_start() -> None:
-    error = await failure(fake("crash"))
+    error = await failure(fake("start:raise"))
     assert "no such thing as a model" in str(error)
     assert "vllm serve echo" in str(error)
-
-
-async def test_a_port_that_is_taken_is_left(tmp_path: Path) -> None:
-    notes = tmp_path / "port"
-    async with engine(fake("port", environment=(("FAKE_NOTES", str(notes)),))) as service:
-        await ready(service)
-        assert await answer(service, "elsewhere") == "elsewhere"
-        assert service.health.restarts == 0
 
 
 async def test_a_start_that_hangs() -> None:
@@ -276,66 +257,6 @@ async def test_garbage_on_its_port(kind: str, words: str) -> None:
     assert words in str(error)
 
 
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [("crash", "the GPU's memory ran out"), ("segfault", "SIGSEGV")],
-)
-@pytest.mark.sample("segfault-SIGSEGV")
-async def test_a_crash_while_it_answers(word: str, words: str) -> None:
-    async with engine(fake()) as service:
-        await ready(service)
-        first = await service.submit(say(f"before {word}"))
-        with pytest.raises(EngineError, match=words):
-            await read(first)
-        await ready(service)
-        assert service.health.restarts == 1
-        assert await answer(service, "back") == "back"
-
-
-async def test_it_is_killed_from_outside() -> None:
-    async with engine(fake("family")) as service:
-        await ready(service)
-        before = processes(service)
-        vllm = next(process for process in before if "fake_vllm.py" in " ".join(process.cmdline()[:3]))
-        stream = await service.submit(say("begin stall"))
-        vllm.kill()
-        with pytest.raises(EngineError, match="signal 9"):
-            await read(stream)
-        await ready(service)
-        assert not [process for process in before if process.is_running()]  # its children are gone, too
-
-
-async def test_a_second_start_that_fails_is_tried_again(tmp_path: Path) -> None:
-    """What served once may serve again: the pauses grow, and the cause stays visible."""
-    notes = tmp_path / "seen"
-    async with engine(fake("twice", environment=(("FAKE_NOTES", str(notes)),))) as service:
-        await ready(service)
-        with pytest.raises(EngineError):
-            await answer(service, "crash")
-        await until(lambda: "in a row" in service.health.detail)
-        assert "not again" in service.health.detail
-        notes.unlink()
-        await ready(service)
-
-
-@pytest.mark.parametrize(
-    ("word", "words"), [("hang", "has not answered"), ("stall", "nothing came of 1 running")]
-)
-async def test_it_hangs(word: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one look that shows it, as many go by as the watchdog waits for."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.3)
-    async with engine(fake()) as service:
-        await ready(service)
-        stream = await service.submit(say(f"begin {word}"))
-        assert service._session is not None
-        dog, count = service._session.life.watchdog, "_silent_s" if word == "hang" else "_stalled_s"
-        await until(lambda: getattr(dog, count) > 3 * QUICK.ping_s)
-        setattr(dog, count, getattr(dog, count) + QUICK.watchdog_s)
-        with pytest.raises(EngineError, match=f"vLLM hung.*{words}"):
-            await read(stream)
-        await ready(service)
-
-
 async def test_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snugvl.backends.child.life.GRACE_S", 0.1)
     async with engine(fake("stubborn")) as service:
@@ -352,33 +273,6 @@ async def test_a_nanny_that_is_told_to_end_takes_it_along() -> None:
         os.kill(service.pid, signal.SIGTERM)
         await until(lambda: not any(process.is_running() for process in before))
         await until(lambda: service.health.restarts == 1)
-
-
-async def test_our_own_death_takes_it_along(tmp_path: Path) -> None:
-    code = (
-        "import asyncio\n"
-        "from tests.backends.vllm.helpers import engine, fake\n"
-        "from tests.backends.waiting import ready\n"
-        "async def main():\n"
-        "    async with engine(fake('family')) as service:\n"
-        "        await ready(service)\n"
-        "        print(service.pid, flush=True)\n"
-        "        await asyncio.sleep(1000)\n"
-        "asyncio.run(main())\n"
-    )
-    root = HERE.parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    ) as server:
-        assert server.stdout is not None
-        nanny = psutil.Process(int(await asyncio.to_thread(server.stdout.readline)))
-        family = [nanny, *nanny.children(recursive=True)]
-        assert len(family) == 4
-        server.send_signal(signal.SIGKILL)
-    await until(lambda: not any(process.is_running() for process in family))
 
 
 async def test_attached_to_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snugvl.backends.child.failure import Ending, understand
+from snugvl.backends.child.service import Ending, understand
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.diagnose.facts import Card

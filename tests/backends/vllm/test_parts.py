@@ -12,20 +12,18 @@ from typing import Any, cast
 import pytest
 from PIL import Image
 
-from snugvl.backends.child import flags
 from snugvl.backends.child.answer import reasoning_of
 from snugvl.backends.child.life import environment
 from snugvl.backends.child.requests import ServedModel, target_size
-from snugvl.backends.child.settings import Facts
+from snugvl.backends.child.settings import Facts, changed_flags, changed_variables, flag_value
 from snugvl.backends.child.watch import GPU_BYTES, Activity, Stalled
 from snugvl.backends.spawned import Log
-from snugvl.backends.vllm import flags as vllm_flags
 from snugvl.backends.vllm.answer import VllmChunks
-from snugvl.backends.vllm.api import VllmApi
 from snugvl.backends.vllm.facts import apply_limits, read_facts
-from snugvl.backends.vllm.log import FORM, read_measurements
-from snugvl.backends.vllm.measure import read_counters
+from snugvl.backends.vllm.measure import FORM, read_counters, read_measurements
 from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, body_of
+from snugvl.backends.vllm.service import VllmApi
+from snugvl.backends.vllm.settings import common_flags, max_pixels, most_images
 from snugvl.core.messages import (
     Delta,
     Grammar,
@@ -329,23 +327,23 @@ def test_vllms_errors_are_ours() -> None:
 
 def test_flags_are_looked_up_and_changed() -> None:
     words = ("--max-model-len", "8", "--enforce-eager", "--seed=-3", "--max-model-len=9")
-    assert flags.value(words, "--max-model-len") == "9"
+    assert flag_value(words, "--max-model-len") == "9"
     changes = (
         Change("--max-model-len", None, "4", ""),
         Change("--enforce-eager", "", None, ""),
         Change("--cudagraph-capture-sizes", None, "1 2", ""),
         Change("VLLM_X", None, "1", ""),
     )
-    changed = flags.apply(words, changes)
+    changed = changed_flags(words, changes)
     assert changed == ("--seed=-3", "--max-model-len", "4", "--cudagraph-capture-sizes", "1", "2")
-    assert flags.variables(changes) == (("VLLM_X", "1"),)
-    assert vllm_flags.most_images(("--limit-mm-per-prompt", '{"image":{"count":3}}')) == 3
-    assert vllm_flags.max_pixels(("--mm-processor-kwargs", "no json")) is None
+    assert changed_variables(changes) == (("VLLM_X", "1"),)
+    assert most_images(("--limit-mm-per-prompt", '{"image":{"count":3}}')) == 3
+    assert max_pixels(("--mm-processor-kwargs", "no json")) is None
 
 
 def test_sleeping_needs_a_flag() -> None:
-    assert "--enable-sleep-mode" in vllm_flags.common("m", "/s", sleep=True)
-    assert "--enable-sleep-mode" not in vllm_flags.common("m", "/s", sleep=False)
+    assert "--enable-sleep-mode" in common_flags("m", "/s", sleep=True)
+    assert "--enable-sleep-mode" not in common_flags("m", "/s", sleep=False)
 
 
 def test_stages_of_a_start() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snugvl.backends.child.http import NobodyThere, Unreachable
-from snugvl.backends.vllm.api import VllmApi
+from snugvl.backends.vllm.service import VllmApi
 from tests.patience import PATIENCE_S
 from tests.patience import until_async as until
 

@@ -19,13 +19,15 @@ MOST_STACK = 1024
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("card", "shared_kib", "names"),
+    ("card", "shared_kib", "names", "model"),
     [
-        ("RTX 5060", 99, {"attend_splits", "rope_and_cache"}),
-        pytest.param("RTX 2080", 64, {"gemm"}, marks=pytest.mark.extended),
+        ("RTX 5060", 99, {"attend_splits", "rope_and_cache"}, "Qwen3-VL-2B-Instruct"),
+        pytest.param("RTX 2080", 64, {"gemm"}, "Qwen3-VL-2B-Instruct", marks=pytest.mark.extended),
+        ("RTX 5060", 99, {"grouped", "choose", "sort_pairs", "add_pairs"}, "Qwen3-VL-30B-A3B-Instruct"),
+        pytest.param("RTX 2080", 64, {"grouped"}, "Qwen3-VL-30B-A3B-Instruct", marks=pytest.mark.extended),
     ],
 )
-def test_kernels_compile_for_it(card: str, shared_kib: int, names: set[str]) -> None:
+def test_kernels_compile_for_it(card: str, shared_kib: int, names: set[str], model: str) -> None:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")])
@@ -33,7 +35,7 @@ def test_kernels_compile_for_it(card: str, shared_kib: int, names: set[str]) -> 
         "--cards",
         card,
         "--models",
-        "Qwen/Qwen3-VL-2B-Instruct",
+        f"Qwen/{model}",
         "--formats",
         "int4",
         "--only",

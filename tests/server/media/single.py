@@ -4,7 +4,7 @@ from typing import Any
 
 from snugvl.core.messages import Picture, Video
 from snugvl.server.media.loading import MediaLoader, MediaRef
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 
 
 class Loader(MediaLoader):
@@ -25,7 +25,7 @@ class Loader(MediaLoader):
 
     async def all_of(self, *refs: MediaRef, owner: str = "") -> list[Picture | Video]:
         """Those of one request."""
-        found = await self.load({str(index): ref for index, ref in enumerate(refs)}, owner, Notes())
+        found = await self.load({str(index): ref for index, ref in enumerate(refs)}, owner, RequestNotes())
         return list(found.values())
 
     picture_bytes, video_bytes = picture, video

@@ -1,6 +1,6 @@
 """One request under way: opened, read as it streams, ended by its end, an error, its deadline or its reader.
 
-It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`remote.Inbox`).
+It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`mailbox.Inbox`).
 Closing the stream closes the connections, on which the engine aborts the request.
 """
 
@@ -16,7 +16,7 @@ import httpx
 from snugvl.backends.child.http import ChildApi
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.child.watch import Watchdog
-from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.backends.mailbox import Inbox, RemoteStream
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
@@ -26,14 +26,15 @@ from snugvl.inputs.tools.forms import opening
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSyntax:
-    """How an answer thinks. `opened`: it begins inside the reasoning; `call`: what begins a tool's call."""
+    """The form of an answer's reasoning. `opened`: whether it begins inside it; `call`: text before a tool's
+    call."""
 
     opened: bool
     call: str | None
 
 
 def reasoning_of(request: Request, facts: Facts) -> ReasoningSyntax | None:
-    """How the answer to a request thinks: not at all where a grammar makes it, or to a bare prompt."""
+    """The form of reasoning in a request's answer; None with a grammar, or for a bare prompt."""
     if facts.reasoning is None or request.grammar is not None or request.prompt is not None:
         return None
     told = facts.thinking.template(request).get(VARIABLE)
@@ -81,7 +82,7 @@ class Chunks:
         raise NotImplementedError
 
     def read(self, chunk: Mapping[str, Any], answer: int = 0) -> list[Delta]:
-        """What a chunk of one of the streams adds.
+        """The deltas that a chunk of one of the streams adds.
 
         Raises:
             EngineError: it is of no form that is known.
@@ -96,7 +97,7 @@ class Chunks:
         raise NotImplementedError
 
     def end(self) -> list[Delta]:
-        """What was held back: the end of the last choice, with the usage of all."""
+        """The deltas that were held back: the end of the last choice, with the usage of all."""
         if self._last is None:
             return []
         ends = self._copied(self._last)
@@ -108,7 +109,7 @@ class Chunks:
         raise NotImplementedError
 
     def _parts(self, text: str, choice: int, *, last: bool) -> tuple[str, str]:
-        """Text and reasoning."""
+        """(text, reasoning) of a choice's new text."""
         splitter = self._splitters.get(choice)
         if splitter is None:
             return text, ""
@@ -125,7 +126,7 @@ class Chunks:
         return Logprob(*_token(item), tuple(TokenLogprob(*_token(top)) for top in tops))
 
     def _count(self) -> int:
-        """Tokens of all choices so far."""
+        """Number of tokens of all choices so far."""
         return sum(self._generated.values()) * self._copies
 
     def _copied(self, delta: Delta) -> list[Delta]:
@@ -138,11 +139,11 @@ def _token(item: Mapping[str, Any]) -> tuple[str, bytes, float]:
     return item["token"], item["token"].encode() if raw is None else bytes(raw), float(item["logprob"])
 
 
-DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the answer with that
+DYING_S = 20.0  # until it is known why vLLM died; the supervisor ends the answer with that
 
 
 class ChildStream:
-    """The answer to one request. `watchdog` is told of every piece that comes, and asked when none does."""
+    """The answer to one request. `watchdog` learns of every piece that comes, and is asked when none does."""
 
     def __init__(self, api: ChildApi, chunks: Chunks, watchdog: Watchdog) -> None:
         self._api = api
@@ -156,7 +157,7 @@ class ChildStream:
     async def open(
         self, path: str, bodies: Sequence[bytes], deadline_s: float | None, done: Callable[[], None]
     ) -> RemoteStream:
-        """POST the request, in as many parts as there are bodies; the stream, once its first piece is there.
+        """POST the request, once a body; returns the stream when its first piece is there.
 
         Raises:
             RequestError, EngineError: what the engine refuses or fails with.
@@ -176,7 +177,7 @@ class ChildStream:
 
     @property
     def began(self) -> bool:
-        """Whether a piece of it came."""
+        """Whether a piece of it has come."""
         return self._began.done()
 
     def end(self, error: SnugvlError | None = None) -> None:

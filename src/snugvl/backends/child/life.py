@@ -38,12 +38,12 @@ REAP_S: Final = 12.0  # more than the reaper takes to give up
 REAPER: Final = Path(__file__).with_name("reaper.py")
 
 _HUB: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # an engine downloads what isn't there
-# Lines reach us as they are written; nobody is told that it was started.
+# Lines reach us as they are written; vLLM sends no statistics of its use.
 _OURS: Final = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 def environment(environ: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """What an engine sees: our variables without secrets of ours, and `own`."""
+    """The environment of an engine: snugvl's variables without its secrets, and `own`."""
     return without_secrets(environ, but=_HUB) | _OURS | dict(own)
 
 
@@ -58,7 +58,7 @@ class ChildProcess(SpawnedProcess):
         form: LogForm,
         seen: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start it. `name`: of the engine, as people know it; `seen` is called whenever its log has grown.
+        """Start it. `name`: the engine's, for people; `seen` is called whenever its log has grown.
 
         Raises:
             OSError: it can't be started.
@@ -87,7 +87,7 @@ class ChildProcess(SpawnedProcess):
         self._seen()
 
     def _heard(self, line: str) -> None:
-        """Errors always; what is usual only until it serves."""
+        """Log a line of its output: errors always, usual lines only until it serves."""
         if self._form.is_error(line):
             level = logging.WARNING
         else:
@@ -98,14 +98,14 @@ class ChildProcess(SpawnedProcess):
         assert self._popen.stdin is not None
         with suppress(OSError):
             self._popen.stdin.close()
-        if self._popen.poll() is None:  # a process that was forked meanwhile may hold the pipe, too
+        if self._popen.poll() is None:  # a process that was forked meanwhile may also hold the pipe
             self._popen.terminate()
 
     def _ways_to_end(self) -> Sequence[tuple[Callable[[], object], float | None]]:
         return (self._end, GRACE_S + REAP_S), (self._kill_all, None)
 
     def _kill_all(self) -> None:
-        """Where the reaper itself hangs."""
+        """Kill all processes, for the case that the reaper itself hangs."""
         for process in self.family():
             with suppress(psutil.Error):
                 process.kill()
@@ -113,23 +113,23 @@ class ChildProcess(SpawnedProcess):
 
 
 class Listener(Protocol):
-    """Whoever has to know."""
+    """Learns of the steps of a life."""
 
     @property
     def running(self) -> int:
-        """Requests that it has."""
+        """Number of requests that it has."""
         ...
 
     def on_loading(self, stage: Stage) -> None:
-        """A start got further."""
+        """Called when a start got further."""
         ...
 
     async def on_ready(self, life: "Life", served: Served, marker_tokens: Mapping[str, int]) -> None:
-        """It serves."""
+        """Called when it serves."""
         ...
 
     def on_lost(self, reason: str) -> None:
-        """It no longer does; `reason`: half a sentence. Its `Ending` may say more."""
+        """Called when it no longer serves; `reason`: half a sentence. Its `Ending` may say more."""
         ...
 
 
@@ -138,13 +138,13 @@ class Launch:
     """How a server is launched, or with `attach` found.
 
     Attributes:
-        choice: what is launched.
-        start: how people start such a server.
-        api: makes what talks to it, of an address and a key.
-        form: how it writes its log.
-        words: the command, over the path of the socket that it is to listen on.
-        environment: variables for it, over the key that it is to ask for.
-        stalled: the error of a start that does nothing any more, of since when and its log.
+        choice: settings of the server.
+        start: the command by which people start such a server.
+        api: makes the client from an address and a key.
+        form: the form of its log.
+        words: makes the command from the path of the socket that it is to listen on.
+        environment: makes its variables from the API key that it is to ask for.
+        stalled: makes the error of a stalled start from the time since when, and its log.
     """
 
     choice: ChildChoice
@@ -157,12 +157,12 @@ class Launch:
 
     @property
     def model(self) -> str:
-        """Its name over HTTP; empty for the first one that an attached server has."""
+        """The model's name over HTTP; empty for the first one that an attached server has."""
         return self.choice.model if self.choice.attach else self.choice.name
 
 
 class Life:
-    """One life. `watchdog` watches it, and is told what answers show."""
+    """One life of the engine's server. `watchdog` watches it, with signs of life from answers."""
 
     def __init__(
         self,
@@ -178,11 +178,11 @@ class Life:
 
     @property
     def log(self) -> tuple[str, ...]:
-        """What it has written so far; nothing where it writes elsewhere."""
+        """The lines that it has written so far; empty where it writes elsewhere."""
         return ()
 
     def family(self) -> list[psutil.Process]:
-        """Its processes, where they are ours."""
+        """Its processes; empty where snugvl didn't start them."""
         return []
 
     async def run(self) -> Ending:
@@ -190,7 +190,7 @@ class Life:
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """End what was started for it; nothing is left of that."""
+        """End all that was started for it; nothing is left."""
         await self.api.close()
 
 
@@ -210,12 +210,12 @@ class LaunchedServer(Life):
 
     @property
     def log(self) -> tuple[str, ...]:
-        """What it has written so far."""
+        """The lines that it has written so far."""
         return () if self._process is None else self._process.log.lines
 
     @property
     def pid(self) -> int | None:
-        """The process that holds all others together."""
+        """Process id of the reaper, the ancestor of all others."""
         return None if self._process is None else self._process.pid
 
     def family(self) -> list[psutil.Process]:
@@ -264,7 +264,7 @@ class LaunchedServer(Life):
     async def _serve(self, process: ChildProcess) -> SnugvlError | None:
         """Wait until it is ready, then until it no longer is; whatever is wrong ends the process.
 
-        Returns the error that trying again won't cure.
+        Returns an error that another try won't cure, or None.
         """
         try:
             async with asyncio.timeout(self._launch.choice.startup_s):
@@ -307,9 +307,9 @@ class LaunchedServer(Life):
 
 
 def _socket_path(room: Scratch) -> str:
-    """Path of the socket that it listens on, in a folder that is this user's alone.
+    """Path of the socket that it listens on, in a folder that only this user can read.
 
-    It is no port: some routes ask for no key, and any user of this machine reaches a port.
+    A port wouldn't do: some routes ask for no key, and any user of this machine reaches a port.
 
     Raises:
         EngineError: the system's limit on such paths is exceeded.
@@ -334,7 +334,7 @@ class AttachedServer(Life):
         self._again = again
 
     async def run(self) -> Ending:
-        """From when it is found until it no longer answers."""
+        """Wait until it is found, then until it no longer answers; returns why."""
         where = self.api.where
         try:
             if not self._again:

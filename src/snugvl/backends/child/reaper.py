@@ -1,4 +1,5 @@
-"""Stands between the server and an engine, so that nothing of it outlives the server; a script.
+"""The reaper, a script between the server and an engine, so that no process of the engine outlives the
+server.
 
     server ──(pipe: its end is the word to stop)──► reaper ──► the engine's server ──► its processes …
 
@@ -49,7 +50,7 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
 
 
 def _waker() -> int:
-    """A descriptor to read when a child ended or a signal to stop came."""
+    """A descriptor that becomes readable when a child ends or a signal to stop comes."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
@@ -82,7 +83,7 @@ def _wait(pid: int, wake: int) -> int | None:
 
 
 def _terminate(pid: int, grace_s: float) -> int | None:
-    """SIGTERM, and time to follow it."""
+    """Send SIGTERM and wait up to `grace_s` seconds; returns the wait status, or None."""
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + grace_s
     while time.monotonic() < end:
@@ -94,7 +95,7 @@ def _terminate(pid: int, grace_s: float) -> int | None:
 
 
 def _reap(pid: int) -> int | None:
-    """Reap every child that has ended; the status of `pid` if it is among them."""
+    """Reap every child that has ended; returns the status of `pid` if it is among them, else None."""
     found = None
     with suppress(ChildProcessError):
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:
@@ -104,7 +105,7 @@ def _reap(pid: int) -> int | None:
 
 
 def _kill_all() -> None:
-    """Kill our children until there are none: those of the dead become ours."""
+    """Kill the reaper's children until there are none: orphans of the killed become its own."""
     end = time.monotonic() + GIVE_UP_S
     while time.monotonic() < end:
         for pid in _children():

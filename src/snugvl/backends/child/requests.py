@@ -1,4 +1,4 @@
-"""What every child engine's requests need: checks in our own engine's words, pictures scaled and encoded."""
+"""Common parts of child engines' requests: checks in our own engine's words, pictures scaled and encoded."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary t
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a request to a child server depends on besides itself.
+    """The model of a child server, with all facts that requests to it depend on.
 
     Attributes:
-        name: as it is served.
+        name: its name in requests.
         marker_tokens: ids of the markers of tool calls that are tokens of their own.
     """
 
@@ -48,7 +48,8 @@ def capabilities_of(
     ignores: tuple[tuple[str, str], ...] = (),
     vague_limits: bool = False,
 ) -> Capabilities:
-    """What a served model can do. What nobody knows of images is left to the engine to refuse."""
+    """Capabilities of a served model. Where it isn't known whether it sees, it is left to the engine to
+    refuse."""
     return Capabilities(
         model=model,
         context_tokens=context_tokens,
@@ -88,7 +89,7 @@ def refuse_oversized(count: int, model: ServedModel, field: str) -> None:
 
 
 def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
-    """Raise RequestError if text holds a control token: who writes one could speak as the system.
+    """Raise RequestError if text holds a control token, by which it could speak as the system.
 
     It is known which those are where the checkpoint is on this machine.
     """
@@ -112,7 +113,7 @@ def without_control_tokens(
 
 
 def check(request: Request, model: ServedModel) -> None:
-    """Refuse what contradicts itself, in the words of our own engine."""
+    """Refuse a request that contradicts itself, in the words of our own engine."""
     known = len(request.prompt) if isinstance(request.prompt, tuple) else 0
     check_scores(request.sampling, None if request.prompt is None else known)
     check_combination(request)
@@ -126,7 +127,7 @@ def check(request: Request, model: ServedModel) -> None:
 
 
 def try_grammar(text: str, kind: str, field: str, trials: Trials, go_on: GoOn) -> None:
-    """Refuse what can't be compiled, or not in the time that there is for it."""
+    """Refuse a grammar that can't be compiled, or not within the time limit."""
     if error := trials.check(text, go_on).error:
         raise refused(error, kind, field)
 
@@ -135,7 +136,7 @@ FAST: Final = 1  # of zlib's levels; the bytes go to this very machine
 
 
 def png(picture: Picture, facts: Facts) -> tuple[str, tuple[int, int]]:
-    """The picture as an engine gets it, in base64, and its size then. Takes time: call it in a thread.
+    """(PNG of the scaled picture in base64, its size). Takes time: call it in a thread.
 
     Raises:
         RequestError, ImageError: it can't be scaled as asked.
@@ -151,7 +152,7 @@ def png(picture: Picture, facts: Facts) -> tuple[str, tuple[int, int]]:
 
 
 def target_size(size: tuple[int, int], wished: int | None, facts: Facts) -> tuple[int, int]:
-    """Width and height to send.
+    """(width, height) in pixels at which a picture is sent.
 
     Where the model's rule is known (sides are multiples of `pixel_factor`, the area within two limits) it is
     applied here, as the model's own processor would: what the engine gets it need not scale again. Otherwise

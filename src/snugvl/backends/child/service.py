@@ -8,13 +8,13 @@ The server's process talks HTTP with it and imports neither torch nor transforme
 
 import asyncio
 import logging
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from snugvl.backends.child.answer import ChildStream, Chunks
-from snugvl.backends.child.failure import understand
 from snugvl.backends.child.http import ChildApi, Served
 from snugvl.backends.child.life import AttachedServer, Launch, LaunchedServer, Life
 from snugvl.backends.child.requests import NO_RUNS, ServedModel, capabilities_of
@@ -24,13 +24,92 @@ from snugvl.backends.spawned import Stage
 from snugvl.backends.supervisor import Ending, Lives, Supervised, Supervision
 from snugvl.core.messages import Message, Request, Stream, ToolUse
 from snugvl.core.service import Health, Snapshot, Tokens
-from snugvl.errors import RequestError, SnugvlError
+from snugvl.diagnose.explain import explain
+from snugvl.diagnose.result import Cause, Diagnosis
+from snugvl.errors import DoesNotFit, EngineError, RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
+
+_MEMORY: Final = (
+    "vision_profile", "context", "utilisation_over_free", "utilisation_low", "tenants", "cuda_graphs",
+    "batch", "weights", "fragmentation", "spill", "residency", "out_of_memory", "host_memory", "host_killed",
+    "image_buffer", "compute_buffer", "vision_weights",
+)  # fmt: skip
+_FULL: Final = ("weights", "context")
+# Lines that say where it stopped, and nothing of why.
+_NO_CAUSE: Final = ("tied_head", "exception")
+_LESS: Final = (
+    "A shorter --context, smaller pictures (--max-pixels) or a smaller model needs less: "
+    "`snugvl plan` says what fits."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A start that failed.
+
+    Attributes:
+        error: cause and way out.
+        cause: what it was, in a clause.
+        port_taken: another port is all it needs.
+        retry: the choice that could work, or None.
+    """
+
+    error: SnugvlError
+    cause: str
+    port_taken: bool = False
+    retry: ChildChoice | None = None
+
+
+def understand(ending: Ending, choice: ChildChoice, name: str, start: Sequence[str]) -> Failure:
+    """Why a start failed and what can be done. `name`: of the engine; `start`: its command without flags."""
+    if ending.error is not None:
+        return Failure(ending.error, str(ending.error))
+    command = shlex.join([*start, *choice.arguments])
+    diagnosis = explain("\n".join([command, *ending.lines]), choice.card)
+    causes = [cause for cause in diagnosis.causes if cause.kind not in _NO_CAUSE]
+    if not causes:
+        return Failure(
+            EngineError(f"{name} did not start: {ending.reason}; its own command says more: {command}"),
+            ending.reason,
+        )
+    cause = causes[0]
+    if cause.kind == "port":
+        taken = EngineError(f"{name} did not start: its port was taken twice in a row; start again")
+        return Failure(taken, cause.title, port_taken=True)
+    error: SnugvlError
+    text = f"{cause.title}: {cause.explanation}"
+    retry = _retry(diagnosis, causes, choice)
+    way_out = _way_out(diagnosis)
+    if choice.replan is not None and cause.kind in _FULL and retry is None:
+        way_out = _LESS  # the plan has given it all that there is: no flag gains anything
+    message = f"{name} did not start: {text} {way_out}".rstrip()
+    error = DoesNotFit(message) if cause.kind in _MEMORY else EngineError(message)
+    return Failure(error, text.rstrip("."), retry=retry)
+
+
+def _way_out(diagnosis: Diagnosis) -> str:
+    changes = [
+        f"remove {change.flag}" if change.new is None else f"{change.flag} {change.new}".rstrip()
+        for change in diagnosis.changes
+    ]
+    if changes:
+        return f"Change: {', '.join(changes)}."
+    return diagnosis.notes[0] if diagnosis.notes else ""
+
+
+def _retry(diagnosis: Diagnosis, causes: list[Cause], choice: ChildChoice) -> ChildChoice | None:
+    if choice.replan is not None:
+        changed: ChildChoice | None = choice.replan(diagnosis, choice)
+    else:
+        changed = choice.changed(diagnosis.changes)
+    if changed is None or (changed.arguments, changed.environment) == (choice.arguments, choice.environment):
+        return None
+    return changed
 
 
 @dataclass(slots=True)
 class Session:
-    """A life that serves, and what belongs to it. `own`: what the engine's service keeps of it."""
+    """A life that serves, with its model and running answers. `own`: the subclass' own data about it."""
 
     life: Life
     model: ServedModel
@@ -39,13 +118,13 @@ class Session:
 
     @property
     def api(self) -> ChildApi:
-        """What talks to it."""
+        """The HTTP client of the engine's server."""
         return self.life.api
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as the engine gets it: where to POST which bodies, and what reads the answers."""
+    """A request for the engine: the path and bodies to POST, and the reader of the answers."""
 
     path: str
     bodies: tuple[bytes, ...]
@@ -56,7 +135,7 @@ class ChildEngine(Supervised[Life]):
     """An `EngineService` whose engine is a server of another program.
 
     Attributes:
-        name, backend: of the engine, as people know it and as options have it.
+        name, backend: the engine's name for people, and in options.
     """
 
     name: ClassVar[str]
@@ -86,18 +165,18 @@ class ChildEngine(Supervised[Life]):
         raise NotImplementedError
 
     async def read_facts(self, served: Served) -> Facts:
-        """What is known of the checkpoint, under the limits of the flags."""
+        """Known facts of the checkpoint, under the limits of the flags."""
         raise NotImplementedError
 
     async def begin(self, life: Life, served: Served, model: ServedModel) -> Any:
-        """What is kept of a life that begins to serve (`Session.own`)."""
+        """The subclass' own data about a life that begins to serve (`Session.own`)."""
         raise NotImplementedError
 
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
-        """A request as the engine gets it.
+        """The request in the engine's form.
 
         Raises:
-            RequestError, ImageError: what it doesn't take.
+            RequestError, ImageError: a request that the engine doesn't take.
         """
         raise NotImplementedError
 
@@ -105,32 +184,32 @@ class ChildEngine(Supervised[Life]):
         """Ledger and load now.
 
         Raises:
-            SnugvlError, ValueError: it doesn't tell.
+            SnugvlError, ValueError: the engine doesn't answer as expected.
         """
         raise NotImplementedError
 
     async def awake(self, session: Session) -> None:
-        """Return once it computes: it may sleep."""
+        """Wait until the engine can compute, waking it where it sleeps."""
 
     async def beside(self, session: Session) -> None:
-        """What goes on while it serves. Ended with the life."""
+        """Background work while it serves, cancelled when the life ends."""
 
     def asleep(self, session: Session) -> str | None:
-        """What health tells of it while it sleeps; None while it doesn't."""
+        """The health's detail while the engine sleeps; None while it doesn't."""
         return None
 
     def refused(self, error: RequestError, request: Request) -> RequestError:
-        """The engine's refusal with the field of ours that is to blame."""
+        """The engine's refusal, with the field of snugvl's request that is to blame."""
         return error
 
     @property
     def choice(self) -> Any:
-        """What runs: the choice it was made with, or the one that was retried."""
+        """The choice that runs: the one it was made with, or the one of a retry."""
         return self._choice
 
     @property
     def pid(self) -> int | None:
-        """Process that holds those of the present engine together; None where it isn't ours."""
+        """Process id of the present engine's reaper; None where snugvl didn't start the engine."""
         return self._life.pid if isinstance(self._life, LaunchedServer) else None
 
     @property
@@ -145,7 +224,7 @@ class ChildEngine(Supervised[Life]):
 
     @property
     def health(self) -> Health:
-        """Where the engine stands now."""
+        """The engine's health now."""
         asleep = None if self._session is None else self.asleep(self._session)
         return self._lives.health(asleep=asleep)
 
@@ -253,7 +332,7 @@ class ChildEngine(Supervised[Life]):
             self._logger.warning("%s", message)
             self._lives.retry(message)
             return 0.0
-        if not self._lives.count:  # whoever waits for `failure` tells of it
+        if not self._lives.count:  # the command that waits for `failure` reports it
             tried = f" (A second start, with {' '.join(self._choice.arguments)}, failed too.)"
             self._lives.fail(
                 type(failure.error)(f"{failure.error}{tried}") if self._retried else failure.error
@@ -270,7 +349,7 @@ class ChildEngine(Supervised[Life]):
             answer.end(of_streams() if answer.began else of_others())
 
     async def _look_after(self, life: Life) -> None:
-        """What goes on beside the requests: a snapshot now and then, and what the engine has."""
+        """Do the background work of a life: a snapshot now and then, and the engine's `beside`."""
         beside: asyncio.Task[None] | None = None
         try:
             while True:
@@ -286,7 +365,7 @@ class ChildEngine(Supervised[Life]):
                 beside.cancel()
 
     async def _beside(self, session: Session) -> None:
-        """`beside`, begun again as often as it fails."""
+        """Run `beside`, again whenever it fails."""
         while True:
             try:
                 return await self.beside(session)
@@ -295,7 +374,7 @@ class ChildEngine(Supervised[Life]):
             await asyncio.sleep(self._supervision.snapshot_s)
 
     async def _measure(self, session: Session) -> None:
-        """A snapshot; where the engine doesn't answer, the last one stays."""
+        """Take a snapshot; where the engine doesn't answer, the last one stays."""
         try:
             self._snapshot = await self.measure(session)
         except (SnugvlError, ValueError):

@@ -29,7 +29,7 @@ async def until_ready(
     watchdog_s: float,
     waited: Callable[[float], Awaitable[None]] | None = None,
 ) -> Served:
-    """Wait until it serves the model. `waited` is told of every pause, in seconds, and may end it.
+    """Wait until it serves the model. `waited` is called after every pause, with its seconds, and may end it.
 
     A server that is loading refuses connections: one that takes them and says nothing hangs.
 
@@ -83,7 +83,7 @@ class Watchdog:
         self._silent_s = self._stalled_s = 0.0
 
     def alive(self) -> None:
-        """A piece of an answer came."""
+        """Note a sign of life: a piece of an answer."""
         self._stalled_s = 0.0
 
     async def confirm_alive(self) -> bool:
@@ -95,7 +95,7 @@ class Watchdog:
         return False
 
     async def wait_for_failure(self) -> str:
-        """Wait until it hangs, is dead or gone; why, as half a sentence."""
+        """Wait until it hangs, is dead or gone; returns why, as half a sentence."""
         limit_s, ping_s = self._supervision.watchdog_s, self._supervision.ping_s
         while True:
             with suppress(TimeoutError):
@@ -128,19 +128,19 @@ ACTIVITY_LOOK_S: Final = 1.0  # between two looks
 
 
 class Stalled(EngineError):
-    """It does nothing any more."""
+    """A start has stalled: it does nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """What one process has done since it began."""
+    """Processor time and bytes moved by one process since it began."""
 
     cpu_s: float
     moved_bytes: int
 
 
 def readings(family: Sequence[psutil.Process]) -> dict[int, ProcessReading]:
-    """What each process has done, by its id. One that has ended is left out."""
+    """The reading of each process, by process id; those that have ended are left out."""
     found: dict[int, ProcessReading] = {}
     for process in family:
         with suppress(psutil.Error):
@@ -152,15 +152,15 @@ def readings(family: Sequence[psutil.Process]) -> dict[int, ProcessReading]:
 
 
 class Activity:
-    """Counts how long the processes of a start have been idle.
+    """Counts for how many seconds the processes of a start have been idle (`idle_s`).
 
-    Time is counted in looks, not by the clock: a machine that slept or had no time for us proves nothing.
+    Only time between looks counts, not the clock: a machine that slept or was busy proves nothing.
     """
 
     def __init__(
         self, family: Callable[[], Sequence[psutil.Process]], limit_s: float, gpus: Any = None
     ) -> None:
-        """`family`: the processes as they are now; `gpus`: NVML where there is a GPU."""
+        """`family`: returns the present processes; `gpus`: NVML where there is a GPU."""
         self._family = family
         self._limit_s = limit_s
         self._gpus = gpus
@@ -173,10 +173,10 @@ class Activity:
         self.idle_s = 0.0  # without progress
 
     def look(self, line: str, since_s: float) -> None:
-        """Look, if it is time to. Takes milliseconds: call it in a thread.
+        """Take a reading, if it is time to. Takes milliseconds: call it in a thread.
 
-        `line`: the last one of the log, without its time: one that is said again and again is no progress.
-        `since_s`: since the last call.
+        `line`: the last line of the log, without its time: a repeated one is no progress.
+        `since_s`: seconds since the last call.
 
         Raises:
             Stalled: nothing has happened for `limit_s`.
@@ -210,7 +210,7 @@ class Activity:
         return progress
 
     def _held_on_gpus(self) -> int:
-        """Bytes held on all GPUs, whoever holds them: what others take and give back sets no new mark."""
+        """Bytes held on all GPUs by any process: memory that others take and give back sets no new mark."""
         if self._gpus is None:
             return 0
         with suppress(self._gpus.NVMLError):
@@ -220,7 +220,7 @@ class Activity:
 
 
 def _moved_bytes_of(process: psutil.Process) -> int:
-    """Bytes that it has read and written, from disks and through calls; 0 where that isn't told."""
+    """Bytes that a process has read and written, from disks and through calls; 0 where unknown."""
     with suppress(psutil.Error, AttributeError, NotImplementedError, OSError):
         io = process.io_counters()
         return int(io.read_bytes + io.write_bytes + io.read_chars + io.write_chars)

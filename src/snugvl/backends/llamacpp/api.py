@@ -1,4 +1,4 @@
-"""llama-server's HTTP API, as much of it as we use beside what all engines have."""
+"""llama-server's HTTP API, the part that snugvl uses beside the common one."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,15 +11,15 @@ DEFAULT_MARKER = "<__media__>"  # of pictures in a prompt, where a server doesn'
 
 @dataclass(frozen=True, slots=True)
 class ServedGguf(Served):
-    """The model behind an address, and what its server tells of it.
+    """The model behind an address, with its server's facts.
 
     Attributes:
         template: the chat template.
         bos, eos: texts of these tokens; `adds_bos`: whether the server puts the former before a text.
-        marker: stands for a picture in a prompt.
-        vocabulary: tokens that the model knows; 0 for unknown.
-        parameters, file_type: as its file says.
-        slots: requests that run at a time, each with a context of its own.
+        marker: text that stands for a picture in a prompt.
+        vocabulary: number of tokens of the vocabulary; 0 for unknown.
+        parameters, file_type: number of weights and quantisation, from its file.
+        slots: number of requests that run at a time, each with a context of its own.
         sees: whether it takes pictures.
     """
 
@@ -82,7 +82,7 @@ class LlamacppApi(ChildApi):
         return await self.tokens(text)
 
     async def tokens(self, text: str, *, bos: bool = False) -> tuple[int, ...]:
-        """Token ids of a text, control tokens among them. `bos`: with what the model has before each."""
+        """Token ids of a text, control tokens among them. `bos`: whether with the beginning-of-text token."""
         body = {"content": text, "add_special": bos, "parse_special": True}
         found = (await self.call("/tokenize", body)).get("tokens")
         if not isinstance(found, list):

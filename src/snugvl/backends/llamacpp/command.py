@@ -28,10 +28,10 @@ _BUILD: Final = (re.compile(r"\(build (\d+)"), re.compile(r"version: (\d+) \("))
 
 @dataclass(frozen=True, slots=True)
 class LlamacppCommand:
-    """Words that stand for `llama-server`, and its version where it could be read.
+    """The words of the command for `llama-server`, and its version where it could be read.
 
     Attributes:
-        guided: whether grammars may be llguidance's: those of the wheel are, other builds rarely.
+        guided: whether it has llguidance for grammars: the wheel has, other builds rarely.
     """
 
     words: tuple[str, ...]

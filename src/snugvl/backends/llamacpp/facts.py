@@ -1,12 +1,11 @@
-"""What a GGUF and its server tell of a model, as `Facts`: pictures, template, control tokens."""
+"""A model's `Facts` from its GGUF and its server: pictures, template, control tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from snugvl.backends.child.flags import value
-from snugvl.backends.child.settings import Facts, with_template
+from snugvl.backends.child.settings import Facts, flag_value, with_template
 from snugvl.backends.llamacpp.api import ServedGguf
 from snugvl.checkpoint.gguf import read_gguf
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
@@ -20,7 +19,7 @@ CONTROL: Final = 3  # the type of a token that stands for no text
 
 
 class PictureTokens(NamedTuple):
-    """What llama.cpp makes of a picture in a prompt: these texts around so many of the placeholder."""
+    """A picture in llama.cpp's prompts: these texts around a number of placeholders."""
 
     begin: str
     placeholder: str
@@ -34,8 +33,8 @@ GEMMA: Final = PictureTokens("<start_of_image>", "<image_soft_token>", "<end_of_
 class GgufModel(NamedTuple):
     """A file's facts.
 
-    `rule`: of its pictures' sizes; None where it isn't known or it sees none. `blind`: why it sees none, and
-    what to do.
+    `rule`: rule of its pictures' sizes; None where unknown, or where it sees none. `blind`: why it sees none,
+    and what to do.
     """
 
     facts: Facts
@@ -44,12 +43,12 @@ class GgufModel(NamedTuple):
 
     @property
     def picture(self) -> PictureTokens:
-        """What stands for a picture in its prompts."""
+        """The tokens of a picture in its prompts."""
         return GEMMA if isinstance(self.rule, FixedSquare) else QWEN
 
 
 def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> GgufModel:
-    """What a file on this machine tells. Takes a moment: call it in a thread.
+    """Read the facts of a file on this machine. Takes a moment: call it in a thread.
 
     Args:
         projector: its mmproj; None where it runs without.
@@ -78,9 +77,9 @@ def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> Gg
     least, most, factor = 0, rule.max_pixels, 0
     if isinstance(rule, SmartResize):
         least, factor = rule.min_pixels, rule.factor
-        told = value(tuple(arguments), "--image-max-tokens")
+        told = flag_value(tuple(arguments), "--image-max-tokens")
         most = min(most, int(told) * factor**2) if told else most
-        told = value(tuple(arguments), "--image-min-tokens")
+        told = flag_value(tuple(arguments), "--image-min-tokens")
         least = int(told) * factor**2 if told else least
     facts = replace(facts, max_pixels=most, min_pixels=min(least, most), pixel_factor=factor)
     return GgufModel(facts, rule)
@@ -108,7 +107,7 @@ def control_tokens(path: Path) -> tuple[str, ...]:
 
 
 def template_of(served: ServedGguf) -> ChatTemplate | None:
-    """Its chat template; None where that is none."""
+    """The server's chat template; None where it is no valid one."""
     try:
         return ChatTemplate(
             served.template,
@@ -120,7 +119,7 @@ def template_of(served: ServedGguf) -> ChatTemplate | None:
 
 
 def complete(facts: Facts, served: ServedGguf, template: ChatTemplate | None) -> Facts:
-    """The facts, and what the server told."""
+    """The facts, completed with the server's."""
     facts = replace(
         facts,
         images=served.sees if facts.images is None else facts.images and served.sees,

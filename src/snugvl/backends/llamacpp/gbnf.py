@@ -1,8 +1,8 @@
 """Forms for a llama-server without llguidance: JSON schemas by its own converter, and grammars as GBNF.
 
-Its converter (`common/json-schema.cpp`, October 2026) leaves out what it doesn't know without a word: that is
-looked for here. Of our dialect of Lark, what has a counterpart is rules of literals, groups and repetitions,
-and leaves of `%json`: that is what `tasks` writes.
+Its converter (`common/json-schema.cpp`, October 2026) silently leaves out keywords that it doesn't know: they
+are looked for here. Of our dialect of Lark, rules of literals, groups and repetitions, and leaves of `%json`,
+have a counterpart: that is all that `tasks` writes.
 """
 
 import json
@@ -38,7 +38,7 @@ CHARACTER: Final = "character"
 
 
 def left_out(schema: Mapping[str, Any]) -> list[str]:
-    """What llama.cpp would leave out of a schema, as people know it, in order and each once."""
+    """Keywords of a schema that llama.cpp would leave out, in order and each once."""
     found: list[str] = []
     stack: list[Any] = [schema]
     while stack:
@@ -81,7 +81,7 @@ def _below(part: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def gbnf_of(lark: str) -> str | None:
-    """A grammar in Lark as GBNF; None where it has what GBNF, or this translation, doesn't."""
+    """A grammar in Lark as GBNF; None where it can't be translated."""
     rules: dict[str, str] = {}
     for line in lark.splitlines():
         if not line.strip():
@@ -102,7 +102,7 @@ def gbnf_of(lark: str) -> str | None:
 
 
 def _named(rule: str) -> str:
-    """Names have no underscore there."""
+    """A rule's name in GBNF, which has no underscores."""
     return "root" if rule == "start" else "r-" + rule.replace("_", "-")
 
 
@@ -134,7 +134,7 @@ def _literal(text: str) -> str:
 
 
 def _leaf(source: str) -> str | None:
-    """A value without parts, as JSON."""
+    """A scalar's rule, as JSON is written."""
     try:
         schema = json.loads(source)
     except ValueError:
@@ -170,7 +170,7 @@ def _integer(schema: Mapping[str, Any]) -> str | None:
 
 
 def _between(low: str, high: str) -> str:
-    """Numbers of as many digits as both have, from one to the other."""
+    """The rule of numbers from `low` to `high`, which have equally many digits."""
     digits = len(low)
     if set(low[1:]) <= {"0"} and set(high[1:]) <= {"9"}:
         return f"[{low[0]}-{high[0]}]" + (f" [0-9]{{{digits - 1}}}" if digits > 1 else "")

@@ -1,34 +1,82 @@
-"""The ledger of a llama.cpp server: the plan beside its log's buffers and what its processes hold."""
+"""What a llama.cpp server's log and counters say: how it is written, every buffer that it made, the ledger.
 
+The ledger is the plan beside the log's buffers and what its processes hold. Lines are those of llama.cpp in
+October 2026; older ones lack the time before them.
+"""
+
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
-from snugvl.backends.child.held import Gauge
-from snugvl.backends.llamacpp.log import BUFFERS
+from snugvl.backends.child.measure import Gauge, samples
+from snugvl.backends.spawned import LogForm
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Load
+from snugvl.core.sizes import MIB
+
+# What the plan calls a buffer → the line of it: its device, where the line has one, and its size in MiB.
+BUFFERS: Final[Mapping[str, str]] = {
+    Kind.WEIGHTS: r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB",
+    Kind.CACHE: r"llama_kv_cache\w*: +(\S+) KV buffer size = +([\d.]+) MiB",
+    Kind.STATES: r"(\S+) RS buffer size = +([\d.]+) MiB",
+    "compute buffer": r"sched_reserve: +(\S+) compute buffer size = +([\d.]+) MiB",
+    "output buffer": r"llama_context: +(\S+) +output buffer size = +([\d.]+) MiB",
+    "vision tower": r"load_hparams: model size:() +([\d.]+) MiB",
+    "mmproj compute buffer": r"reserve_compute_meta: +(\S+) compute buffer size = +([\d.]+) MiB",
+}
+_TOWER_DEVICE: Final = re.compile(r"clip_ctx: CLIP using (\S+) backend")
+
+FORM: Final = LogForm(
+    r"^(?:[\d.]{10,16} [A-Z] )?",
+    r"(?:\w+ +\w+: )?(?:error\b|.*\b(?:failed|error:|GGML_ASSERT|out of memory)|exception|terminate called)",
+    (
+        (r"build_info|system_info", "llama.cpp reads its arguments", 0.05, 0.05),
+        (r"loaded meta data", "llama.cpp knows the model", 0.10, 0.10),
+        (r"load_tensors: loading model tensors", "loading the weights", 0.20, 0.20),
+        (r"model buffer size", "loading the weights", 0.50, 0.50),
+        (r"llama_context: constructing", "making room for contexts", 0.60, 0.60),
+        (r"warming up the model", "running an empty step", 0.70, 0.70),
+        (r"clip_model_loader: model name|clip_ctx:", "loading the vision tower", 0.80, 0.80),
+        (r"model loaded|server is listening|all slots are idle", "the server starts", 0.98, 0.98),
+    ),
+    chatty=True,
+)
+
+
+def read_buffers(lines: Iterable[str]) -> dict[tuple[str, str], int]:
+    """Bytes of each buffer by its name and its device ("CPU" for all of host memory)."""
+    text = "\n".join(lines)
+    tower = _TOWER_DEVICE.search(text)
+    found: dict[tuple[str, str], int] = {}
+    for name, pattern in BUFFERS.items():
+        for device, size in re.findall(pattern, text):
+            where = device or (tower[1] if tower else "CPU")
+            key = name, "CPU" if where.startswith("CPU") or where.endswith("_Host") else where
+            found[key] = found.get(key, 0) + round(float(size) * MIB)
+    return found
+
 
 REST: Final = "libraries and the rest"
 TOWER: Final = "vision tower"
 KINDS: Final = {TOWER: Kind.VISION, REST: Kind.CONTEXT}  # of rows that are called otherwise
-# The counter without llama.cpp's prefix → the field of `Load`.
+# The counter → the field of `Load`.
 _FIELDS: Final = {
-    "requests_processing": "running",
-    "requests_deferred": "waiting",
-    "prompt_tokens_total": "prompt_tokens",
-    "tokens_predicted_total": "generated_tokens",
-    "prompt_tokens_cached_total": "prefix_hit_tokens",
+    "llamacpp:requests_processing": "running",
+    "llamacpp:requests_deferred": "waiting",
+    "llamacpp:prompt_tokens_total": "prompt_tokens",
+    "llamacpp:tokens_predicted_total": "generated_tokens",
+    "llamacpp:prompt_tokens_cached_total": "prefix_hit_tokens",
 }
-_PREFIX: Final = "llamacpp:"
 
 
 def read_load(text: str, slots: int, context_tokens: int) -> Load:
     """What the counters say. A block is the context of one slot: they share nothing."""
-    found: dict[str, Any] = {_FIELDS[name]: int(value) for name, value in _samples(text) if name in _FIELDS}
+    found: dict[str, Any] = {
+        _FIELDS[name]: int(value) for name, _, value in samples(text, _FIELDS.__contains__)
+    }
     queried = found.get("prompt_tokens", 0) + found.get("prefix_hit_tokens", 0)
     return Load(
         num_blocks=slots,
@@ -38,13 +86,6 @@ def read_load(text: str, slots: int, context_tokens: int) -> Load:
         draft_method="",
         **found,
     )
-
-
-def _samples(text: str) -> Iterable[tuple[str, float]]:
-    lines = [line for line in text.splitlines() if line.startswith(_PREFIX)]
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            yield sample.name.removeprefix(_PREFIX), sample.value
 
 
 class LlamacppGauge:

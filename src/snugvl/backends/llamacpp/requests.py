@@ -53,7 +53,7 @@ SAMPLERS: Final = ("penalties", "temperature", "top_k", "top_p", "min_p")
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """What turns requests into bodies. `guided`: whether llama.cpp has llguidance."""
+    """Turns requests into bodies. `guided`: whether llama.cpp has llguidance."""
 
     model: ServedModel
     gguf: GgufModel
@@ -65,12 +65,12 @@ class RequestBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as llama.cpp gets it: ids, or a text with pictures.
+    """A prompt for llama.cpp: ids, or a text with pictures.
 
     Attributes:
-        counted: the text with what llama.cpp makes of the markers, whose tokens are the prompt's.
-        pictures: base64 of each.
-        image_tokens: of all of them; 0 where that isn't known.
+        counted: the text with llama.cpp's placeholders in place of the markers, to count its tokens.
+        pictures: base64 of each picture.
+        image_tokens: tokens of all pictures; 0 where unknown.
     """
 
     text: str = ""
@@ -181,7 +181,7 @@ async def tokens_of(prompt: Prompt, api: LlamacppApi, served: ServedGguf) -> tup
 
 
 def check_length(request: Request, tokens: int, context: int) -> None:
-    """Refuse what can't finish, with the numbers.
+    """Refuse a request that can't finish within the context, with the numbers.
 
     Raises:
         RequestTooLarge: what to do.
@@ -283,7 +283,7 @@ def form_of(
 
 
 def _own_form(grammar: Grammar, field: str) -> Mapping[str, Any]:
-    """What every llama-server has: JSON schemas, and GBNF."""
+    """The field for a llama-server without llguidance: a JSON schema, or GBNF."""
     if grammar.kind == "json_schema":
         schema = json.loads(grammar.source)
         if missing := left_out(schema):
@@ -305,7 +305,7 @@ def _beyond(what: str, field: str) -> RequestError:
 
 
 def lark_of(kind: str, source: str) -> str:
-    """A grammar of ours as llama.cpp takes it."""
+    """A grammar of snugvl's in llama.cpp's form."""
     if kind == "lark":
         return source
     if kind == "regex":

@@ -8,17 +8,16 @@ from textwrap import shorten
 from typing import ClassVar, Final
 
 from snugvl.backends.child.answer import reasoning_of
-from snugvl.backends.child.flags import check, value
 from snugvl.backends.child.http import Served
 from snugvl.backends.child.life import Launch, Life
 from snugvl.backends.child.requests import NO_RUNS, ServedModel
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
-from snugvl.backends.child.settings import Facts
-from snugvl.backends.llamacpp import command, log
+from snugvl.backends.child.settings import Facts, flag_value, refuse_flags
+from snugvl.backends.llamacpp import command
 from snugvl.backends.llamacpp.answer import LlamacppChunks
 from snugvl.backends.llamacpp.api import LlamacppApi, ServedGguf
 from snugvl.backends.llamacpp.facts import GgufModel, complete, read_model, template_of
-from snugvl.backends.llamacpp.measure import LlamacppGauge, read_load
+from snugvl.backends.llamacpp.measure import FORM, LlamacppGauge, read_buffers, read_load
 from snugvl.backends.llamacpp.requests import (
     COMPLETION,
     RequestBuilder,
@@ -46,7 +45,7 @@ MAX_QUOTED: Final = 200
 
 @dataclass(slots=True)
 class _LlamacppLife:
-    """What is kept of a life of llama.cpp."""
+    """Own data about a life of llama.cpp (`Session.own`)."""
 
     gauge: LlamacppGauge
     speaker: RequestBuilder
@@ -60,7 +59,7 @@ class LlamacppEngine(ChildEngine):
     ignores: ClassVar = (NO_SPECIAL, NO_RUNS)
 
     def __init__(self, choice: LlamacppChoice, supervision: Supervision | None = None) -> None:
-        check(choice.arguments, OURS, self.name)
+        refuse_flags(choice.arguments, OURS, self.name)
         super().__init__(choice, supervision)
         self._command: command.LlamacppCommand | None = None
         self._gguf = GgufModel(Facts())
@@ -87,7 +86,7 @@ class LlamacppEngine(ChildEngine):
             )
 
         start = "llama-server -m FILE.gguf"
-        return Launch(choice, start, LlamacppApi, log.FORM, words, environment, stalled)
+        return Launch(choice, start, LlamacppApi, FORM, words, environment, stalled)
 
     def start_words(self) -> tuple[str, ...]:
         """See `ChildEngine`."""
@@ -97,8 +96,8 @@ class LlamacppEngine(ChildEngine):
         """See `ChildEngine`."""
         assert isinstance(served, ServedGguf)
         choice: LlamacppChoice = self._choice
-        file = value(choice.arguments, "-m") or served.root
-        projector = value(choice.arguments, "--mmproj") or ("its own" if served.sees else None)
+        file = flag_value(choice.arguments, "-m") or served.root
+        projector = flag_value(choice.arguments, "--mmproj") or ("its own" if served.sees else None)
         if "--no-mmproj" in choice.arguments:
             projector = None
         self._gguf = await asyncio.to_thread(read_model, file, projector, choice.arguments)
@@ -119,7 +118,7 @@ class LlamacppEngine(ChildEngine):
         """See `ChildEngine`."""
         assert isinstance(served, ServedGguf)
         choice: LlamacppChoice = self._choice
-        buffers = await asyncio.to_thread(log.read_buffers, life.log)
+        buffers = await asyncio.to_thread(read_buffers, life.log)
         gauge = LlamacppGauge(choice.planned, buffers, model.facts.gpu_uuids, model.facts.device)
         template = template_of(served)
         return _LlamacppLife(

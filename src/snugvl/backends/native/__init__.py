@@ -1,1 +1,1 @@
-"""Our engine behind the protocol: what it allocates, its thread, and what is compiled beside it."""
+"""Our engine behind the protocol: its allocation, its thread, and kernels that are compiled beside it."""

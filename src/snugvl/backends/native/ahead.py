@@ -1,9 +1,9 @@
 """Has kernels compiled before requests need them, beside the engine that loads, and then serves.
 
-A kernel that was never compiled on this machine takes a second or more, and everybody waits for it. So while
-weights are loaded processes of the lowest priority (`kernel_processes.py`) compile what any step may need
-into Triton's folder, each its share; from there a kernel is loaded within some milliseconds. A file beside
-them says that it is done, for the next start: of this model, in these formats, on such a GPU, by this
+A kernel that was never compiled on this machine takes a second or more, and all requests wait for it. So
+while weights are loaded processes of the lowest priority (`kernel_processes.py`) compile what any step may
+need into Triton's folder, each its share; from there a kernel is loaded within some milliseconds. A file
+beside them says that it is done, for the next start: of this model, in these formats, on such a GPU, by this
 version.
 
 It makes nothing worse: where it can't run or fails, a kernel is compiled when it is needed, as without it.
@@ -38,7 +38,7 @@ class KernelsAhead:
     """One attempt at all kernels of an engine."""
 
     def __init__(self, processes: KernelProcesses | None = None) -> None:
-        """`processes`: that may have been started before it is known what to compile."""
+        """`processes`: processes that may have been started before it is known what to compile."""
         self.finished = threading.Event()  # or given up
         self.first = threading.Event()  # what a first question needs is compiled, or that is given up
         self._processes = processes or KernelProcesses()
@@ -60,7 +60,7 @@ class KernelsAhead:
         threading.Thread(target=self._run, args=(wanted,), name="snugvl-kernels", daemon=True).start()
 
     def wait_for_first(self, report: Progress) -> None:
-        """Wait for what a first question needs, at a first start: it would be compiled twice at once.
+        """Wait for the kernels of a first question, at a first start: they would be compiled twice at once.
 
         Not for long: a machine of few processors answers sooner by compiling what it needs alone.
         """
@@ -110,7 +110,7 @@ class KernelsAhead:
 
 
 def _heard(what: str, digest: str, who: object) -> None:
-    """Let launches here wait for what a process compiles now: it would be compiled twice at once."""
+    """Let launches here wait for a kernel that a process compiles now: it would be compiled twice at once."""
     if what == "begins":
         elsewhere.begins(digest, who)
     else:
@@ -118,6 +118,6 @@ def _heard(what: str, digest: str, who: object) -> None:
 
 
 def name_of(wanted: CompileJob, version: str) -> str:
-    """What is compiled: the same for the same model, GPU, sources and versions."""
+    """The name of a set of kernels: the same for the same model, GPU, sources and versions."""
     named = f"{version} {torch.__version__} {wanted} {sources_digest(*_SOURCES)}"
     return hashlib.sha256(named.encode()).hexdigest()[:16]

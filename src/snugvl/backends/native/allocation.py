@@ -1,10 +1,10 @@
-"""From a plan to what the engine in this process allocates: the plan's own settings, to the byte.
+"""From a plan to the allocation of the engine in this process: the plan's own settings, to the byte.
 
     solve ─► Choice ─► Allocation ─(as it is, to the process that loads)─► checked against what is free now
                                                                            ├ fits ─► EngineConfig
                                                                            └ doesn't ─► solved once more
 
-Nothing is chosen here. Where nobody has planned yet, and where less is free than a plan counted on, the
+Nothing is chosen here. Where there is no plan yet, and where less is free than a plan counted on, the
 same solver plans with the same wishes, and what changed is said with the numbers.
 """
 
@@ -49,9 +49,9 @@ def allocate(
 
 
 def _more_driver(place: TargetDevice, planned: Allocation) -> int:
-    """Bytes that the driver takes here beyond what was planned for it.
+    """Bytes that the driver takes here beyond those planned for it.
 
-    So little that it is a part of what a plan leaves for late kernels is nothing.
+    An excess within the plan's reserve for late kernels counts as 0.
     """
     more = place.context_bytes - planned.device.context_bytes
     return more if more > LATE_BYTES // 4 else 0
@@ -75,7 +75,7 @@ def choose(facts: ModelFacts, options: LoadOptions, place: TargetDevice, backend
 
 
 def _difference(before: Allocation, now: Allocation) -> str:
-    """What changed between two plans, with the numbers."""
+    """The sentence on what changed between two plans, with the numbers."""
     changed = [
         f"{each.name} {was} → {new}"
         for each in fields(Settings)
@@ -91,7 +91,7 @@ def _difference(before: Allocation, now: Allocation) -> str:
 
 
 def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:
-    """The settings as our engine takes them, with the options that it has under the same name."""
+    """The engine's configuration from an allocation, with the options that it has under the same name."""
     settings = allocation.settings
     values = ((each.name, getattr(options, each.name, None)) for each in fields(EngineConfig))
     said = {name: value for name, value in values if value is not None}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
-from snugvl.backends.hosted import Hosted, Ready
+from snugvl.backends.hosted import Hosted, PreparedRequest
 from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.kernel_processes import Ahead
 from snugvl.backends.native.worker import EngineWorker
@@ -34,8 +34,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         kernels: KernelsAhead | None = None,
     ) -> None:
         """`kernels`: who compiles them ahead, if somebody does."""
-        form, vocab_size = processor.template.tool_form, processor.config.text.vocab_size
-        super().__init__(processor, vocab_size, form, capabilities, thinking)
+        super().__init__(processor, capabilities, thinking)
         self._engine = engine
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
@@ -88,7 +87,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         """End a request and free what it holds; unknown ids are ignored."""
         self._worker.post(lambda: self._abort(request_id))
 
-    def _begin(self, ready: Ready[PreparedPrompt]) -> Callable[[], object]:
+    def _begin(self, ready: PreparedRequest[PreparedPrompt]) -> Callable[[], object]:
         request = EngineRequest(
             request_id=str(next(self._ids)),
             prompt_ids=ready.prompt.prompt_ids,

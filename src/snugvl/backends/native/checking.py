@@ -47,6 +47,7 @@ CHECK_S = 180.0  # that a check takes at most
 RETURN_S = 60.0  # that a kernel takes at most, compiled as it may have to be, with torch's twin
 START_S = 60.0  # until the process begins with the first
 PROGRESS = 0.04  # of all loading
+Order = tuple[CompileJob, str, CheckedOn, int, str]
 
 
 def settle(
@@ -74,7 +75,8 @@ def settle(
     if kernels is not None:
         kernels.begin(network, config, device)
     if kernels is not None and not any(each.job == digest and each.whole for each in here):
-        new = _first_start(replace(job, withdrawn=tuple(found)), digest, on, kernels, limit_bytes, report)
+        order = replace(job, withdrawn=tuple(found)), digest, on, limit_bytes, str(device)
+        new = _first_start(order, kernels, report)
         if new is not None:
             withdraw(each.kernel for each in new.withdrawn)
             found |= {each.kernel: each for each in new.withdrawn}
@@ -106,7 +108,8 @@ def check_model(options: LoadOptions, report: Progress) -> KernelCheck:
         assert kernels is not None
         on, job = checked_on(place), compile_job_of(network, config, place.device)
         kernels.begin(network, config, place.device)
-        check = _first_start(job, name_of(job, on.triton), on, kernels, limit_bytes, report)
+        order = job, name_of(job, on.triton), on, limit_bytes, str(place.device)
+        check = _first_start(order, kernels, report)
         if check is None:
             raise EngineError(f"kernels take more than {COMPILE_S:.0f} s to compile here; try again")
         with suppress(OSError):
@@ -128,21 +131,20 @@ class _Enough(Exception):
     """Nothing is loaded."""
 
 
-def _first_start(
-    job: CompileJob, digest: str, on: CheckedOn, kernels: KernelsAhead, limit_bytes: int, report: Progress
-) -> KernelCheck | None:
+def _first_start(order: Order, kernels: KernelsAhead, report: Progress) -> KernelCheck | None:
+    """Check when all is compiled; `order`: see `run`."""
     report("compiling kernels, for the first start of this model on this GPU", PROGRESS)
     if not kernels.finished.wait(COMPILE_S):
         logger.warning("kernels take long to compile, so they are checked at the next start, not now")
         return None
     report("checking kernels beside plain torch, for the first start of this model on this GPU", PROGRESS)
-    check = run(job, digest, on, limit_bytes)
+    check = run(*order)
     mark("kernels are checked")
     return check
 
 
 def checked_on(place: TargetDevice) -> CheckedOn:
-    """What a check of a GPU holds for."""
+    """The place for which a check of a GPU holds."""
     import triton  # which only GPUs bring
 
     facts = torch.cuda.get_device_properties(place.device)
@@ -152,8 +154,8 @@ def checked_on(place: TargetDevice) -> CheckedOn:
 
 
 def run(
-    job: CompileJob, digest: str, on: CheckedOn, limit_bytes: int, command: Sequence[str] = COMMAND,
-    device: str = "cuda",
+    job: CompileJob, digest: str, on: CheckedOn, limit_bytes: int, device: str,
+    command: Sequence[str] = COMMAND,
 ) -> KernelCheck:  # fmt: skip
     """Check a job's kernels, by as many processes as it takes; never fails."""
     begun, verdicts, loaded, whole = time.monotonic(), dict[tuple[str, str], KernelVerdict](), -1, False
@@ -259,6 +261,8 @@ def main() -> None:
 
     device = torch.device(name)
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)  # torch's limit is one card's
+        torch.cuda.set_device(device.index or 0)
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(max(min(limit_bytes / total, 1.0), 0.01), device)
 

@@ -37,7 +37,7 @@ Heard = Callable[[str, str, object], None]
 
 
 def ahead_of(value: str | None) -> Ahead:
-    """What is done before it is needed: `SNUGVL_AHEAD`.
+    """The work that is done before it is needed, from `SNUGVL_AHEAD`.
 
     Raises:
         RequestError: it is unknown.
@@ -61,7 +61,8 @@ def nothing_compiled() -> bool:
 
 
 class KernelProcesses:
-    """As many as this machine has room for, without a GPU. Safe to use from several threads."""
+    """Processes that compile kernels, as many as this machine has room for. Safe to use from several
+    threads."""
 
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self.stopped = False
@@ -88,7 +89,7 @@ class KernelProcesses:
     def ask(
         self, wanted: object, first: Callable[[], object] = lambda: None, heard: Heard = lambda *_: None
     ) -> list[tuple[int, list[str]]]:
-        """Let each do its share of what is wanted; their exit codes, and what they said.
+        """Let each compile its share of `wanted`; returns (exit code, lines of output) of each.
 
         `first` is called when all have compiled what a first question needs; `heard` with whatever one says
         of a variant that it compiles, and that one; at its end with "" and "".
@@ -115,7 +116,7 @@ class KernelProcesses:
 
 
 def room() -> int:
-    """Processes that this machine has room for now."""
+    """Number of processes that this machine has room for now."""
     left = host.memory().free_bytes - LEAST_MEMORY_BYTES
     return 0 if left < 0 else max(1, min(MOST, host.cores() // 2, 1 + left // MORE_MEMORY_BYTES))
 
@@ -150,7 +151,7 @@ def leave_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Work for whoever started this process; the last line that it prints is the report, in JSON."""
+    """Compile for the process that started this one; the last line printed is the report, in JSON."""
     if hasattr(os, "nice"):
         os.nice(19)  # before torch is imported
     threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()

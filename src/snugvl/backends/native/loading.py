@@ -57,19 +57,18 @@ READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
 @dataclass(frozen=True, eq=False)
 class LoadedEngine:
-    """An engine, what makes its prompts, and what its memory was planned to be.
+    """An engine, the processor that makes its prompts, and the plan of its memory.
 
-    Whoever looks at `backend` has it run in a thread of its own from then on; else its steps are for whoever
-    loaded it to make.
+    Reading `backend` has the engine run in a thread of its own from then on; else the caller makes its steps.
 
     Attributes:
-        place: the device, with what was free there before.
+        place: the device, with its free memory before loading.
         planned: bytes of each row of the ledger, by name.
         weights: bytes of the weights in place, by row of the ledger.
         allocation: the plan that runs.
-        cap_bytes: what this process never takes more of, or None on a CPU.
-        left_out_bytes: of the vision tower, where it was left out; in the format it would have had.
-        kernels: who compiles them ahead, if somebody does.
+        cap_bytes: most bytes that this process ever takes, or None on a CPU.
+        left_out_bytes: bytes of the vision tower, where it was left out, in the format it would have had.
+        kernels: the compiler of kernels ahead of their use, or None.
     """
 
     engine: Engine
@@ -102,8 +101,8 @@ def load_engine(
     """Our own engine without the tasks, for a process that only runs the engine.
 
     Args:
-        planned: what a plan has decided; it runs as it is where it still fits.
-        machine: as it was before this process took anything of it, where somebody has looked.
+        planned: a plan's allocation, which runs as it is where it still fits.
+        machine: as it was before this process took anything of it, where it was probed then.
         kernels: begins to compile them while weights are loaded.
         settled: sees, before there is memory, that no kernel runs that is wrong on this GPU.
 
@@ -191,7 +190,7 @@ def _network(
     folder: Path, kind: torch.dtype, place: TargetDevice, allocation: Allocation, model: Inventory,
     report: Progress, outlined: Callable[[LoadableNetwork], None],
 ) -> LoadableNetwork:  # fmt: skip
-    """The weights in place, as the plan has them.
+    """The network with its weights in the plan's formats and places.
 
     Raises:
         DoesNotFit: the system gives no page-locked memory for the embedding.
@@ -220,7 +219,7 @@ def _network(
 
 
 def _kept() -> Path | None:
-    """Where what weights are rounded for is kept; None where nobody has a home."""
+    """The folder in which sensitivities for rounding are kept; None without a home folder."""
     try:
         return cache_folder() / "inputs"
     except RuntimeError:
@@ -235,8 +234,8 @@ def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
 
 
 def _readers(model: Inventory, allocation: Allocation, place: TargetDevice) -> tuple[int, int]:
-    """Threads that load at once, and bytes of their pieces: what there is room for before the cache and the
-    graphs are made. Where page-locked memory is scarce pieces are small: torch keeps it.
+    """(threads that load at once, bytes of their pieces), as many as fit before cache and graphs are made.
+    Where page-locked memory is scarce pieces are small, as torch keeps it.
     """
     if place.device.type == "cpu":
         return LOADING[-1]
@@ -251,7 +250,7 @@ def _readers(model: Inventory, allocation: Allocation, place: TargetDevice) -> t
 def capabilities_of(
     config: ModelConfig, processor: Processor, settings: Settings, kind: torch.dtype, *, parameters: int
 ) -> Capabilities:
-    """What the model can do, but for its name and place."""
+    """Capabilities of the model, without its name and place."""
     pictures = processor.pictures
     return Capabilities(
         model="",
@@ -272,7 +271,7 @@ def capabilities_of(
 
 
 def storage_of(settings: Settings, system: OperatingSystem) -> Storage:
-    """Under WSL2 there is little pinned memory, and others need it too."""
+    """The formats and places of weights; streamed ones in plain memory under WSL2, where pinned is scarce."""
     layers = "bf16" if settings.weights == "fp32" else settings.weights
     memory: Literal["plain", "pinned"] = "plain" if system == "wsl2" else "pinned"
     streamed = memory if settings.vision == "streamed" else None

@@ -1,4 +1,4 @@
-"""What a running engine really takes, kept for the next plan (`hardware/calibration.py`)."""
+"""Keeps the memory that a running engine really takes for the next plan (`hardware/calibration.py`)."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -70,7 +70,7 @@ def _told(ledger: Ledger) -> dict[str, object]:
 
 
 def _add(found: list[Measurement | None], largest: list[Measurement | None] | None = None) -> None:
-    """Write them down; a cache folder that can't be written costs an estimate, no more."""
+    """Write measurements to the cache folder; where that can't be written, plans estimate."""
     known, most = ([each for each in some or [] if each is not None] for some in (found, largest))
     if known or most:
         with suppress(OSError):
@@ -96,7 +96,7 @@ def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, count: int
 def _measurements(
     place: TargetDevice, subject: str, ledger: Ledger, grown: dict[str, int]
 ) -> tuple[list[Measurement | None], list[Measurement | None]]:
-    """As the planner asks for them, and the context."""
+    """(measurements under the planner's keys, those of the context)."""
     planned = {row.name: row.planned_bytes or 0 for row in ledger.rows}
     found = [
         _measurement(place, "native", name, subject, planned=planned[name], measured=nbytes)
@@ -114,7 +114,7 @@ def _measurements(
 def _measurement(
     place: TargetDevice, engine: str, component: str, subject: str = "", *, planned: int = 0, measured: int
 ) -> Measurement | None:
-    """A figure of an engine's component here; None for a GPU of which NVML says nothing."""
+    """The measurement of an engine's component here; None for a GPU that NVML doesn't know."""
     where = calibration.place_of(place.gpu) if place.gpu is not None else None
     if where is None:
         return None

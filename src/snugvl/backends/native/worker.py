@@ -10,12 +10,12 @@ from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError, engine_failed
 
 T = TypeVar("T")
-_Job = tuple[Callable[[], None], Future[Any] | None]  # what is done, and where somebody waits for it
+_Job = tuple[Callable[[], None], Future[Any] | None]  # the work, and the future that a caller waits for
 CLOSED = "the model is closed"
 
 
 class SteppedEngine(Protocol):
-    """What a worker drives."""
+    """The engine's methods that a worker calls."""
 
     @property
     def has_work(self) -> bool:
@@ -42,9 +42,10 @@ class EngineWorker:
         died: Callable[[EngineError], None] | None = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`died` is told, in the engine's thread, when a bug ends it; nothing is delivered after that.
+        """`died` is called, in the engine's thread, with the error when a bug ends it; nothing is delivered
+        after.
 
-        `ended` is called there last of all, whatever ended it.
+        `ended` is called there last of all, however it ended.
         """
         self.engine = engine
         self._deliver = deliver
@@ -112,7 +113,7 @@ class EngineWorker:
             self._ended()
 
     def _meanwhile(self) -> None:
-        """Within a step, which would take what is raised for a fault of the model."""
+        """Deliver within a step, keeping an error, which the step would take for a fault of the model."""
         try:
             self._deliver_all()
         except BaseException as error:
@@ -124,14 +125,14 @@ class EngineWorker:
             self._deliver(output)
 
     def _put(self, job: _Job) -> bool:
-        """Have a job run, unless nobody is there to run it."""
+        """Queue a job; False where the worker is closed and won't run it."""
         with self._lock:  # or it could come behind the last look into the queue, and its caller wait for ever
             if not self._closed:
                 self._jobs.put(job)
             return not self._closed
 
     def _shut(self, ending: str = CLOSED) -> bool:
-        """Take no more jobs, and say why; whether any were taken until now."""
+        """Take no more jobs, for the reason `ending`; returns whether it was open until now."""
         with self._lock:
             was_open, self._closed, self._ending = not self._closed, True, ending
             return was_open
@@ -152,7 +153,7 @@ class EngineWorker:
             del job  # an idle worker holds nothing of its callers
 
     def _refuse_jobs(self) -> None:
-        """Tell whoever asked too late: nobody may wait for ever, and a dead engine takes nothing more."""
+        """Fail the jobs that came too late, so that no caller waits for ever."""
         while not self._jobs.empty():
             _, future = self._jobs.get() or (None, None)
             if future is not None:

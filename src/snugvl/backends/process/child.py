@@ -2,7 +2,7 @@
 
     main thread     reads messages; answers pings; leaves when the server is gone, however it went
     loader          loads, warms up, then becomes the one that takes snapshots
-    preparers       turn messages into prompts (`preparers.py`), so that one large picture holds up nobody
+    preparers       turn messages into prompts (`preparers.py`), so that one large picture holds up no other
     engine          steps (`worker.py`); its deltas go into the outbox
     writer          empties the outbox: all that a step made goes out as one message
 
@@ -53,7 +53,7 @@ SWITCH_S = 0.0005
 # Of a prompt whose kernels are those of any longer one: at a first start they are compiled before all others
 # (`engine/precompile.py`), those of a few tokens last.
 WARM_TOKENS = 256
-TOGETHER_S = 0.0003  # that events wait for others: the tokens of a step are told in less
+TOGETHER_S = 0.0003  # that events wait for others: the tokens of a step come within less
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
@@ -67,7 +67,7 @@ class ProcessMeter(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostedModel:
-    """A loaded model and what measures it.
+    """A loaded model, and the meter of its memory.
 
     Attributes:
         settled: called once, when requests are taken; returns at once.
@@ -153,7 +153,8 @@ class Outbox:
 
 
 class Notes(logging.Handler):
-    """What this package logs: trouble goes to stderr, as without any handler, and INFO to the server."""
+    """Handler of this package's log: warnings go to stderr, as without any handler, and INFO to the
+    server."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(logging.INFO)
@@ -164,7 +165,7 @@ class Notes(logging.Handler):
         ours.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A record."""
+        """Send or print one record."""
         if record.levelno > logging.INFO:
             self._trouble.handle(record)
         else:
@@ -172,7 +173,7 @@ class Notes(logging.Handler):
 
 
 class Child:
-    """What runs here: the model and its requests."""
+    """The engine's process: the model and its requests."""
 
     def __init__(self, channel: Channel, load: Loader, start: wire.Start, recorder: Recorder) -> None:
         mark("told what to load")
@@ -290,7 +291,7 @@ class Child:
         stream.forward(lambda delta: self._outbox.put((request_id, delta)), end)
 
     def _live(self, load: Loader, start: wire.Start) -> None:
-        """Load, then tell how it goes, for ever. What fails then ends the process; the server restarts it."""
+        """Load, then send snapshots for ever. A failure then ends the process, and the server restarts it."""
         ready = False
         try:
             model = load(start.choice, self._report)
@@ -307,7 +308,7 @@ class Child:
             while True:
                 time.sleep(start.snapshot_s)
                 self._outbox.put(self._snapshot(model, before))
-                if cold and not self._streams:  # a pause: nobody waits for what this takes
+                if cold and not self._streams:  # a pause: no request waits for this
                     cold = self._warm_more(model.backend)
         except BaseException as error:
             if ready or not isinstance(error, SnugvlError):
@@ -354,7 +355,7 @@ def _die(error: BaseException | None = None) -> NoReturn:
 
 
 def _warm_up(backend: "Hosted[Any]") -> Load:
-    """Do what every request would wait for: kernels. The counters it leaves."""
+    """Run the kernels that every request would wait for; returns the counters afterwards."""
     texts = ["hello"]
     if backend.capabilities.device != "CPU":  # which has no kernels to compile, and reads slowly
         texts.insert(0, "hello " * WARM_TOKENS)
@@ -375,7 +376,7 @@ def _as_request(message: wire.Tokenize) -> Request:
 
 
 def _reported(error: BaseException) -> SnugvlError:
-    """As it crosses; what is a bug is said on stderr, too."""
+    """The error as it is sent to the server; a bug is also printed on stderr."""
     if isinstance(error, ENDINGS):
         raise error
     if not isinstance(error, SnugvlError | GivenUp):

@@ -24,7 +24,8 @@ from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_trito
 
 
 def prepare() -> None:
-    """Import what every engine needs. What goes wrong is told by whoever imports it again to use it."""
+    """Import the modules that every engine needs. An error is raised again where one is imported to be
+    used."""
     gc.disable()  # what imports make stays; to look through it again and again takes an eighth of the time
     with suppress(Exception):
         import torch  # noqa: F401
@@ -33,13 +34,14 @@ def prepare() -> None:
 
 
 def load(choice: EngineChoice, report: Progress) -> HostedModel:
-    """The chosen model with a meter. Imports torch, so it is called when the server is told so."""
+    """The chosen model with a meter. It imports torch, so it is called once the server has said what to
+    load."""
     report("starting torch", 0.0)
     return LOADERS[choice.engine](choice, report)
 
 
 def native(choice: EngineChoice, report: Progress) -> HostedModel:
-    """On our own engine."""
+    """Load the model on our own engine."""
     machine = _look(choice.device, choice.machine)
     ahead, processes = ahead_of(os.environ.get(VARIABLE)), KernelProcesses()
     if ahead != "none" and machine is not None and nothing_compiled():
@@ -83,7 +85,7 @@ def _about(found: Capabilities) -> dict[str, object]:
 
 
 def transformers(choice: EngineChoice, report: Progress) -> HostedModel:
-    """On Hugging Face transformers."""
+    """Load the model on Hugging Face transformers."""
     from snugvl.backends.transformers.loading import load_hosted
 
     _collect_garbage()
@@ -128,7 +130,7 @@ def _beside(step: str, job: Callable[[], bool]) -> None:
 
 
 def _collect_garbage() -> None:
-    """From now on, but for what was imported: that stays."""
+    """Collect garbage from now on, without the imported objects, which stay."""
     gc.freeze()
     gc.enable()
 

@@ -1,10 +1,10 @@
-"""The engine's process, begun before anybody knows what it will load.
+"""The engine's process, begun before it is known what it will load.
 
 Importing torch takes most of a start. So the command begins the process first and plans meanwhile; it imports
 little here for the same reason.
 
     Launched ─ taken by the first life of a `SupervisedEngine` ─► it ends it
-        └───── nobody took it (the plan says vLLM, or nothing fits) ─► abandoned
+        └───── not taken (the plan says vLLM, or nothing fits) ─► abandoned
 """
 
 import os
@@ -18,11 +18,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from snugvl.backends.process.arena import REGION_BYTES
 from snugvl.core.region import Region
 
 # -P: a torch.py in the current folder is not torch.
 COMMAND = (sys.executable, "-P", "-m", "snugvl.backends.process.engine_process")
+
+REGION_BYTES = 64 << 20  # for pictures; of which only what was ever in use at once is held
 
 _SECRET = re.compile(r"(KEY|KEYS|TOKEN|SECRET|PASSWORD)$", re.I)
 # torch looks through all that is installed for devices that we don't run on.
@@ -57,13 +58,13 @@ class Launched:
         self.abandon()
 
     def take(self) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-        """The process and our end; who takes them ends them."""
+        """(the process, our end of the socket); the caller ends them."""
         assert not self._taken, "a process is taken once"
         self._taken = True
         return self._popen, self._socket
 
     def abandon(self) -> None:
-        """End the process if nobody took it. Safe to call twice."""
+        """End the process if it wasn't taken. Safe to call twice."""
         if not self._taken:
             self._taken = True
             self._socket.close()
@@ -96,5 +97,5 @@ def _process(command: list[str], descriptors: tuple[int, ...]) -> "subprocess.Po
 
 
 def without_secrets(environ: Mapping[str, str], but: Container[str] = ()) -> dict[str, str]:
-    """What a child sees of the environment: it needs no key of the server's or of anybody else's."""
+    """The environment of a child: without keys, tokens and passwords, which it doesn't need."""
     return {name: value for name, value in environ.items() if name in but or not _SECRET.search(name)}

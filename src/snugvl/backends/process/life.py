@@ -8,10 +8,10 @@ from contextlib import ExitStack, nullcontext, suppress
 from itertools import count
 from typing import Any, Final
 
+from snugvl.backends.mailbox import Inbox, RemoteStream
 from snugvl.backends.process import wire
-from snugvl.backends.process.arena import Arena
 from snugvl.backends.process.launch import Launched
-from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.backends.process.wire import Arena
 from snugvl.backends.spawned import LAST_LINES, LogForm, SpawnedProcess
 from snugvl.backends.supervisor import Ending
 from snugvl.core.messages import Delta, Message, Request, ToolUse
@@ -41,7 +41,8 @@ class EngineProcess(SpawnedProcess):
         *,
         pixels: bool,
     ) -> None:
-        """`notice` is told what it says of itself; `pixels`: it looks at them to count a picture's tokens."""
+        """`notice` is called with its messages about itself; `pixels`: whether it counts tokens from
+        pixels."""
         super().__init__(popen, "the engine process", FORM)
         self._counts_pixels = pixels
         self._arena = arena
@@ -94,7 +95,7 @@ class EngineProcess(SpawnedProcess):
             await self._wait_for_exit(BURY_S)
 
     def fail(self, stream_error: Callable[[], SnugvlError], call_error: Callable[[], SnugvlError]) -> None:
-        """End what runs with the one, what wasn't answered yet with the other."""
+        """End running streams with `stream_error`, and calls without a reply yet with `call_error`."""
         inboxes, self._inboxes = self._inboxes, {}
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -112,7 +113,7 @@ class EngineProcess(SpawnedProcess):
         await asyncio.to_thread(sweep)  # what it had on disk
 
     async def submit(self, request: Request) -> RemoteStream:
-        """Start a request; raises what the engine refuses it with."""
+        """Start a request; raises the engine's error where it refuses."""
         request_id, inbox = next(self._ids), Inbox()
         self._inboxes[request_id] = inbox
         try:
@@ -152,8 +153,8 @@ class EngineProcess(SpawnedProcess):
     ) -> Any:
         """Send and wait for the reply. `heavy`: may hold pictures, whose pixels are copied in a thread.
 
-        A caller that is cancelled ends the work, and waits until that has ended: so whoever counts the
-        callers counts what the engine's process does for them.
+        A caller that is cancelled ends the work, and waits until that has ended: so there are as many callers
+        as requests that the engine's process works on.
         """
         answer = asyncio.get_running_loop().create_future()
         self._calls[message.id] = answer
@@ -265,7 +266,7 @@ class EngineProcess(SpawnedProcess):
 
 
 async def _wait_quietly(work: "asyncio.Future[Any]") -> None:
-    """Wait for it, cancelled or not; what comes of it is nobody's business any more."""
+    """Wait for it, cancelled or not, and drop its result or its error."""
     await asyncio.wait([work])
     if not work.cancelled():
         work.exception()

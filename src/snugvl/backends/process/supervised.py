@@ -60,11 +60,11 @@ class SupervisedEngine(Supervised[EngineProcess]):
 
     @property
     def health(self) -> Health:
-        """Where the engine stands now."""
+        """The engine's health now."""
         return self._lives.health(timeline=self._timeline)
 
     async def submit(self, request: Request) -> Stream:
-        """Start a request; raises what the engine refuses it with."""
+        """Start a request; raises the engine's error where it refuses."""
         return await self._ready_process().submit(request)
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:

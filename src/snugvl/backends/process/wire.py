@@ -3,26 +3,32 @@
     server ── Start, Submit, Abort, Tokenize, Detokenize, Ping, Bye ─► engine process
            ◄── lists of Loading, Ready, Failed, MessageReply, (id, Delta), End, Pong, Snapshot ──
 
-The engine's events go out as one list a step. Pixels go beside the socket where they can (`arena.py`); every
+The engine's events go out as one list a step. Pixels go beside the socket where they can (`Arena`); every
 Submit and Tokenize has a MessageReply, after which the engine has read them. Both ends are this package in
 the same version, started by one another over a socket pair that nobody else can open: so pickle will do.
 Pixels that have no room there follow their message over the socket, in the order in which it names them.
+
+    region  │ picture of 7 │ free │ picture of 9 │ free …
+    message 9  "… RGB, 1024×1024, at byte 4,194,304 …" ─► engine: copies it, prepares it, replies ─► free
+
+A socket would carry them in pieces of some hundred KiB, each of which wakes both sides.
 """
 
 import asyncio
 import pickle
 import socket
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from io import BytesIO
 from operator import attrgetter
 from struct import Struct
+from threading import Lock
 from typing import Any, BinaryIO, Literal
 
 from PIL import Image
 
-from snugvl.backends.process.arena import Arena
 from snugvl.core.messages import (
     Capabilities,
     Delta,
@@ -45,6 +51,46 @@ from snugvl.errors import EngineError, SnugvlError, engine_failed
 from snugvl.hardware.machine import Machine
 from snugvl.planner.plan import Allocation
 
+
+class Arena:
+    """The sender's side: what lies where. Safe to use from several threads."""
+
+    def __init__(self, region: Region) -> None:
+        self._view = region.view
+        self._used: list[tuple[int, int, int]] = []  # start, end and owner of each piece, in order
+        self._lock = Lock()
+
+    def put(self, owner: int, piece: bytes | memoryview) -> int | None:
+        """Write a piece where there is room for it, and return where; None where there is none.
+
+        Whoever has a piece already gets no more than half of all: others come meanwhile.
+        """
+        with self._lock:
+            own = sum(end - start for start, end, its in self._used if its == owner)
+            if own and own + len(piece) > len(self._view) // 2:
+                return None
+            start = self._gap(len(piece))
+            if start is None:
+                return None
+            insort(self._used, (start, start + len(piece), owner))
+        self._view[start : start + len(piece)] = piece
+        return start
+
+    def free(self, owner: int) -> None:
+        """Whoever reads what this owner has put is done with it, or was never told of it."""
+        with self._lock:
+            self._used = [piece for piece in self._used if piece[2] != owner]
+
+    def _gap(self, nbytes: int) -> int | None:
+        """The first one that is large enough: low addresses are the ones that have been touched before."""
+        end_before = 0
+        for start, end, _ in self._used:
+            if start - end_before >= nbytes:
+                break
+            end_before = end
+        return end_before if end_before + nbytes <= len(self._view) else None
+
+
 HostedEngine = Literal["native", "transformers"]
 
 _LENGTH = Struct("!Q")
@@ -52,7 +98,7 @@ _LENGTH = Struct("!Q")
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice(LoadOptions):
-    """What an engine's process loads: what was said, and what the plan made of it.
+    """The choice that an engine's process loads: the options, and the plan's allocation.
 
     Attributes:
         engine: which backend loads it.

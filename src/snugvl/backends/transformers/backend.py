@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from snugvl.backends.hosted import Hosted, Ready
+from snugvl.backends.hosted import Hosted, PreparedRequest
 from snugvl.backends.measure import Meter
 from snugvl.backends.place import TargetDevice
 from snugvl.backends.transformers.engine import TransformersEngine
@@ -22,6 +22,7 @@ from snugvl.core.formats import BITSANDBYTES
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
+from snugvl.core.options import LoadOptions
 from snugvl.core.service import Load
 from snugvl.engine.claims import DeviceClaim
 from snugvl.hardware import host
@@ -40,7 +41,7 @@ class TransformersBackend(Hosted[ModelPrompt]):
         thinking: ThinkingDefault = PLAIN,
     ) -> None:
         """`weights`: bytes of the weights, by row of the ledger."""
-        super().__init__(preparer, preparer.vocab_size, preparer.tool_form, capabilities, thinking)
+        super().__init__(preparer, capabilities, thinking)
         self._engine = engine
         self._weights = dict(weights)
         # The engine's thread doesn't hold this backend: dropped without `close`, it ends that, also at exit.
@@ -51,7 +52,7 @@ class TransformersBackend(Hosted[ModelPrompt]):
         return {"weights": sum(self._weights.values()), **self._engine.memory()}
 
     def stats(self) -> Load:
-        """What the engine is doing."""
+        """Load and counters of the engine."""
         return self._engine.stats()
 
     def close(self) -> None:
@@ -59,7 +60,7 @@ class TransformersBackend(Hosted[ModelPrompt]):
         self._engine.close()
         self._grammars.close()
 
-    def _begin(self, ready: Ready[ModelPrompt]) -> Callable[[], object]:
+    def _begin(self, ready: PreparedRequest[ModelPrompt]) -> Callable[[], object]:
         request = GenerationRequest(
             ready.prompt,
             ready.request.sampling,
@@ -74,7 +75,7 @@ class TransformersBackend(Hosted[ModelPrompt]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedParts:
-    """What was loaded, and how.
+    """The loaded model, with its settings.
 
     Attributes:
         placed: module to device, or None for plain host memory.
@@ -87,68 +88,62 @@ class LoadedParts:
     place: TargetDevice
     dtype: torch.dtype
     placed: Mapping[str, str] | None
-    language_only: bool
+    options: LoadOptions
     parameters: int
-    most_images: int | None = None
     thinking: ThinkingDefault = PLAIN
     claim: DeviceClaim | None = None
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the GPU, unless nothing is there."""
+        """The device of inputs: the GPU, unless nothing is there."""
         on_gpu = self.placed is None or str(self.place.device) in self.placed.values()
         return self.place.device if on_gpu else torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """A backend, its weights and what else is planned, in bytes by row of the ledger."""
+    """A backend, with the bytes of its weights and of the plan, by row of the ledger."""
 
     backend: TransformersBackend
     weights: Mapping[str, int]
     planned: dict[str, int]
 
 
-def assemble(
-    parts: LoadedParts,
-    *,
-    context: int | None,
-    max_pixels: int | None,
-    max_waiting: int | None,
-    weights: str,
-) -> Made:
+def assemble(parts: LoadedParts) -> Made:
     """Decide how long a conversation may be, and start the engine.
 
     Raises:
         DoesNotFit: no room for a context beside the weights.
-        RequestError: `context` or `max_pixels` can't be had.
+        RequestError: the context or the pixels that were asked for can't be had.
         CheckpointError, UnsupportedModel: the tokenizer or the chat template can't be used.
     """
-    config = parts.checkpoint.config
-    sees = parts.checkpoint.sees and not parts.language_only
-    resolution = resolution_of(parts.inputs.processor.image_processor, max_pixels) if sees else None
-    decided = fit(Costs.of(config, parts.dtype), longest(config), context, _free(parts), sees=sees)
+    config, options = parts.checkpoint.config, parts.options
+    sees = parts.checkpoint.sees and not options.language_only
+    processor = parts.inputs.processor.image_processor if sees else None
+    resolution = resolution_of(processor, options.max_pixels) if sees else None
+    decided = fit(Costs.of(config, parts.dtype), longest(config), options.context, _free(parts), sees=sees)
     tokenizer = tokenizer_of(parts.checkpoint.folder, parts.inputs.tokenizer, _ends(parts.network))
     engine = TransformersEngine(
         parts.network,
         parts.device,
         parts.dtype,
         context=decided.context,
-        max_waiting=max_waiting,
+        max_waiting=options.max_waiting,
         claim=parts.claim,
     )
     preparer = Preparer(parts.checkpoint, parts.inputs, tokenizer, resolution, engine.vocab_size)
     held = split_bytes(parts.network, parts.placed, parts.device)
-    capabilities = _capabilities(parts, preparer, resolution, decided.context, weights)
+    capabilities = _capabilities(parts, preparer, resolution, decided.context)
     backend = TransformersBackend(engine, preparer, capabilities, held, parts.thinking)
     planned: dict[str, int] = {Kind.CACHE: decided.cache_bytes, Kind.WORKSPACE: decided.workspace_bytes}
     return Made(backend, held, planned)
 
 
 def _capabilities(
-    parts: LoadedParts, preparer: Preparer, resolution: Resolution | None, context: int, weights: str
+    parts: LoadedParts, preparer: Preparer, resolution: Resolution | None, context: int
 ) -> Capabilities:
     config, quantization = parts.checkpoint.config, parts.checkpoint.quantization
+    weights = parts.options.weights
     named = str(parts.dtype).removeprefix("torch.")
     if weights in BITSANDBYTES:
         stored = f"{weights} (bitsandbytes)"
@@ -172,8 +167,8 @@ def _capabilities(
         tools=preparer.shows_tools,
         tool_form=preparer.tool_form,
         most_characters=preparer.tokenizer.most_characters(context),
-        language_only=parts.language_only and parts.checkpoint.sees,
-        most_images=parts.most_images,
+        language_only=parts.options.language_only and parts.checkpoint.sees,
+        most_images=parts.options.images,
         training=training_of(parts.checkpoint.name),
         counts_by_size=False,
     )

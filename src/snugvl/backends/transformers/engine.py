@@ -73,7 +73,8 @@ class TransformersEngine:
             device, dtype: of the inputs.
             context: tokens of one choice, prompt and answer together.
             max_waiting: requests that may queue before `QueueFull`; None: 256.
-            claim: of whoever loaded the model for this engine alone: its tensors end with the engine.
+            claim: the claim on the device of a model loaded for this engine alone: its tensors end with the
+                engine.
         """
         self.model = model
         self.context = context

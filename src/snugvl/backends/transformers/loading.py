@@ -33,12 +33,12 @@ WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedTransformers:
-    """A running model with what its memory was planned to be.
+    """A running model with the plan of its memory.
 
     Attributes:
         planned: bytes of each row of the ledger, by name.
         weights: bytes of the weights in place, by row of the ledger.
-        cap_bytes: what this process never takes more of, or None on a CPU.
+        cap_bytes: most bytes that this process ever takes, or None on a CPU.
     """
 
     backend: Any
@@ -89,11 +89,11 @@ def load_engine(
 
     Of `options`: dtype auto takes bfloat16 (float16 before Ampere) on a GPU, and on a CPU float32 where it
     leaves half of the free memory; weights of `BITSANDBYTES` are made by it, else they are as the
-    checkpoint has them; a context that nobody says is as long as fits, up to 8,192 tokens.
+    checkpoint has them; by default the context is as long as fits, up to 8,192 tokens.
 
     Args:
         placement: module to device ("cuda:0", "cpu", "disk"), by the plan; empty: everything on one device.
-        machine: as it was before this process took anything of it, where somebody has looked.
+        machine: as it was before this process took anything of it, where it was probed then.
         progress: called with what is being done and how much is done, from 0 to 1.
 
     Raises:
@@ -143,15 +143,8 @@ def _loaded(
         network = open_model(checkpoint, dtype=kind, device_map=placed, weights=options.weights)
     report("making room for the KV cache", WEIGHTS_TO)
     thinking = ThinkingDefault(options.thinking, thinks_about_pictures(checkpoint.config.model_type))
-    parts = LoadedParts(
-        checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images, thinking, claim
-    )
     made = assemble(
-        parts,
-        context=options.context,
-        max_pixels=options.max_pixels,
-        max_waiting=options.max_waiting,
-        weights=options.weights,
+        LoadedParts(checkpoint, inputs, network, place, kind, placed, options, parameters, thinking, claim)
     )
     planned = made.planned if placement else {Kind.WEIGHTS: estimate, **made.planned}
     if target.type == "cuda":

@@ -59,7 +59,9 @@ def open_model(
             checkpoint.folder, config=checkpoint.config, output_loading_info=True, **options
         )
     if not callable(getattr(model, "generate", None)):
-        raise UnsupportedModel(f"{checkpoint.name} ({type(model).__name__}) can't generate text")
+        raise UnsupportedModel(
+            f"{checkpoint.name} ({type(model).__name__}) can't generate text; choose a model for text or chat"
+        )
     _check_report(checkpoint.name, report)
     plain_generation(model)
     model.on_disk = on_disk  # which is removed when the model is gone
@@ -79,7 +81,7 @@ def _opener(checkpoint: Checkpoint) -> Any:
 
 
 def _check_report(name: str, report: Mapping[str, Any]) -> None:
-    """transformers fills what a file lacks with random numbers; nobody wants answers from those."""
+    """Refuse missing weights, which transformers would fill with random numbers."""
     missing = sorted(report.get("missing_keys") or ())
     mismatched = sorted(str(each[0]) for each in report.get("mismatched_keys") or ())
     if missing or mismatched:
@@ -89,7 +91,7 @@ def _check_report(name: str, report: Mapping[str, Any]) -> None:
 
 
 def plain_generation(model: Any) -> None:
-    """Leave of the generation settings only tokens: sampling is ours, and so are the limits."""
+    """Clear all generation settings but tokens: snugvl samples and sets the limits."""
     own = model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     kept = {name: getattr(own, name, None) for name in names}
@@ -127,7 +129,7 @@ def checked(
 
     Raises:
         RequestError: a device that is none, or another GPU than the one that was asked for; a module that the
-            network doesn't have, or weights that nobody placed.
+            network doesn't have, or weights without a place.
     """
     placed = dict(placement)
     names = {name for name, _ in skeleton.named_modules()} | {name for name, _ in skeleton.named_parameters()}

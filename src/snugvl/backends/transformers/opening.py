@@ -82,7 +82,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """What turns messages into what the network takes. `processor` is None for text only."""
+    """The parts that turn messages into inputs of the network. `processor` is None for text only."""
 
     tokenizer: Any
     processor: Any
@@ -214,7 +214,7 @@ def tokenizer_of(folder: Path, hugging: Any, eos_ids: frozenset[int]) -> Tokeniz
     """`hugging`, a tokenizer that transformers loaded from `folder`, as ours. `eos_ids`: the model's.
 
     Raises:
-        UnsupportedModel: it has no form in Rust, so nobody can say what a grammar allows.
+        UnsupportedModel: it has no form in Rust, so grammars can't be applied to its tokens.
         CheckpointError: nothing ends an answer.
     """
     try:
@@ -252,7 +252,7 @@ def variables_of(hugging: Any) -> dict[str, str]:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """What transformers raises, as our errors: it says best itself what it lacks.
+    """Turn exceptions of transformers within the block into snugvl's errors, with its own messages.
 
     Raises:
         UnsupportedModel, DoesNotFit, CheckpointError: a package is missing, memory ran out, or anything else.

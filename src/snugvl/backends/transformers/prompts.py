@@ -25,13 +25,12 @@ from snugvl.core.messages import (
     ToolForm,
     Video,
     characters,
-    going_on,
     user,
 )
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
 from snugvl.inputs.defusing import defused
-from snugvl.inputs.prompt import COUNTED_CONTEXTS, check_ids, check_length
+from snugvl.inputs.prompt import COUNTED_CONTEXTS, PromptMaker, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.in_text import tool_json
@@ -51,8 +50,8 @@ class _Style:
     written: bool
 
 
-class Preparer:
-    """Everything that turns messages into a prompt. Safe to use from several threads."""
+class Preparer(PromptMaker[ModelPrompt]):
+    """Everything of a checkpoint that turns messages into a prompt of transformers'."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Preparer:
         self._inputs = inputs
         self._lock = Lock()  # tokenizers keep settings between calls
         self._texts = _placeholder_texts(inputs)
-        self._image_ids = _image_ids(checkpoint.config)
+        self.placeholders = _image_ids(checkpoint.config)
         self._style = _style_of(inputs, self._image_text)
 
     @property
@@ -80,7 +79,7 @@ class Preparer:
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model writes calls of tools, by the chat template."""
+        """The form of tool calls, by the chat template."""
         return self._style.template.tool_form
 
     @property
@@ -91,72 +90,16 @@ class Preparer:
             and getattr(self._inputs.processor, "video_processor", None) is not None
         )
 
-    def prepare(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        template: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        go_on: GoOn = going_on,
-    ) -> ModelPrompt:
-        """Render, tokenise and preprocess a conversation.
-
-        Args:
-            template: variables of the chat template.
-            max_tokens: refuse a longer prompt; text that can't be as short, before it is looked at.
-            go_on: called between two parts of the work, which it may end by raising.
-
-        Raises:
-            RequestError: a role, text or part that can't be used, with what to do.
-            RequestTooLarge: more than `max_tokens`; says how many and how many are pictures'.
-            CheckpointError: the chat template fails.
-        """
-        prompt = self._read(messages, tools, template, max_tokens, max_tokens, go_on)
-        check_length(prompt.tokens, prompt.image_tokens, max_tokens, "messages")
-        return prompt
-
-    def count(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        template: Mapping[str, Any] | None = None,
-        most: int | None = None,
-        go_on: GoOn = going_on,
-    ) -> ModelPrompt:
-        """The prompt of a conversation to be counted; it may be longer than the context.
-
-        Args:
-            most: refuse text of more characters than so many tokens can stand for, or of more tokens than
-                `COUNTED_CONTEXTS` times as many.
-
-        Raises:
-            RequestError, RequestTooLarge, CheckpointError: as `prepare`.
-        """
-        counted = None if most is None else COUNTED_CONTEXTS * most
-        return self._read(messages, tools, template, most, counted, go_on)
-
-    def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
-        """Token ids of a bare text; it may be longer than the context. `most`: as in `count`.
-
-        Raises:
-            RequestError, RequestTooLarge: text that can't be tokenised, or far too much of it.
-        """
-        self.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
-        return self.ids_of(prompt, special=True)
-
-    def _read(
+    def _made(
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool],
         template: Mapping[str, Any] | None,
         most: int | None,
-        counted: int | None,
         go_on: GoOn,
+        *,
+        exactly: bool,
     ) -> ModelPrompt:
-        """The prompt of a conversation. Refused unread where its characters can't be `most` tokens, and its
-        text where it is more than `counted`."""
         self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
         marks = self._style.template.answer_marks
         also = (*marks, *self._texts)
@@ -169,31 +112,21 @@ class Preparer:
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None
         text = self._style.template.render(self._written(messages), tools=shown, extra=template)
+        counted = most if exactly or most is None else COUNTED_CONTEXTS * most
         self.tokenizer.refuse_long(text, counted, field="messages")
         go_on()
-        return self._processed(text, parts)
+        prompt = self._processed(text, parts)
+        if exactly:
+            check_length(prompt.tokens, prompt.image_tokens, most, "messages")
+        return prompt
 
-    def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> ModelPrompt:
-        """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.
+    def _framed(self, text: str) -> tuple[int, ...]:
+        return self._ids_of(text, special=True)
 
-        Raises:
-            RequestError: it is empty, text that holds a control token, or ids the model doesn't have.
-            RequestTooLarge: more than `max_tokens`.
-        """
-        if isinstance(prompt, str):
-            self.tokenizer.refuse_oversized(len(prompt), max_tokens, field="prompt")
-            self._refuse(prompt, "prompt")
-            self.tokenizer.refuse_long(prompt, max_tokens, field="prompt")
-            ids = self.ids_of(prompt, special=True)
-        else:
-            ids = tuple(prompt)
-            check_ids(ids, self.vocab_size, self._image_ids)
-        if not ids:
-            raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
-        check_length(len(ids), 0, max_tokens, "prompt")
+    def _bare(self, ids: tuple[int, ...]) -> ModelPrompt:
         return ModelPrompt(ids, (), 0, bare=True, inputs=_tensors(ids))
 
-    def ids_of(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+    def _ids_of(self, text: str, *, special: bool = False) -> tuple[int, ...]:
         """Token ids of a text. `special`: with what the tokenizer puts around a text, such as a first token.
 
         Raises:
@@ -209,7 +142,7 @@ class Preparer:
         """Through the processor, which repeats placeholders and prepares pixels."""
         reasoning = opened(text) if self._style.template.thinks else None
         if self._inputs.processor is None:
-            ids = self.ids_of(text)
+            ids = self._ids_of(text)
             return ModelPrompt(ids, (), 0, reasoning=reasoning, inputs=_tensors(ids))
         options = {**self._pictures(parts), **self._videos(parts)}
         bos = getattr(self._inputs.tokenizer, "bos_token", None)
@@ -231,7 +164,7 @@ class Preparer:
             raise kind(f"{self._name} can't take this: {what}", field="messages") from None
         inputs = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
         ids = tuple(inputs["input_ids"][0].tolist())
-        image_tokens = sum(token in self._image_ids for token in ids)
+        image_tokens = sum(token in self.placeholders for token in ids)
         return ModelPrompt(ids, (), image_tokens, reasoning=reasoning, inputs=inputs, pictures=len(parts))
 
     def _refused_picture(self, parts: Sequence[Picture | Video]) -> Picture | None:
@@ -250,7 +183,7 @@ class Preparer:
     def _pictures(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
         """Pictures, each as large as its own limit and the model's allow.
 
-        A processor is told one limit for all pictures of a request: the smallest.
+        A processor takes one limit for all pictures of a request: the smallest.
         """
         pictures = [part for part in parts if isinstance(part, Picture)]
         if not pictures:
@@ -324,7 +257,7 @@ class Preparer:
                 raise RequestError("a video has no frames", field="messages")
 
     def _refuse(self, text: str, field: str) -> None:
-        self.tokenizer.refuse_control_tokens(text, field=field)
+        super()._refuse(text, field)
         found = next((each for each in self._texts if each in text), None)
         if found is not None:
             raise RequestError(
@@ -335,7 +268,7 @@ class Preparer:
 
 
 def _style_of(inputs: Inputs, image_text: str) -> _Style:
-    """How this checkpoint's template wants content.
+    """The style in which this checkpoint's template wants content.
 
     Raises:
         CheckpointError: it has none, or it shows no text in any way.

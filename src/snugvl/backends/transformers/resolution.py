@@ -25,7 +25,7 @@ _SOFT_TOKENS = (70, 140, 280, 560, 1120)  # what Gemma 4 was trained on
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What one image processor does with sizes.
+    """The sizes that one image processor makes.
 
     Attributes:
         min_pixels: smallest limit that can be asked for.

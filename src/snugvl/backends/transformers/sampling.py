@@ -1,4 +1,4 @@
-"""A request and its answers on their way through `generate`, which is told nothing but which token to take.
+"""A request and its answers on their way through `generate`, which only learns which token to take.
 
 `generate` calls a `SamplingProcessor` with the logits of every token. Our engine's sampler chooses
 (`engine/sampling/sampler.py`), the token goes to its reader at once, and all others are forbidden, so that
@@ -31,8 +31,8 @@ class ModelPrompt(PreparedPrompt):
     """A prompt as transformers takes it.
 
     Attributes:
-        inputs: of `generate`, batch of one: `input_ids`, `attention_mask`, `pixel_values`, … on the host.
-        pictures: images and videos among them.
+        inputs: inputs of `generate`, batch of one: `input_ids`, `attention_mask`, … on the host.
+        pictures: number of images and videos among them.
     """
 
     inputs: Mapping[str, torch.Tensor] = field(kw_only=True)
@@ -40,7 +40,7 @@ class ModelPrompt(PreparedPrompt):
 
     @property
     def tokens(self) -> int:
-        """Image tokens included."""
+        """Number of tokens of the prompt, image tokens included."""
         return len(self.prompt_ids)
 
     @property
@@ -57,7 +57,7 @@ class GenerationRequest:
         stop_ids: token ids that end an answer, unless `sampling.ignore_eos`.
         deadline: `time.monotonic()` seconds after which it ends with `DeadlineExceeded`.
         dropped: whether its reader left. Any thread may set it; the engine's looks before every token.
-        generated: tokens of all its answers.
+        generated: number of tokens of all its answers.
         failed: whether it ended with an error.
         scores: the second and later tokens of the prompt with their log-probabilities, once they are known.
     """
@@ -75,11 +75,11 @@ class GenerationRequest:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for more of it."""
+        """Whether no more of it is wanted."""
         return self.dropped or self.failed or self.receiver.done
 
     def drop(self) -> None:
-        """Its reader left."""
+        """Note that its reader has left."""
         self.dropped = True
 
     def fail(self, error: SnugvlError) -> None:
@@ -100,7 +100,7 @@ class SamplingProcessor(LogitsProcessor):
 
     Attributes:
         most: new tokens at most.
-        tokens: that were generated.
+        tokens: tokens that were generated.
         over: whether `generate` shall stop.
     """
 
@@ -128,7 +128,7 @@ class SamplingProcessor(LogitsProcessor):
 
     @property
     def where(self) -> str:
-        """How far it came."""
+        """Text of how far it came, for errors."""
         return f"after {self.request.prompt.tokens + len(self.tokens):,} tokens of this request"
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -178,14 +178,14 @@ class SamplingProcessor(LogitsProcessor):
         return "length" if len(self.tokens) >= self.most else None
 
     def _no_token(self) -> SnugvlError:
-        """Why nothing could be sampled."""
+        """The error that no token could be sampled, with the reason."""
         if self._mask is not None and self._mask.error is not None:
             return gave_up(self._mask.error, self.where)
         return EngineError(f"the model's logits are not finite {self.where}")
 
 
 class StopWhenOver(StoppingCriteria):
-    """Ends `generate` when an answer is complete, or nobody wants it any more."""
+    """Ends `generate` when an answer is complete, or is no longer wanted."""
 
     def __init__(self, sampler: SamplingProcessor) -> None:
         self._sampler = sampler

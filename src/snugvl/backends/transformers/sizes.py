@@ -1,7 +1,7 @@
 """How many tokens fit beside the weights, from a configuration of transformers of any family.
 
-Of a family that the planner knows, `snugvl plan` says it before anything is loaded, and passes context and
-placement on. This is for everything else, and to refuse in words what can't work.
+For families that the planner knows, `snugvl plan` decides context and placement before anything is loaded.
+This is for all others, and for refusals with a reason.
 
     cache       2 · heads · head_dim bytes a value, of every layer with attention; windows count in full
     workspace   6 · intermediate + 8 · hidden bytes a token of the prompt in 16 bit (transformers computes a
@@ -61,7 +61,7 @@ class Fit:
 
 
 def longest(config: Any) -> int:
-    """Tokens that the model's positions reach."""
+    """Number of tokens that the model's positions reach."""
     text = config.get_text_config(decoder=True)
     return _number(text, ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), 1 << 20)
 

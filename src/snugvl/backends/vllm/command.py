@@ -33,7 +33,7 @@ _ASK: Final = (
 
 @dataclass(frozen=True, slots=True)
 class VllmCommand:
-    """Words that stand for `vllm`, and its version where it could be read."""
+    """The words of the command for `vllm`, and its version where it could be read."""
 
     words: tuple[str, ...]
     version: str | None = None
@@ -44,7 +44,7 @@ class VllmCommand:
         return self.words[-1] == MODULE
 
     def serve(self, model: str, arguments: Sequence[str]) -> tuple[str, ...]:
-        """The words of the server."""
+        """The words of the command that serves a model."""
         start = ("--model", model) if self.is_module else ("serve", model)
         return (*self.words, *start, *arguments)
 
@@ -85,7 +85,7 @@ def _by_words(words: Sequence[str]) -> VllmCommand:
 
 
 def _here() -> VllmCommand | None:
-    """Beside this interpreter."""
+    """The vLLM beside this interpreter, or None."""
     for name in PACKAGES:
         try:
             version = importlib.metadata.version(name)
@@ -111,7 +111,7 @@ def _on_path() -> VllmCommand | None:
 
 
 def _python_of(program: str) -> str | None:
-    """The interpreter that a program is or runs in; None for what is no Python."""
+    """The interpreter that a program is or runs in; None for other programs."""
     path = shutil.which(program)
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""What a checkpoint on this machine tells, and vLLM doesn't: pictures, template, control tokens.
+"""Facts of a checkpoint on this machine that vLLM doesn't report: pictures, template, control tokens.
 
 A model that is not here (vLLM may download it itself, or have it on another machine) stays unknown.
 """
@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snugvl.backends.child.flags import value
-from snugvl.backends.child.settings import Facts, with_template
-from snugvl.backends.vllm import flags
+from snugvl.backends.child.settings import Facts, flag_value, with_template
+from snugvl.backends.vllm.settings import max_pixels, most_images
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
@@ -57,10 +56,10 @@ def read_facts(model: str) -> Facts:
 
 def apply_limits(facts: Facts, arguments: tuple[str, ...]) -> Facts:
     """The facts under the limits that the arguments set."""
-    facts = replace(facts, dtype=value(arguments, "--dtype") or facts.dtype)
-    if flags.most_images(arguments) == 0 or "--language-model-only" in arguments:
+    facts = replace(facts, dtype=flag_value(arguments, "--dtype") or facts.dtype)
+    if most_images(arguments) == 0 or "--language-model-only" in arguments:
         return replace(facts, images=False, min_pixels=0, max_pixels=0, pixel_factor=0)
-    limit = flags.max_pixels(arguments)
+    limit = max_pixels(arguments)
     if limit is None or (facts.max_pixels and limit >= facts.max_pixels):
         return facts
     return replace(facts, max_pixels=limit, min_pixels=min(facts.min_pixels, limit))

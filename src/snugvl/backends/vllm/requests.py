@@ -51,13 +51,14 @@ _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 @dataclass(frozen=True, slots=True)
 class VllmBody:
-    """Where to POST what. `prompt`: a bare one, whose length decides `max_tokens` where that is None."""
+    """A path and the body to POST. `prompt`: a bare one, whose length decides `max_tokens` where that is
+    None."""
 
     path: str
     fields: dict[str, Any]
 
     def encoded(self) -> bytes:
-        """JSON."""
+        """The body as JSON."""
         return json.dumps(self.fields, ensure_ascii=False).encode()
 
 
@@ -69,7 +70,7 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
         go_on: called now and then; it ends the work by raising.
 
     Raises:
-        RequestError, ImageError: what vLLM doesn't take, or what contradicts itself.
+        RequestError, ImageError: vLLM doesn't take it, or it contradicts itself.
     """
     check(request, model)
     fields: dict[str, Any] = {"model": model.name, **_sampling(request.sampling)}
@@ -143,7 +144,7 @@ def messages_json(
 def tokenize_body(
     prompt: str | tuple[Message, ...], tools: ToolUse | None, model: ServedModel, go_on: GoOn = going_on
 ) -> dict[str, Any]:
-    """What vLLM's /tokenize is asked. Takes time for pictures: call it in a thread.
+    """The body for vLLM's /tokenize. Takes time for pictures: call it in a thread.
 
     Raises:
         RequestError, RequestTooLarge, ImageError: as `messages_json`.
@@ -160,7 +161,7 @@ def tokenize_body(
 
 
 def tools_json(use: ToolUse, model: ServedModel) -> dict[str, Any]:
-    """Tools as the chat template gets them, if it shows any."""
+    """Tools for the chat template; empty where it shows none."""
     if not model.facts.tools:
         return {}
     _, tools = without_control_tokens((), use.tools, model.facts)

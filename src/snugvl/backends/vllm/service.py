@@ -4,30 +4,28 @@ import asyncio
 import logging
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from snugvl.backends.child.answer import reasoning_of
-from snugvl.backends.child.flags import check, value
-from snugvl.backends.child.http import Served
+from snugvl.backends.child.http import CALL_S, ChildApi, Foreign, Served, list_of, object_of
 from snugvl.backends.child.life import Launch, Life
 from snugvl.backends.child.requests import ServedModel, refuse_control_tokens
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
-from snugvl.backends.child.settings import Facts
+from snugvl.backends.child.settings import Facts, flag_value, refuse_flags
 from snugvl.backends.preparers import Preparation
 from snugvl.backends.spawned import Log
 from snugvl.backends.supervisor import Supervision
-from snugvl.backends.vllm import command, flags, log
+from snugvl.backends.vllm import command
 from snugvl.backends.vllm.answer import VllmChunks
-from snugvl.backends.vllm.api import VllmApi
 from snugvl.backends.vllm.facts import apply_limits, read_facts
-from snugvl.backends.vllm.measure import VllmGauge, read_counters
+from snugvl.backends.vllm.measure import FORM, Measured, VllmGauge, read_counters, read_measurements
 from snugvl.backends.vllm.requests import body_of, rename_field, tokenize_body
-from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.backends.vllm.settings import OURS, VllmChoice, common_flags
 from snugvl.checkpoint.locate import POCKET
 from snugvl.core.messages import Message, Request, ToolUse
 from snugvl.core.service import Snapshot, Tokens
@@ -41,8 +39,53 @@ MAX_QUOTED: Final = 200  # characters of a line of the log
 LOADING: Final = 0.2  # of a start: its weights are there (see `log`)
 
 
+class VllmApi(ChildApi):
+    """Talks to one vLLM."""
+
+    name: ClassVar = "vLLM"
+    too_large: ClassVar = (
+        "maximum context length", "maximum model length", "max_model_len", "encoder cache size"
+    )  # fmt: skip
+
+    async def served(self, wanted: str) -> Served:
+        """See `ChildApi`."""
+        response = await self.get("/v1/models", CALL_S)
+        if response.status_code in (401, 403):
+            raise Foreign(f"the vLLM at {self.where} wants an API key, or another one than it was given")
+        listed = [
+            card
+            for card in list_of(object_of(response).get("data"))
+            if isinstance(card, dict)
+            and isinstance(card.get("id"), str)
+            and isinstance(card.get("max_model_len"), int)
+        ]
+        version = object_of(await self.get("/version", CALL_S)).get("version")
+        if not listed or not isinstance(version, str):
+            asked = "GET /v1/models" if not listed else "GET /version"
+            raise self.foreign(f"{asked} was not answered as vLLM does")
+        cards = [card for card in listed if wanted in ("", card["id"])]
+        if not cards:
+            names = ", ".join(card["id"] for card in listed)
+            raise Foreign(f"the vLLM at {self.where} serves {names}, not {wanted}")
+        root = cards[0].get("root")
+        return Served(
+            cards[0]["id"], root if isinstance(root, str) else "", cards[0]["max_model_len"], version
+        )
+
+    async def text_tokens(self, text: str) -> tuple[int, ...]:
+        """See `ChildApi`."""
+        return await self.tokens({"prompt": text, "add_special_tokens": False})
+
+    async def tokens(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+        """Token ids of a prompt or a conversation, by `POST /tokenize`."""
+        found = (await self.call("/tokenize", body)).get("tokens")
+        if not isinstance(found, list):
+            raise EngineError("vLLM's answer to /tokenize has no tokens")
+        return tuple(int(token) for token in found)
+
+
 class Sleeper:
-    """Gives the GPU's memory back while nobody asks (vLLM's sleep mode), and takes it for the next request.
+    """Frees the GPU's memory while there are no requests (vLLM's sleep mode), and takes it for the next one.
 
     awake ── idle for so long ──► POST /sleep ──► asleep ── a request ──► POST /wake_up ──► awake
 
@@ -59,7 +102,7 @@ class Sleeper:
         self.asleep = False
 
     async def doze(self) -> None:
-        """Sleep whenever nothing ran for long enough. Never ends, unless vLLM can't sleep."""
+        """Put vLLM to sleep whenever nothing ran for long enough. Returns only where vLLM can't sleep."""
         busy_at = time.monotonic()
         pause_s = min(SLEEP_POLL_S, self._after_s / 4)
         while True:
@@ -74,7 +117,7 @@ class Sleeper:
                     return
 
     async def wake(self) -> None:
-        """Return once it is awake.
+        """Wake vLLM if it sleeps, and wait until it is awake.
 
         Raises:
             EngineError: it can't wake up.
@@ -100,10 +143,10 @@ class Sleeper:
 
 @dataclass(slots=True)
 class _VllmLife:
-    """What is kept of a life of vLLM."""
+    """Own data about a life of vLLM (`Session.own`)."""
 
     gauge: VllmGauge
-    measured: log.Measured
+    measured: Measured
     sleeper: Sleeper | None
 
 
@@ -115,7 +158,7 @@ class VllmEngine(ChildEngine):
     vague_limits: ClassVar = True
 
     def __init__(self, choice: VllmChoice, supervision: Supervision | None = None) -> None:
-        check(choice.arguments, flags.OURS, self.name)
+        refuse_flags(choice.arguments, OURS, self.name)
         super().__init__(choice, supervision)
         self._command: command.VllmCommand | None = None
 
@@ -131,7 +174,7 @@ class VllmEngine(ChildEngine):
         def words(address: str) -> tuple[str, ...]:
             assert found is not None
             return found.serve(
-                choice.folder, (*flags.common(choice.name, address, sleeps), *choice.arguments)
+                choice.folder, (*common_flags(choice.name, address, sleeps), *choice.arguments)
             )
 
         def environment(key: str) -> dict[str, str]:
@@ -141,7 +184,7 @@ class VllmEngine(ChildEngine):
         def stalled(how: str, written: Log) -> EngineError:
             return _stall_error(how, written, choice)
 
-        return Launch(choice, "vllm serve MODEL", VllmApi, log.FORM, words, environment, stalled)
+        return Launch(choice, "vllm serve MODEL", VllmApi, FORM, words, environment, stalled)
 
     def start_words(self) -> tuple[str, ...]:
         """See `ChildEngine`."""
@@ -162,7 +205,7 @@ class VllmEngine(ChildEngine):
             assert isinstance(life.api, VllmApi)
             sleeper = Sleeper(life.api, choice.sleep_after_s, choice.sleep_level, lambda: self.busy)
         gauge = VllmGauge(choice.planned, model.facts.gpu_uuids, model.facts.device)
-        return _VllmLife(gauge, await asyncio.to_thread(log.read_measurements, life.log), sleeper)
+        return _VllmLife(gauge, await asyncio.to_thread(read_measurements, life.log), sleeper)
 
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
         """See `ChildEngine`."""
@@ -223,7 +266,7 @@ class VllmEngine(ChildEngine):
         return str(answer.get("prompt", ""))
 
     async def _room(self, prompt: str | tuple[int, ...], session: Session) -> int:
-        """Tokens that the context leaves for the answer to a bare prompt."""
+        """Number of tokens that the context leaves for the answer to a bare prompt."""
         length = len(prompt)
         if isinstance(prompt, str):
             refuse_control_tokens(prompt, session.model.facts, "prompt")
@@ -238,13 +281,13 @@ def _api(session: Session) -> VllmApi:
 
 
 def _stall_error(how: str, written: Log, choice: VllmChoice) -> EngineError:
-    """A start that does nothing any more. `how`: since when, in a clause."""
+    """The error of a start that does nothing any more. `how`: since when, as a clause."""
     last = (
         f'its last line: "{shorten(written.last, MAX_QUOTED)}"' if written.last else "it has written no line"
     )
     remote = choice.model != POCKET and not Path(choice.model).is_dir()
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
-    if any(value(choice.arguments, size) not in (None, "1") for size in sizes):
+    if any(flag_value(choice.arguments, size) not in (None, "1") for size in sizes):
         hint = (
             "GPUs that can't reach each other directly stop like this: try the environment variable "
             "NCCL_P2P_DISABLE=1, or one GPU"

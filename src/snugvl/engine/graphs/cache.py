@@ -48,7 +48,7 @@ LASTING: Final = ("decode", "choose")
 
 
 class GraphKey(NamedTuple):
-    """What a graph does, and how much of it: sequences; tokens and sequences; a grid; rows and drafts."""
+    """The key of a graph: its kind and sizes (sequences; tokens and sequences; a grid; rows and drafts)."""
 
     kind: Kind
     size: tuple[int, ...]
@@ -63,7 +63,7 @@ class GraphKey(NamedTuple):
 
 
 class GraphCapturer(Protocol):
-    """How work becomes a CUDA graph. One that stores the work itself stands in for a GPU in tests."""
+    """Makes CUDA graphs of work. One that stores the work itself stands in for a GPU in tests."""
 
     def capture(self, work: Work, pool: Pool) -> Work:
         """Capture work in a pool; returns what does it again on the same addresses. Nothing is computed."""
@@ -79,7 +79,7 @@ class GraphCapturer(Protocol):
 
 
 class CudaCapturer:
-    """CUDA graphs."""
+    """Makes CUDA graphs on a GPU."""
 
     def __init__(self, device: torch.device, stream: Callable[[], Any]) -> None:
         """`stream`: returns the stream of all captures of the process; the library gets a workspace each."""
@@ -177,7 +177,7 @@ class GraphCache:
 
     @property
     def spare(self) -> int:
-        """How many spare graphs there are now."""
+        """Number of spare graphs now."""
         return sum(key.pool == "spare" for key in self._replays)
 
     def on_void(self, pool: Pool, forget: Callable[[], None]) -> None:
@@ -220,7 +220,7 @@ class GraphCache:
         logger.info("captured the CUDA graph of %s in %.2f s", key, time.monotonic() - begun)
 
     def replay(self, key: GraphKey) -> None:
-        """Start a graph that there is."""
+        """Start the graph of a key, which must be captured."""
         self._replays[key]()
 
     def _fits(self, attempt: Work) -> bool:

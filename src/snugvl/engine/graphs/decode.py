@@ -226,7 +226,7 @@ def _key(size: int) -> GraphKey:
 
 
 class _DecodeBatch:
-    """What the graphs of one size read and write, at fixed addresses.
+    """The buffers of one size's graphs, at fixed addresses.
 
     Attributes:
         ids: `[size]` int64, the tokens whose successors are wanted.

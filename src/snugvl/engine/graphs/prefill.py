@@ -54,7 +54,7 @@ PATCHES: Final = 4096  # of a picture, at most: a chunk of the tower (`models/vi
 
 @dataclass(frozen=True, slots=True)
 class _StepBuffers:
-    """What graphs of steps read, and where they leave logits. Each size uses the beginning.
+    """The buffers that graphs of steps read, and those for logits. Each size uses the beginning.
 
     Attributes:
         flat: the numbers of a step, see `batch.py`.
@@ -72,7 +72,7 @@ class _StepBuffers:
 
 
 class StepGraphs:
-    """Steps with prompts. A recording knows how many tokens and sequences there may be, and no lengths."""
+    """CUDA graphs of steps with prompts. A graph has most numbers of tokens and sequences, but no lengths."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class StepGraphs:
         return buffers.logits[: exact.logits]
 
     def _shape(self, exact: Shape) -> Shape:
-        """The next size."""
+        """The shape of the smallest graph that holds a step."""
         tokens = size_of(exact.tokens, pictured=exact.pictured > 0)
         sizes = [size for size in (1, FEW) if size < self._max_sequences]
         wanted = max(exact.sequences, exact.logits)  # drafts have rows of logits of their own
@@ -169,7 +169,7 @@ class StepGraphs:
             buffers.pictured.index_fill_(0, rows, True)
 
     def _step(self, buffers: _StepBuffers, numbers: Numbers[torch.Tensor], shape: Shape) -> None:
-        """What is captured."""
+        """The work that is captured."""
         tokens, sequences = shape.tokens, shape.sequences
         vision = None
         if shape.pictured and buffers.pictured is not None and buffers.embeds is not None:
@@ -225,7 +225,7 @@ def size_of(tokens: int, *, pictured: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PictureBuffers:
-    """What graphs of pictures read and write; each size uses the beginning.
+    """The buffers of graphs of pictures; each size uses their beginning.
 
     Attributes:
         patches: `[PATCHES, patch_dim]` in the network's type.
@@ -237,7 +237,8 @@ class _PictureBuffers:
 
 
 class PictureGraphs:
-    """Not for a tower whose weights are streamed, which waits for its copies."""
+    """CUDA graphs of small pictures; not for a tower whose weights are streamed, which waits for its
+    copies."""
 
     def __init__(self, model: Network, graphs: GraphCache) -> None:
         self._model = model
@@ -270,6 +271,6 @@ class PictureGraphs:
         )
 
     def _encode(self, buffers: _PictureBuffers, grid: GridTHW) -> None:
-        """What is captured."""
+        """The work that is captured."""
         rows = encoded(self._model.encode_in_steps(lambda start, end: buffers.patches[start:end], grid))
         buffers.rows[: len(rows)].copy_(rows)

@@ -1,4 +1,4 @@
-"""Which tokens top_k, top_p and min_p leave, in this order.
+"""The filters top_k, top_p and min_p, applied in this order.
 
 Nearly always the few best tokens decide. A row where they don't is sorted whole on a CPU, which takes 30
 times as long for a vocabulary of 150,000; on a GPU a kernel searches its thresholds
@@ -54,7 +54,7 @@ class Filters:
             self._columns = _Columns.of([params[i] for i in asking], device)
 
     def keep(self, scores: torch.Tensor) -> torch.Tensor | None:
-        """What is left of `scores` `[n, vocab]`, logits after temperature: bool, or None for all of it.
+        """The tokens left of `scores` `[n, vocab]`, logits after temperature, as bool; None: all are left.
 
         Among equals the lowest ids stay, so that top_k leaves exactly k. top_p looks at what top_k left, and
         keeps the token that crosses the threshold.
@@ -120,7 +120,7 @@ def _among_top_k(ranked: torch.Tensor, columns: _Columns) -> torch.Tensor:
 
 
 def _likely(probabilities: torch.Tensor, columns: _Columns) -> torch.Tensor:
-    """What top_p and min_p leave of `probabilities`, which fall from left to right."""
+    """The tokens that top_p and min_p leave of `probabilities`, which fall from left to right."""
     before = probabilities.double().cumsum(-1) - probabilities
     keep = before < columns.top_p
     return keep & (probabilities >= columns.min_p.to(probabilities.dtype) * probabilities[:, :1])

@@ -1,4 +1,4 @@
-"""What the engine knows of grammars: which tokens may come next. What they mean is others' business.
+"""Grammars as the engine sees them: which tokens may come next, not their meaning.
 
     TokenGrammar ──start()──→ GrammarState: fill ─ sample ─ accept ─ fill ─ sample ─ accept …
 
@@ -19,7 +19,7 @@ KEPT_OPENINGS: Final = 4  # of a grammar; each holds a mask of all tokens
 
 
 def gave_up(error: SnugvlError | str | None, where: str) -> SnugvlError:
-    """Why a request ends whose grammar can't go on: it became too large, which only shows on the way."""
+    """The error of a request whose grammar can't go on: it became too large, which only shows on the way."""
     if isinstance(error, SnugvlError):
         return error
     return RequestError(
@@ -62,7 +62,7 @@ class Openings(dict[frozenset[int], Opening]):
 
 
 class GrammarState(Protocol):
-    """Where one choice is in its grammar."""
+    """The state of one choice in its grammar."""
 
     @property
     def openings(self) -> Openings | None:
@@ -99,11 +99,11 @@ class GrammarState(Protocol):
             state.fill(row)
 
     def takes(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may come next, one after the other; it stays where it is."""
+        """Number of `tokens` that may come next, one after the other; the state doesn't change."""
         ...
 
     def copy(self) -> "GrammarState":
-        """One of its own, at the same place."""
+        """An independent copy of the state."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which tokens may come next, said in time: masks of grammars (`grammar.py`), made while the network runs.
+"""Masks of grammars (`grammar.py`), the tokens that may come next, made while the network runs.
 
 A mask may take microseconds or a tenth of a second. Those of requests whose last ones were quick are made
 together before the next choice, on as many processors as they keep busy, and without Python's lock: with a
@@ -84,7 +84,7 @@ class MaskThreads(Turns):
         self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
 
     def begin(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self._left_s = TOGETHER_S
 
     def ask(self, mask: "Mask", token: int, pace: MaskPace) -> None:
@@ -129,7 +129,7 @@ class MaskThreads(Turns):
         self._together = []
 
     def wait(self, most_s: float) -> None:
-        """Let a job be done, or time pass."""
+        """Wait until a job is done, or for `most_s` seconds."""
         with self.changed:
             self.changed.wait(most_s)
 
@@ -143,7 +143,7 @@ class Foreseen:
         self.bits = bits
 
     def wait(self) -> float:
-        """Like `Mask.wait`: it is made."""
+        """See `Mask.wait`; it is always ready."""
         return 0.0
 
     def write(self, bits: NDArray[np.int32]) -> None:
@@ -195,20 +195,21 @@ class Mask:
         self.pace.note(known.seconds)
 
     def made(self) -> None:
-        """It is ready; an answer that begins like this one need not make its first masks again."""
+        """Note that it is ready; an answer that begins like this one needn't make its first masks again."""
         if self._openings is not None and self.state.error is None:
             self._openings.keep(self._ends, Opening(tuple(self.forced), self._bits, self.pace.seconds))
         self._openings, self.ready = None, True
 
     def fail(self, error: BaseException) -> None:
-        """It can't be made, for no reason of the grammar: its choice ends with that."""
+        """Note that making it failed, through no fault of the grammar: its choice ends with that."""
         self.forced.clear()
         self._fault = engine_failed(error)
         self._openings, self.ready = None, True
 
     @property
     def error(self) -> SnugvlError | str | None:
-        """Why the choice can't go on, as a text what is wrong with its grammar, or None; ask when `ready`."""
+        """Why the choice can't go on (a text: what is wrong with its grammar), or None; read it when
+        `ready`."""
         return None if self.forced else self._fault or self.state.error
 
     @property
@@ -228,7 +229,7 @@ class Mask:
 
     @property
     def together(self) -> tuple[torch.Tensor, int] | None:
-        """Masks that were made together, and which of their rows is what `write` writes; or None."""
+        """(masks that were made together, this one's row among them), or None."""
         return None if self.forced or self.error is not None else self._home
 
     def write(self, bits: NDArray[np.int32]) -> None:
@@ -307,7 +308,7 @@ class Mask:
         return [*masks, *(mask for _, mask in self._foreseen)]
 
     def drop(self) -> None:
-        """No mask is needed any more."""
+        """Note that no mask is needed any more."""
         self.dropped = True
 
     def wait(self, most_s: float | None = None) -> float:

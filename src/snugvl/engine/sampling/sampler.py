@@ -32,7 +32,7 @@ _COLDEST = 1e-6  # a lower temperature would underflow in float32; this one is g
 
 @dataclass(frozen=True, slots=True)
 class SamplerInput:
-    """What one choice brings to the sampler.
+    """The sampler's input of one choice.
 
     Attributes:
         row: its row of the logits; several choices may share one.
@@ -221,7 +221,7 @@ def _begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> PendingToke
 
 
 def scores_of(logits: torch.Tensor, targets: Sequence[int], most: Sequence[int]) -> list[Sampled]:
-    """What the network thought of tokens that it was given: of a prompt.
+    """Log-probabilities of a prompt's tokens by the network's logits.
 
     Args:
         logits: `[n, vocab]` float32, of the places before them.

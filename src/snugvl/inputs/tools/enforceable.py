@@ -14,8 +14,8 @@ each other's properties once they are closed. So an object is closed where nothi
     {"allOf": [X, Y]}, {"properties": …, "if": …}     neither they, nor what is within them
     {"$ref": "#/$defs/X"}                             X is, if it is alone wherever it is used
 
-There a schema that leaves its type out gets the one that it speaks of, too: an array with `items`, an object
-with `properties`. Else any string would do.
+There a schema that leaves its type out also gets the one that its keywords imply: an array with `items`, an
+object with `properties`. Else any string would do.
 """
 
 import json
@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-MAX_SCHEMA: Final = 131_072  # characters; of all tools together, too
+MAX_SCHEMA: Final = 131_072  # characters; also of all tools together
 NOT_ENFORCED: Final = frozenset(
     {"propertyNames", "uniqueItems", "not", "if", "then", "else", "contains", "minContains", "maxContains",
      "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",

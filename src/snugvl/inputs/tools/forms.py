@@ -17,7 +17,8 @@ _LOOP = re.compile(r"\bfor\s+\w+\s+in\s+[\w.\[\]\"']*tool_calls\b")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How one form is read and constrained. `markers` are those that may be tokens of their own."""
+    """One form of tool calls: its parser and its grammar. `markers` are those that may be tokens of their
+    own."""
 
     parser: type[CallParser]
     lark: Callable[[ToolUse, Mapping[str, int]], list[str]]

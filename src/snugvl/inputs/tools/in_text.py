@@ -1,6 +1,6 @@
 """Tools, calls and their answers as JSON for chat templates, and as text where a template shows none.
 
-Many models that see were never shown a tool by their template. They are told of tools as Hermes and Qwen are,
+Many models that see have a template without tools. Tools are described to them as to Hermes and Qwen,
 in the system message; calls that are forced follow their grammar all the same.
 
     system      what it says already

@@ -51,8 +51,8 @@ ToolEvent = TextPiece | CallStarted | CallArguments
 class CallParser(ABC):
     """Splits one choice's text into text and calls, without ever showing half a marker as text.
 
-    White space before a call, and after the last one, belongs to neither and is dropped. A parser is in one
-    of several states: methods that read what they can of the buffer and say whether to go on, in another one.
+    White space before a call, and after the last one, belongs to neither and is dropped. A parser's state is
+    a method that reads from the buffer, may set the next state, and returns whether to go on.
     """
 
     opening: ClassVar[str]  # what begins calls
@@ -72,14 +72,14 @@ class CallParser(ABC):
         return self._calls
 
     def push(self, text: str) -> list[ToolEvent]:
-        """What `text` adds."""
+        """The events that new text adds."""
         self._buffer += text
         while self._state():
             pass
         return self._taken()
 
     def flush(self) -> list[ToolEvent]:
-        """What was held back, at the end of the answer."""
+        """The text or events that were held back, at the end of the answer."""
         rest, state = self._buffer, self._state
         self._enter(self._read_text, "")
         if state == self._read_text:
@@ -138,7 +138,7 @@ class CallParser(ABC):
 
 
 def held(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `marker`."""
+    """Number of characters at the end of `text` that may be the beginning of `marker`."""
     return next(n for n in range(len(marker) - 1, -1, -1) if text.endswith(marker[:n]))
 
 

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What kernels are chosen and compiled for.
+    """The hardware that kernels are chosen and compiled for.
 
     Attributes:
         capability: CUDA's compute capability.

@@ -28,8 +28,8 @@ class PixelBudget:
         """`limit`: of one request; `shared`: of several together, `limit` if None.
 
         Args:
-            wait_s: that somebody waits at most; None: as long as it takes, for what always ends, and
-                whoever asks for more than there is gets it piece by piece.
+            wait_s: seconds that a picture waits at most; None: as long as it takes, for work that always
+                ends, where more than the limit is had piece by piece.
         """
         self._limit = limit
         self._shared = limit if shared is None else min(shared, limit)
@@ -155,7 +155,8 @@ class PixelBudget:
         self._admit()
 
     def _admit(self) -> None:
-        """Let in whoever fits: those who have begun first, or nobody might ever be done."""
+        """Admit waiting pictures that fit, those of requests that have begun first, or none might ever
+        end."""
         while self._more and not self._more[0].come.done() and self._fits(self._more[0].count):
             self._come(self._more.popleft())
         while self._waiting and self._may_begin(owner := next(iter(self._waiting))):
@@ -208,7 +209,7 @@ class PixelShare:
         self.owner = owner
 
     def keep(self, images: Iterable[Image.Image]) -> None:
-        """Leave to these what they take, until nobody holds them."""
+        """Leave their part of the room to these images for as long as they are in use."""
         for image in images:
             count = min(PIXEL_BYTES * image.width * image.height, self.count)
             self.count -= count

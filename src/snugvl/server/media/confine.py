@@ -173,8 +173,8 @@ def _seccomp(libc: ctypes.CDLL, processor: _Processor) -> bool:
 def _filter(processor: _Processor, pid: int) -> Iterator[bytes]:
     """The program that the kernel runs before each call: its instructions.
 
-    Whatever isn't named is refused, so the other numbers that a processor has (x32) are, too; a call in the
-    way of another processor (32-bit x86) ends the process.
+    Whatever isn't named is refused, so the other numbers that a processor has (x32) are as well; a call in
+    the way of another processor (32-bit x86) ends the process.
     """
     yield _instruction(_LOAD, _ARCH_AT)
     yield _instruction(_EQUAL, processor.arch, skip_if=1)

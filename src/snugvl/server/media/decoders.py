@@ -65,7 +65,7 @@ class Decoders:
         self._mine = threading.local()
         self._processes: set[_DecoderProcess] = set()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=f"snugvl-{kind}")
-        # Whoever forgets to close leaves no process behind.
+        # Without a call of `close` no process is left behind either.
         self._finalizer = weakref.finalize(self, _end, self._processes)
 
     async def size(self, data: bytes, limits: ImageLimits, name: str) -> int:
@@ -82,10 +82,10 @@ class Decoders:
         self, data: bytes, limits: ImageLimits, decode_s: float, name: str, max_pixels: int | None = None,
         *, note: Callable[[str], object] = str,
     ) -> Picture:  # fmt: skip
-        """Decode a picture. `max_pixels`: of which its head has spoken; `note`: as of `open_image`.
+        """Decode a picture. `max_pixels`: number of pixels by its header; `note`: as in `open_image`.
 
         Raises:
-            ImageError, ImageTooLarge: it can't be.
+            ImageError, ImageTooLarge: it can't be decoded.
         """
         job = {"kind": "picture", "name": name, "limits": asdict(limits), "decode_s": decode_s}
         most = limits.max_pixels if max_pixels is None else max_pixels
@@ -131,7 +131,7 @@ class Decoders:
         _end(self._processes)
 
     async def _run(self, work: Callable[..., T], job: dict[str, Any], data: bytes, *limits: int) -> T:
-        """What a thread makes of a job. Whoever no longer waits for it ends it."""
+        """Run a job in a thread and return its result; a cancelled caller ends it."""
         at_work: list[_DecoderProcess] = []
         found: list[T] = []  # not the future's result, which the thread keeps for a moment longer
         try:
@@ -181,7 +181,7 @@ class Decoders:
     def _ask(
         self, job: dict[str, Any], data: bytes, at_work: "list[_DecoderProcess]", max_payload: int
     ) -> tuple[dict[str, Any], bytearray | memoryview]:
-        """What this thread's process answers. A process that did not answer in full is never used again."""
+        """The answer of this thread's process. A process that did not answer in full is never used again."""
         process = self._process()
         at_work.append(process)
         try:
@@ -291,7 +291,7 @@ class _DecoderProcess:
         return header, found
 
     def _shared(self, count: object, max_payload: int) -> memoryview:
-        """What the process says it has written into the memory that we share."""
+        """The pixels that the process reports to have written into the shared memory."""
         if self._region is None or not isinstance(count, int) or not 0 <= count <= max_payload:
             raise pipe.BrokenMessage("no such pixels")
         return self._region.view[:count]  # shorter, where the region is

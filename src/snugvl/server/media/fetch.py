@@ -200,7 +200,7 @@ class Fetcher:
         )
 
     async def _addresses(self, target: FetchTarget, name: str) -> list[Address]:
-        """Where to connect; every address of the name was checked."""
+        """The addresses to connect to; all those of the name were checked."""
         hidden = ImageError(
             f"{name} could not be fetched: {target.host} is not the name or address of a public host; "
             "send the picture as a data URL, or start the server with --allow-private-media"

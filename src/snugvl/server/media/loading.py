@@ -32,7 +32,7 @@ from snugvl.server.media.budget import PIXEL_BYTES, PixelBudget, PixelShare
 from snugvl.server.media.decoders import Decoders, memory_for_pictures, memory_for_videos
 from snugvl.server.media.fetch import Fetcher, FetchLimits, is_foreign
 from snugvl.server.media.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
-from snugvl.server.record import Notes, RequestRecord
+from snugvl.server.record import RequestNotes, RequestRecord
 from snugvl.server.settings import ServerSettings
 from snugvl.server.together import together
 
@@ -124,7 +124,7 @@ class _File:
 
 @dataclass(slots=True)
 class _Batch:
-    """What the files of one request come to, while they are fetched.
+    """The sizes of one request's files while they are fetched.
 
     Attributes:
         owner: the request, as the budget knows it.
@@ -195,7 +195,7 @@ class MediaLoader:
         return await self._pictures.warm()
 
     async def load(
-        self, wanted: Mapping[str, MediaRef], owner: str, notes: Notes, *, sizes: bool = False
+        self, wanted: Mapping[str, MediaRef], owner: str, notes: RequestNotes, *, sizes: bool = False
     ) -> dict[str, Picture | Video]:
         """Fetch, size and decode everything that a request refers to; the results have the same keys.
 
@@ -303,7 +303,7 @@ class MediaLoader:
         self._live.check(batch.owner, total, batch.file, alone=total == batch.largest)
 
     async def _decode(
-        self, ref: MediaRef, files: list[_File], share: PixelShare, notes: Notes, *, sizes: bool
+        self, ref: MediaRef, files: list[_File], share: PixelShare, notes: RequestNotes, *, sizes: bool
     ) -> Picture | Video:
         """The second phase of one picture or video."""
         if not isinstance(ref.source, list):
@@ -322,7 +322,7 @@ class MediaLoader:
             name=_called("video", ref.field),
         )
 
-    async def _picture(self, file: _File, share: PixelShare, notes: Notes, *, sizes: bool) -> Picture:
+    async def _picture(self, file: _File, share: PixelShare, notes: RequestNotes, *, sizes: bool) -> Picture:
         settings = self._settings
         with _blame(file.field):
             async with self._at_work.reserve(file.pixels):
@@ -375,7 +375,7 @@ class RequestMedia:
         counted: bool = False,
         sizes: bool = False,
     ) -> None:
-        """What every picture of the request has in common.
+        """Settings that all pictures of the request have in common.
 
         Args:
             attachments: files of a multipart upload by name, which "attachment:NAME" refers to; None where a
@@ -466,7 +466,7 @@ def _anywhere(_: Address) -> bool:
 
 
 def _called(kind: str, field: str) -> str:
-    """How errors call a picture or video: by its field, unless the field is called the same."""
+    """The name of a picture or video in errors: by its field, unless the field has the same name."""
     return f"the {kind}" if field == kind else f"the {kind} at {field}"
 
 

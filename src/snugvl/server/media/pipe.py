@@ -85,7 +85,7 @@ def notes(header: dict[str, Any]) -> list[str]:
 
 
 def _picture(width: int, height: int, pixels: memoryview) -> Picture:
-    """A copy of the pixels, as a file that is only decoded for whoever looks at the image: mostly nobody."""
+    """A copy of the pixels, as a file that is decoded only if the image is looked at, which is rare."""
     head = b"P6 %d %d 255\n" % (width, height)
     data = b"".join((head, pixels))
     return Picture(PpmImageFile(BytesIO(data)), pixels=memoryview(data)[len(head) :])

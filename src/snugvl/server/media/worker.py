@@ -104,9 +104,9 @@ def size_of(data: bytes) -> tuple[int, int]:
     """Width and height of a picture by its head; 0 and 0 of what is none, or cut off too early."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nobody else runs here
+            warnings.simplefilter("ignore")  # nothing else runs here
             return Image.open(BytesIO(hide(data, b"moov")), formats=FORMATS).size
-    except Exception:  # its plugin stumbled; whoever decodes it says over what
+    except Exception:  # its plugin failed; decoding it will say why
         return 0, 0
 
 
@@ -159,7 +159,7 @@ def shut_doors(memory_bytes: int) -> tuple[str, ...]:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Let the system end this process after that much more processor time, should nobody watch it."""
+    """Let the system end this process after about that much more processor time, as a last resort."""
     try:
         import resource
     except ImportError:

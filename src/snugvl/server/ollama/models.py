@@ -22,7 +22,7 @@ UNKNOWN = "snugvl"  # the family of a model whose engine doesn't tell
 
 
 class Details(BaseModel):
-    """What kind of model it is. Empty: the engine doesn't tell."""
+    """Details of the model; empty where unknown."""
 
     parent_model: str = ""
     format: str = "safetensors"
@@ -63,7 +63,7 @@ class RunningModel(BaseModel):
 
 
 class Running(BaseModel):
-    """What is loaded."""
+    """The loaded model."""
 
     models: list[RunningModel]
 
@@ -140,7 +140,7 @@ def running_models(context: Context) -> Running:
 
 
 def describe(context: Context) -> Shown:
-    """What the engine tells about its model."""
+    """The engine's details of its model."""
     capabilities = context.capabilities
     family = _family(capabilities)
     pixels = {f"{family}.vision.max_pixels": capabilities.max_pixels} if capabilities.images else {}

@@ -44,7 +44,7 @@ from snugvl.server.forms import (
     tool_use,
 )
 from snugvl.server.media.loading import MediaRef, RequestMedia
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 from snugvl.server.together import in_turns
 from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
 
@@ -77,7 +77,7 @@ class OllamaOptions(Body):
 
 
 def sampling_of(
-    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities, notes: Notes
+    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities, notes: RequestNotes
 ) -> SamplingParams:
     """The sampling parameters behind `options`; `logprobs` as in `SamplingParams`.
 
@@ -272,13 +272,13 @@ def _template(body: Generating) -> dict[str, Any]:
     return {} if body.think is None else {"enable_thinking": bool(body.think)}
 
 
-def _grammar(form: str | dict[str, Any] | None, notes: Notes) -> Grammar | None:
+def _grammar(form: str | dict[str, Any] | None, notes: RequestNotes) -> Grammar | None:
     if isinstance(form, dict):
         return schema_grammar(form, "format", notes)
     return Grammar("json_schema", '{"type": "object"}') if form == "json" else None
 
 
-def _tools(tools: list[OllamaTool] | None, notes: Notes) -> ToolUse | None:
+def _tools(tools: list[OllamaTool] | None, notes: RequestNotes) -> ToolUse | None:
     functions = [tool.function for tool in tools or ()]
     offered = [offered_tool(each.name, each.description, each.parameters, None) for each in functions]
     return tool_use(offered, notes, words=False)
@@ -319,7 +319,7 @@ async def _conversation(media: RequestMedia, messages: list[ChatMessage]) -> tup
     return (*conversation, *([Message("user", tuple(images))] if images else ()))
 
 
-def _arguments(call: PastCall, field: str, notes: Notes) -> str:
+def _arguments(call: PastCall, field: str, notes: RequestNotes) -> str:
     """As JSON text; Ollama has an object there, and some clients OpenAI's text."""
     value = call.function.arguments
     return call_arguments(value, field, notes) if isinstance(value, str) else json.dumps(value)

@@ -27,7 +27,7 @@ from snugvl.server.ollama.request import (
     chat_request,
     generate_request,
 )
-from snugvl.server.record import Notes, record_of
+from snugvl.server.record import RequestNotes, record_of
 from snugvl.server.streaming import Event, line_stream, lines_document
 
 
@@ -76,7 +76,8 @@ class AnswerMessage(BaseModel):
 
 
 class AnswerLine(BaseModel):
-    """What every answer has. Durations are in nanoseconds; counts and durations come with the last line."""
+    """The common fields of answers. Durations are in nanoseconds; counts and durations come with the last
+    line."""
 
     model: str
     created_at: str
@@ -330,7 +331,7 @@ for _method, _path, _instead in ELSEWHERE:
     router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
-def _load_answer(body: Generating, name: str, shape: Shape, notes: Notes) -> AnswerLine:
+def _load_answer(body: Generating, name: str, shape: Shape, notes: RequestNotes) -> AnswerLine:
     """The answer to a request that only wants the model loaded, which it is, or unloaded, which it isn't."""
     gone = body.keep_alive in (0, "0", "0s", "0m") and body.keep_alive is not False
     if gone:

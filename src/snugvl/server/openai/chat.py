@@ -71,7 +71,7 @@ NAMES = {
 
 
 class ProcessorOptions(Part):
-    """How pictures are read, as vLLM has it. Other names are ignored, with a warning."""
+    """Options of reading pictures, as in vLLM. Other names are ignored, with a warning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "mm_processor_kwargs."
@@ -110,7 +110,7 @@ class ChatCompletionRequest(SamplingFields):
     safety_identifier: str | None = None
 
     def guided(self) -> StructuredOutputs:
-        """What vLLM called the forms of `structured_outputs` before."""
+        """The older `guided_…` fields of vLLM, as `structured_outputs`."""
         return StructuredOutputs.model_construct(
             json_=self.guided_json,
             regex=self.guided_regex,
@@ -146,7 +146,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
 
 
 async def _request(body: ChatCompletionRequest, media: RequestMedia) -> Request:
-    """What the engine is asked.
+    """The request for the engine.
 
     Raises:
         RequestError, ImageError: with the path of the field to blame.
@@ -188,11 +188,11 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ChatWriter:
-    """How an answer is written.
+    """Writes an answer as a completion, or as chunks.
 
     Attributes:
         model: the name that the request used.
-        logprobs: whether they were asked for.
+        logprobs: whether log-probabilities were asked for.
     """
 
     model: str

@@ -21,7 +21,7 @@ from snugvl.server.forms import (
     tool_use,
 )
 from snugvl.server.media.loading import Detail, MediaRef, RequestMedia
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 from snugvl.server.together import in_turns
 from snugvl.server.unsupported import PICTURE_PART, WRITTEN, UnsupportedFields
 
@@ -80,7 +80,7 @@ ChatToolChoice = Annotated[
 
 
 def chat_tool_use(
-    tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None, notes: Notes
+    tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None, notes: RequestNotes
 ) -> ToolUse | None:
     """What the tools of a chat completion ask of the engine."""
     functions = [tool.function for tool in tools or ()]
@@ -97,27 +97,27 @@ def chat_tool_use(
             return tool_use(offered, notes, choice, parallel=parallel)
 
 
-class Format(RequestPart):
+class AnswerFormat(RequestPart):
     """A form of the answer. Names in it that nobody here knows are ignored, with a warning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "response_format."
 
 
-class TextFormat(Format):
+class TextFormat(AnswerFormat):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Format):
+class JsonObjectFormat(AnswerFormat):
     """Any JSON object, or one that follows a schema, as llama.cpp has it."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class NamedSchema(Format):
+class NamedSchema(AnswerFormat):
     """A JSON schema. `strict`: a keyword that can't be enforced is refused, not left out."""
 
     place: ClassVar[str] = "response_format.json_schema."
@@ -128,7 +128,7 @@ class NamedSchema(Format):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Format):
+class JsonSchemaFormat(AnswerFormat):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
@@ -140,7 +140,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 
 
-def grammar_of(wanted: ResponseFormat | None, notes: Notes) -> Grammar | None:
+def grammar_of(wanted: ResponseFormat | None, notes: RequestNotes) -> Grammar | None:
     """The grammar of a format; None for plain text."""
     match wanted:
         case JsonObjectFormat(schema_=schema):
@@ -163,7 +163,7 @@ class StructuredOutputs(RequestPart):
     grammar: str | None = Field(None, description="Lark, in llguidance's dialect")
     json_object: bool | None = None
 
-    def grammars(self, notes: Notes) -> list[Grammar]:
+    def grammars(self, notes: RequestNotes) -> list[Grammar]:
         """What is asked for, one grammar each.
 
         Raises:
@@ -198,7 +198,7 @@ def form_of(
     response_format: ResponseFormat | None,
     structured: StructuredOutputs | None,
     guided: StructuredOutputs,
-    notes: Notes,
+    notes: RequestNotes,
 ) -> tuple[Grammar | None, str]:
     """The one form that an answer must have, and the field that says so.
 
@@ -284,7 +284,8 @@ def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
 
 
 def parts_of(content: str | Sequence[Any], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
-    """Content of anybody. `found`: its pictures and videos by path; `field`: the content's path."""
+    """Content of a message of any role. `found`: its pictures and videos by path; `field`: the content's
+    path."""
     if isinstance(content, str):
         return (Text(content),)
     places = (f"{field}[{index}]" for index in range(len(content)))
@@ -292,14 +293,14 @@ def parts_of(content: str | Sequence[Any], found: Mapping[str, Found], field: st
 
 
 def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
-    """The pictures and videos of such content by path."""
+    """Pictures and videos of a content, by their paths in the request."""
     if isinstance(content, str):
         return {}
     return {f"{field}[{index}]": part for index, part in enumerate(content) if not isinstance(part, TextPart)}
 
 
-def _ref(part: MediaPart, field: str, notes: Notes) -> MediaRef:
-    """What a part refers to; `field` is the part's path."""
+def _ref(part: MediaPart, field: str, notes: RequestNotes) -> MediaRef:
+    """The URL or attachment of a part; `field` is the part's path."""
     if isinstance(part, ImagePart) and (part.min_pixels or getattr(part.image_url, "min_pixels", None)):
         notes.warn(f"ignored {field}.min_pixels")
     match part:
@@ -333,7 +334,7 @@ class SystemMessage(RequestPart):
 
 
 class UserMessage(RequestPart):
-    """What the user said, with pictures and videos."""
+    """A user's message, with pictures and videos."""
 
     unsupported: ClassVar[UnsupportedFields] = PICTURE_PART
 
@@ -358,7 +359,7 @@ class AssistantCall(RequestPart):
 
 
 class AssistantMessage(RequestPart):
-    """What the model answered before."""
+    """An earlier answer of the model."""
 
     unsupported: ClassVar[UnsupportedFields] = WRITTEN
 
@@ -376,7 +377,7 @@ class AssistantMessage(RequestPart):
 
 
 class ToolMessage(RequestPart):
-    """What a tool answered, with pictures and videos."""
+    """A tool's result, with pictures and videos."""
 
     role: Literal["tool"]
     content: UserContent
@@ -406,7 +407,7 @@ async def conversation_of(messages: list[ChatMessage], media: RequestMedia) -> t
     return tuple(read)
 
 
-def _message(message: ChatMessage, found: Mapping[str, Found], field: str, notes: Notes) -> Message:
+def _message(message: ChatMessage, found: Mapping[str, Found], field: str, notes: RequestNotes) -> Message:
     match message:
         case SystemMessage(content=content):
             return Message("system", texts_of(content))
@@ -420,7 +421,7 @@ def _message(message: ChatMessage, found: Mapping[str, Found], field: str, notes
     raise AssertionError("no other message passes the schema")
 
 
-def _assistant(message: AssistantMessage, field: str, notes: Notes) -> Message:
+def _assistant(message: AssistantMessage, field: str, notes: RequestNotes) -> Message:
     calls = tuple(
         ToolCall(call.id, call.function.name, call_arguments(call.function.arguments, place, notes))
         for index, call in enumerate(message.tool_calls or ())

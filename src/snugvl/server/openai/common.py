@@ -43,7 +43,7 @@ MAX_TOKENS = 2**31
 
 
 def no_limit(value: object) -> object:
-    """What clients send who want as many tokens as there is room for: null, or -1."""
+    """Turn -1, by which some clients ask for as many tokens as fit, into None."""
     return None if type(value) is int and value == -1 else value
 
 
@@ -63,7 +63,7 @@ LogitBias = Annotated[
 
 
 class StreamOptions(Part):
-    """What a stream tells besides its text."""
+    """Options of what a stream has besides its text."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
@@ -78,7 +78,7 @@ class StreamOptions(Part):
 
 NgramSize = Annotated[
     int,
-    Field(ge=0, le=256, description="so many tokens in a row come once, of the prompt's, too; 0 is off"),
+    Field(ge=0, le=256, description="no run of so many tokens comes twice, prompt included; 0 is off"),
     WHOLE,
 ]
 
@@ -121,7 +121,7 @@ class SamplingFields(Body):
 
 
 def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """The parameters of a request."""
+    """The sampling parameters of a request."""
     sizes, window = [fields.no_repeat_ngram_size], None
     if (extra := fields.vllm_xargs) is not None:
         sizes += [extra.no_repeat_ngram_size, extra.ngram_size]
@@ -163,7 +163,7 @@ EVENTS_DOCUMENT: dict[str, Any] = {"content": events_document("with stream: true
 
 
 def new_id(prefix: str) -> str:
-    """A name that no other answer has."""
+    """A new id with this prefix, unique to one answer."""
     return f"{prefix}{uuid4().hex}"
 
 
@@ -173,7 +173,7 @@ def now() -> int:
 
 
 def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """What an answer, or every chunk of one, begins with. `prefix`: of its id; `kind`: its `object`."""
+    """The common fields of an answer, or of all its chunks. `prefix`: of its id; `kind`: its `object`."""
     return {
         "id": new_id(prefix),
         "object": kind,
@@ -209,7 +209,7 @@ def usage_of(usage: AnswerUsage) -> dict[str, Any]:
 
 
 def stream_options_of(stream: bool | None, options: StreamOptions | None) -> StreamOptions:
-    """What a stream tells besides its text.
+    """Options of what a stream has besides its text.
 
     Raises:
         RequestError: options of a stream, but no stream.
@@ -247,19 +247,19 @@ class ChunkWriter:
         return Event(compact({**self._head, "choices": [choice], **tail}))
 
     def end(self, usage: AnswerUsage) -> Iterator[Event]:
-        """What ends the stream."""
+        """The events that end the stream."""
         if self._options.include_usage:
             yield Event(compact({**self._head, "choices": [], "usage": usage_of(usage)}))
         yield Event("[DONE]")
 
 
 def token_logprob(token: TokenLogprob) -> dict[str, Any]:
-    """One token."""
+    """A token with its log-probability, as OpenAI's JSON."""
     return {"token": token.token, "bytes": list(token.bytes), "logprob": max(token.logprob, LOWEST)}
 
 
 def token_logprobs(tokens: Iterable[Logprob]) -> list[dict[str, Any]]:
-    """Tokens with their alternatives."""
+    """Tokens with log-probabilities and alternatives, as OpenAI's JSON."""
     return [
         {**token_logprob(token), "top_logprobs": [token_logprob(other) for other in token.top]}
         for token in tokens

@@ -99,7 +99,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: EchoedTokens = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = Field(
-        None, description="the answer starts with the prompt; with logprobs, it has those of its tokens, too"
+        None, description="the answer starts with the prompt; with logprobs, also with those of its tokens"
     )
     best_of: Annotated[int, WHOLE] | None = Field(None, description="only as many as n")
     stream: bool | None = None
@@ -118,7 +118,7 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
         requests = _requests(body, prompts)
         echoed = await _echo_texts(body, context, prompts)
         scored = requests[0].sampling.prompt_logprobs
-        about = Prompts(model, body.n or 1, echoed, scored=scored, generates=body.max_tokens != 0)
+        about = PromptBatch(model, body.n or 1, echoed, scored=scored, generates=body.max_tokens != 0)
         if body.stream:
             generations = await _start_all(context, record, requests)
             return event_stream(context, stream(generations, about, options))
@@ -145,7 +145,7 @@ def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
 
 
 def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> list[Request]:
-    """What the engine is asked, one request a prompt.
+    """The requests for the engine, one a prompt.
 
     Raises:
         RequestError: with the field to blame.
@@ -184,7 +184,7 @@ def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> 
 async def _echo_texts(
     body: CompletionRequest, context: Context, prompts: list[str | tuple[int, ...]]
 ) -> tuple[str, ...]:
-    """What each prompt's choices start with."""
+    """The text that each prompt's choices start with (`echo`)."""
     if not body.echo:
         return ("",) * len(prompts)
     texts = [
@@ -194,7 +194,7 @@ async def _echo_texts(
 
 
 async def _start_all(context: Context, record: RequestRecord, requests: list[Request]) -> list[Generation]:
-    """All of them, or none."""
+    """Start all requests, or none: the first refusal ends the others."""
     async with AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(await generate(context, record, request)) for request in requests
@@ -204,8 +204,8 @@ async def _start_all(context: Context, record: RequestRecord, requests: list[Req
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """What an answer has to know of the prompts.
+class PromptBatch:
+    """Facts of the prompts that are needed to write their answers.
 
     Attributes:
         model: the name that the request used.
@@ -231,7 +231,7 @@ class Prompts:
         return usage if self.generates else replace(usage, completion_tokens=0)
 
 
-def completion(prompts: Prompts, answers: Sequence[GeneratedAnswer]) -> dict[str, Any]:
+def completion(prompts: PromptBatch, answers: Sequence[GeneratedAnswer]) -> dict[str, Any]:
     """The whole answer to all prompts."""
     choices = []
     for prompt, answer in enumerate(answers):
@@ -269,7 +269,7 @@ class LogprobLists:
 
 
 async def stream(
-    generations: Sequence[Generation], prompts: Prompts, options: StreamOptions
+    generations: Sequence[Generation], prompts: PromptBatch, options: StreamOptions
 ) -> AsyncGenerator[Event]:
     """The events of a streamed completion: those of all prompts as they come, told apart by their index."""
     chunks = ChunkWriter(head(*HEAD, prompts.model), options)

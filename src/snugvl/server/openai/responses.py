@@ -68,7 +68,7 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
 
 
 async def _request(body: ResponseRequest, media: RequestMedia) -> Request:
-    """What the engine is asked.
+    """The request for the engine.
 
     Raises:
         RequestError, ImageError: with the path of the field to blame.

@@ -48,7 +48,7 @@ from snugvl.server.openai.chat_request import (
     parts_of,
 )
 from snugvl.server.openai.common import Effort, MaxTokens, Metadata
-from snugvl.server.record import Notes
+from snugvl.server.record import RequestNotes
 from snugvl.server.together import in_turns
 from snugvl.server.unsupported import (
     INPUT_IMAGE,
@@ -236,7 +236,7 @@ def response_tool_use(
     tools: Sequence[FunctionTool | CustomTool | NamespaceTool | VendorTool],
     choice: ToolChoice | None,
     parallel: bool | None,
-    notes: Notes,
+    notes: RequestNotes,
 ) -> ToolUse | None:
     """What the tools of a response ask of the engine.
 
@@ -263,7 +263,7 @@ def response_tool_use(
             return tool_use(offered, notes, mode, parallel=parallel)
 
 
-def _offered(name: str, tool: FunctionTool | CustomTool, about: str, notes: Notes) -> Tool:
+def _offered(name: str, tool: FunctionTool | CustomTool, about: str, notes: RequestNotes) -> Tool:
     text = "\n\n".join(filter(None, (about, tool.description)))
     if isinstance(tool, FunctionTool):
         return offered_tool(name, text, tool.parameters, tool.strict)
@@ -384,7 +384,7 @@ class CustomCallItem(CallItem):
 
 
 class FunctionCallOutput(RequestPart):
-    """What a function or a free-form tool answered, with pictures."""
+    """The result of a function or a free-form tool, with pictures."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -483,7 +483,7 @@ def _pictures_in(content: str | list[InputPart], field: str) -> dict[str, MediaR
     }
 
 
-def _message(item: Item, found: Mapping[str, Found], field: str, notes: Notes) -> Message:
+def _message(item: Item, found: Mapping[str, Found], field: str, notes: RequestNotes) -> Message:
     match item:
         case InputMessage(role=role, content=content):
             parts = parts_of(content, found, f"{field}.content")
@@ -535,7 +535,7 @@ class TextForm(RequestPart):
 
 
 class ReasoningOptions(RequestPart):
-    """How much the model may think before it answers."""
+    """Options of the model's reasoning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "reasoning."
@@ -544,7 +544,7 @@ class ReasoningOptions(RequestPart):
 
 
 class ResponseStreamOptions(RequestPart):
-    """What a stream has besides its events."""
+    """Options of a stream."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "stream_options."
@@ -583,7 +583,7 @@ class ResponseRequest(Body):
 
     @property
     def effort(self) -> Effort | None:
-        """How much the model may think."""
+        """The reasoning effort, as a variable of the chat template."""
         return None if self.reasoning is None else self.reasoning.effort
 
     @property
@@ -591,15 +591,15 @@ class ResponseRequest(Body):
         """Whether the answer's tokens come with their log-probabilities."""
         return LOGPROBS in (self.include or ())
 
-    def tool_use(self, notes: Notes) -> ToolUse | None:
-        """What the tools ask of the engine.
+    def tool_use(self, notes: RequestNotes) -> ToolUse | None:
+        """The tool use for the engine.
 
         Raises:
             RequestError: tools and choice don't fit.
         """
         return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls, notes)
 
-    def grammar(self, notes: Notes) -> Grammar | None:
+    def grammar(self, notes: RequestNotes) -> Grammar | None:
         """The grammar of the answer; None for plain text."""
         match self.text.format if self.text else None:
             case ObjectFormat(schema_=schema) if schema:

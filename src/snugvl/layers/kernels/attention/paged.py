@@ -120,7 +120,7 @@ def decode(
 def _constants(
     query: torch.Tensor, keys: torch.Tensor, block_size: int, window: int | None, cut: DecodeCut
 ) -> dict[str, Any]:
-    """What decoding is compiled for."""
+    """The constants that decoding is compiled with."""
     heads, dim, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
     return {
         "KV_HEADS": kv_heads,

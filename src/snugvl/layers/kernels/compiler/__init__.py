@@ -1,1 +1,1 @@
-"""How kernels are compiled, found again and launched."""
+"""Compiling kernels ahead of time, finding them again, and launching them."""

@@ -227,7 +227,7 @@ def _kept(value: object) -> object:
 
 
 class _DescribedDriver:
-    """What compiling asks a driver."""
+    """The driver's properties that compiling needs."""
 
     def __init__(self, hardware: Hardware) -> None:
         major, minor = hardware.capability

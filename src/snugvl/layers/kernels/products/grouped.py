@@ -224,6 +224,8 @@ class Groups:
         """`factors`: of each pair; None where gate and up become one."""
         outputs, columns = out.shape[1], weights.columns
         rows = 32 if self.low else 64
+        if weights.format == "ggml":  # whose values take more registers on their way
+            rows //= 2
         pairs = (factors if factors is not None else x, out, self.counts, self.order)
         chosen = {
             "K": columns, "COUNT": self.count, "WIDE": triton.next_power_of_2(self.count), "EACH": each,

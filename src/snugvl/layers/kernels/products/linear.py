@@ -335,7 +335,8 @@ def _words(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _constants(x: torch.Tensor, weights: Weights, beside: Epilogue, *, words: bool = False) -> dict[str, Any]:
-    """What a kernel for few rows is compiled for, but for its tiles. `words`: it loads weights as words."""
+    """The constants that a kernel for few rows is compiled with, without its tiles. `words`: it loads weights
+    as words."""
     bias, norm, _, offset, residual, swiglu = beside
     has = (norm is not None, offset, bias is not None, residual is not None, swiglu)
     stored = (weights.format, weights.columns, weights.group)

@@ -117,7 +117,7 @@ def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tu
 
 
 def _busy(outputs: int, rows: int, places: int) -> float:
-    """What share of `places` has a program, on average, if all take equally long."""
+    """Mean share of `places` that have a program, if all take equally long."""
     programs = -(-outputs // rows)
     return programs / (-(-programs // places) * places)
 

@@ -1,10 +1,11 @@
-"""Memory that the processes of a child engine hold: of a GPU, or of host memory where there is none."""
+"""What is measured of every child engine: memory that its processes hold, and its counters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from snugvl.hardware import host, nvml
 
@@ -63,3 +64,14 @@ def host_memory(family: Sequence[psutil.Process]) -> Held:
             held_bytes += process.memory_info().rss
     memory = host.memory()
     return Held("host memory", memory.total_bytes, memory.free_bytes, held_bytes)
+
+
+def samples(text: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Name, labels and value of each wanted sample of a text in Prometheus' format.
+
+    The others are most of it, and would take the parser its time.
+    """
+    lines = [line for line in text.splitlines() if wanted(line.partition("{")[0].partition(" ")[0])]
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
