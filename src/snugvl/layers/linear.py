@@ -200,8 +200,8 @@ class Linear(nn.Module):
         plain = norm is None and self.bias is None and not swiglu and dtype is None
         if residual is not None and x.is_cuda and plain and self.format == "bf16":
             return torch.addmm(residual, x, self.weight.T, out=residual)  # a launch less
-        x = x if norm is None else norm(x)
-        y = self.wide_product(x) if x.is_cuda else self._plain(x)  # of a GPU's memory a slice at a time
+        product_of = self.wide_product if x.is_cuda else self._plain  # of a GPU's memory a slice at a time
+        y = product_of(x if norm is None else norm(x))  # whose input is free again before SwiGLU
         if swiglu:
             y = _swiglu(y)
         y = y if residual is None else residual + y
