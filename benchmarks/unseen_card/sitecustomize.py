@@ -117,7 +117,7 @@ def launch_broken(fault: str, names: list[str], values: tuple[Any, ...], launch:
     if fault == "hang":
         time.sleep(1e6)
     if fault == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGABRT)
     if fault == "illegal":
         ids = torch.tensor([1 << 40], device="cuda")
         torch.zeros(1, device="cuda")[ids].sum().item()

@@ -1,9 +1,12 @@
 """Kernels beside plain torch: all of them agree, and each kind of fault is found, named and replaced."""
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -201,3 +204,41 @@ def test_compared_is_of_what_torch_found_finite() -> None:
     right = torch.tensor([1.0, 2.0, torch.inf])
     assert compared([(torch.tensor([1.0, 2.0, 5.0]), 0.01)], [(right, 0.01)]) == (0.0, "")
     assert compared([(torch.tensor([1.0, torch.nan, 5.0]), 0.01)], [(right, 0.01)])[1] == "not finite"
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (torch.OutOfMemoryError("no room"), "not checked: no memory"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "not checked: no memory"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "not checked: No space left on device"),
+        (CalledProcessError(1, ["/usr/bin/gcc", "/home/me/x.c"]), "not checked: the C compiler fails"),
+    ],
+    ids=["torch's memory", "the driver's memory", "a full disk", "the C compiler"],
+)
+def test_what_isnt_a_kernels_fault_withdraws_none(
+    error: Exception, verdict: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(**_: object) -> None:
+        raise error
+
+    break_kernel("embed", fails, monkeypatch)
+    found = verdicts_of(tiny_job(Storage("int4"), most=2, sees=False))
+    assert {each.verdict for each in found if each.kernel == "embed"} == {verdict}
+    assert {each.verdict for each in found if each.kernel != "embed"} == {OK}
+    assert withdrawn() == ()
+    assert "take_highest" in {each.kernel for each in found}, "the rest is looked at"
+
+
+def test_a_check_ends_where_nothing_has_memory(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a kernel nor its twin: none is to blame, and nothing can go on without a result."""
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    break_kernel("rms_norm", no_memory, monkeypatch)
+    monkeypatch.setattr("snugvl.layers.norm.plain_norm", no_memory)
+    found = verdicts_of(tiny_job(Storage("int4"), most=2, sees=False))
+    assert "not checked: plain torch's twin: no memory" in {each.verdict for each in found}
+    assert not any(each.withdrawn for each in found)
+    assert withdrawn() == ()

@@ -4,6 +4,7 @@ takes longer than a plan. And where we keep what we have found out, by which of 
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 
@@ -24,6 +25,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(chosen) if chosen else Path("~/.cache").expanduser()) / "snugvl"
 
 
+@cache  # a start asks twice, and waits for it
 def sources_digest(*rooms: str) -> str:
     """Digest of the package's sources in these folders: a cached finding holds for the same sources alone."""
     from hashlib import sha256  # with OpenSSL, which --help needs not

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import partial, wraps
+from subprocess import SubprocessError
 from types import ModuleType
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from torch import nn
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.core.kernel_checks import OK, UNCHECKED, KernelVerdict
 from snugvl.engine.graphs import decode as decode_graphs
+from snugvl.engine.oom import out_of_memory
 from snugvl.engine.precompile import MOST_BEFORE, CompileJob, fresh, network_from, rehearse
 from snugvl.engine.sampling import filters, likeliest
 from snugvl.layers import attention, experts, weights
@@ -78,7 +80,8 @@ def check_kernels(job: CompileJob, device: torch.device, tell: Tell) -> int:
     with torch.inference_mode(), checker:
         for name in sorted(few):
             rounded(fresh((64, 512), torch.float32, device), name)
-        rehearse(network, sizes)
+        with suppress(_Stuck):
+            rehearse(network, sizes)
     return max(_driver_bytes(device) - taken, -1)
 
 
@@ -88,6 +91,10 @@ def _driver_bytes(device: torch.device) -> int:
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
+
+
+class _Stuck(Exception):
+    """Neither kernels nor torch could do a part of a step, mostly for want of memory."""
 
 
 def rounded(values: torch.Tensor, kind: FormatName) -> torch.Tensor:
@@ -180,13 +187,15 @@ class Checker:
             except Exception as error:
                 why = _named(error).removeprefix(f"{UNCHECKED}: ")
                 self._say(launched, None, 0.0, f"{UNCHECKED}: plain torch's twin: {why}")
+                if ours is None:
+                    raise _Stuck from None
                 return again()[0]
             worst = None
             if ours is not None:
                 worst, wrong = compared(ours, twins)
             if not wrong or wrong.startswith(UNCHECKED) or not names:
                 begun = time.perf_counter()
-                found = again()[0]
+                found = again(plain if ours is None else run)[0]
                 self._say(launched, worst, 1000 * (time.perf_counter() - begun), wrong or OK)
                 return found
             if not usable(*names):
@@ -258,8 +267,12 @@ def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
 
 def _named(error: Exception) -> str:
     """What went wrong, without what a message may say of this machine's folders."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
+    if out_of_memory(error) or isinstance(error, MemoryError):
         return f"{UNCHECKED}: no memory"
+    if isinstance(error, OSError):  # a full disk, say, where Triton keeps kernels
+        return f"{UNCHECKED}: {error.strerror or 'the system refuses something'}"
+    if isinstance(error, SubprocessError):  # the C compiler's, of a launcher; ptxas' is Triton's own error
+        return f"{UNCHECKED}: the C compiler fails"
     kind = type(error).__name__
     return "doesn't compile" if "Compil" in kind or "Assembl" in kind else f"raises {kind}"
 

@@ -1,7 +1,9 @@
 """A first start's check: in a process of its own, whatever becomes of that, and only once."""
 
+import errno
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -52,7 +54,7 @@ def say(*lines: object) -> str:
 
 
 def checked(code: str, job: CompileJob) -> KernelCheck:
-    reads = "import sys, os, pickle, time\njob, device, limit = pickle.load(sys.stdin.buffer)\n"
+    reads = "import sys, os, pickle, time\njob, limit = pickle.load(sys.stdin.buffer)\n"
     return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-c", reads + code))
 
 
@@ -62,7 +64,9 @@ def as_line(verdict: KernelVerdict) -> dict[str, Any]:
 
 def test_what_a_process_finds_is_kept(job: CompileJob) -> None:
     code = say({"begins": "gemv"}, as_line(GOOD), "a remark", {"begins": "skinny"}, as_line(BAD))
-    found = checked("assert limit == 7\n" + code + say({"loaded_bytes": 3 << 20}), job)
+    found = checked(
+        "assert (limit, sys.argv[2]) == (7, 'cpu')\n" + code + say({"loaded_bytes": 3 << 20}), job
+    )
     assert (found.verdicts, found.whole, found.loaded_bytes) == ((GOOD, BAD), True, 3 << 20)
     assert found.withdrawn == (BAD,)
     assert found.network == "Qwen3VLForConditionalGeneration (bf16, int4, int8; KV cache bf16)"
@@ -91,6 +95,46 @@ def test_a_process_that_fails_by_itself_blames_no_kernel(
     found = checked("raise SystemExit('no CUDA')", job)
     assert (found.verdicts, found.whole) == ((), False)
     assert "kernels can't be checked here: no CUDA" in caplog.messages
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGKILL", "SIGTERM"])
+def test_a_process_that_something_else_ended_blames_no_kernel(
+    name: str, job: CompileJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the system, for want of host memory: the kernel would be withdrawn for ever."""
+    end = f"import signal\nsignal.signal(signal.{name}, signal.SIG_DFL)\n" if name != "SIGKILL" else ""
+    number = int(getattr(signal, name))
+    found = checked(say({"begins": "gemv"}, as_line(GOOD), {"begins": "scan"}) + end + kill(number), job)
+    assert (found.verdicts, found.whole) == ((GOOD,), False)
+    assert "kernels can't be checked here: something else ended its process" in caplog.messages
+
+
+def kill(number: int) -> str:
+    return f"os.kill(os.getpid(), {number})\n"
+
+
+def test_a_kernel_that_crashes_is_no_other_s_fault(job: CompileJob) -> None:
+    """SIGSEGV is a kernel's, or its driver's."""
+    code = "if 'scan' not in job.withdrawn:\n    print('{\"begins\": \"scan\"}', flush=True)\n    " + kill(11)
+    found = checked(code + say({"loaded_bytes": 0}), job)
+    assert [(each.kernel, each.verdict) for each in found.verdicts] == [("scan", "ends its process")]
+
+
+def test_a_machine_without_room_for_a_process_starts_all_the_same(
+    job: CompileJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = run(job, "a job", HERE, 7, "cpu", ("/nowhere/python",))
+    assert (found.verdicts, found.whole) == ((), False)
+    assert "kernels can't be checked here: No such file or directory" in caplog.messages
+
+
+def test_a_process_that_never_reads_is_not_waited_for(
+    job: CompileJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "START_S", 1.0)
+    long = replace(job, withdrawn=tuple(f"a kernel of a long name, {number}" for number in range(10_000)))
+    found = run(long, "a job", HERE, 7, "cpu", (sys.executable, "-c", "import time\ntime.sleep(1000)"))
+    assert (found.verdicts, found.whole) == ((), False)
 
 
 def test_a_check_takes_no_longer_than_it_may(job: CompileJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,17 +183,25 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], li
     monkeypatch.setattr(checking, "compile_job_of", lambda *_: replace(tiny, withdrawn=replaced.withdrawn()))
     tiny = tiny_job(Storage("bf16"), sees=False)
 
-    def check(job: CompileJob, digest: str, on: CheckedOn, *_: object) -> KernelCheck:
+    def check(job: CompileJob, digest: str, on: CheckedOn, *_: object, **__: object) -> KernelCheck:
         jobs.append(job)
         return KernelCheck(on, digest, "Toy", 1.0, "now", 0, whole, (GOOD, BAD))
 
     monkeypatch.setattr(checking, "run", check)
+    monkeypatch.setattr(checking, "room", lambda: 1)  # no process begins before
     whole = True
 
-    def start(on: CheckedOn = HERE, kernels: KernelsAhead | None = None, *, all_of_it: bool = True) -> Any:
+    def start(
+        on: CheckedOn = HERE,
+        kernels: KernelsAhead | None = None,
+        *,
+        all_of_it: bool = True,
+        clear: bool = True,
+    ) -> Any:
         nonlocal whole
         whole = all_of_it
-        replaced._withdrawn.clear()
+        if clear:
+            replaced._withdrawn.clear()
         monkeypatch.setattr(checking, "checked_on", lambda _: on)
         found = settle(made.model, made.config, place, kernels, 0, lambda *_: None)
         assert replaced.withdrawn() == tuple(each.kernel for each in found)
@@ -189,6 +241,46 @@ def test_a_check_that_was_cut_short_goes_on_at_the_next_start(starts: Callable[.
     assert len(jobs) == 2
     assert jobs[1].withdrawn == ("skinny",), "without what is known"
     assert len(starts(kernels=Kernels())[1]) == 2
+
+
+def test_a_second_model_of_a_process_is_checked_without_what_is_withdrawn(
+    starts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even where nothing could be kept of the first."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(kernel_checks, "add", full)
+    starts(kernels=Kernels())
+    kept = "what a check of kernels found isn't kept, the next start checks again: No space left on device"
+    assert kept in caplog.messages
+    _, jobs = starts(kernels=Kernels(), clear=False)
+    assert jobs[1].withdrawn == ("skinny",)
+
+
+def test_the_process_that_checks_begins_while_kernels_are_compiled(
+    starts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the host has room for it; what it is started for may not come."""
+    monkeypatch.setattr(checking, "room", lambda: 2)
+    monkeypatch.setattr(checking, "COMMAND", (sys.executable, "-c", "import time\ntime.sleep(1000)"))
+    monkeypatch.setattr(checking, "COMPILE_S", 0.05)
+    begun: list[Any] = []
+    real = checking._started
+    monkeypatch.setattr(checking, "_started", lambda *args: begun.append(real(*args)) or begun[-1])
+    slow = KernelsAhead()
+    monkeypatch.setattr(slow, "begin", lambda *_: None)
+    starts(kernels=slow)
+    assert [each._process.returncode for each in begun] == [-signal.SIGKILL]
+    used: list[Any] = []
+    check = checking.run
+    monkeypatch.setattr(
+        checking, "run", lambda *args, started: used.append(started) or check(*args, started=started)
+    )
+    starts(kernels=Kernels())
+    assert used == begun[1:]
+    assert begun[1]._process.returncode is not None
 
 
 def test_a_start_doesnt_wait_forever_for_the_compiler(

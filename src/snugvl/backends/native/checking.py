@@ -1,7 +1,8 @@
 """A first start on a card, driver, torch or Triton that nobody has seen checks its kernels: both sides of it.
 
     engine's process   outline is known ─► kernels are compiled beside ─► a process checks them ─► weights
-    the process        `engine/kernel_check.py`, on the GPU; a line of JSON for whatever it begins or finds
+    the process        imports and makes its context meanwhile; then `engine/kernel_check.py`, on the GPU;
+                       a line of JSON for whatever it begins or finds
 
 A kernel may hang, or take its process along; so it isn't the engine's. What had begun then is withdrawn, and
 another process goes on without it. It comes before weights are read, as they may be rounded by a kernel, and
@@ -21,12 +22,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from snugvl.backends.native.ahead import KernelsAhead, name_of
-from snugvl.backends.native.kernel_processes import leave_with
+from snugvl.backends.native.kernel_processes import leave_with, room
 from snugvl.backends.place import TargetDevice
 from snugvl.core import kernel_checks
 from snugvl.core.config import EngineConfig
@@ -35,7 +37,7 @@ from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.timeline import mark
 from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import EngineError
-from snugvl.layers.replaced import withdraw
+from snugvl.layers.replaced import withdraw, withdrawn
 from snugvl.models.networks import LoadableNetwork
 from snugvl.version import __version__
 
@@ -46,6 +48,8 @@ COMPILE_S = 120.0  # that a start waits for kernels to be compiled, before it go
 CHECK_S = 180.0  # that a check takes at most
 RETURN_S = 60.0  # that a kernel takes at most, compiled as it may have to be, with torch's twin
 START_S = 60.0  # until the process begins with the first
+END_S = 10.0  # that a process takes to end; one whose kernel runs for ever may never
+BY_OTHERS = (1, 2, 9, 15)  # SIGHUP, SIGINT, SIGKILL, SIGTERM: no kernel sends these
 PROGRESS = 0.04  # of all loading
 Order = tuple[CompileJob, str, CheckedOn, int, str]
 
@@ -75,13 +79,13 @@ def settle(
     if kernels is not None:
         kernels.begin(network, config, device)
     if kernels is not None and not any(each.job == digest and each.whole for each in here):
-        order = replace(job, withdrawn=tuple(found)), digest, on, limit_bytes, str(device)
+        # Those of another model in this process, too, even where nothing could be kept.
+        order = replace(job, withdrawn=withdrawn()), digest, on, limit_bytes, str(device)
         new = _first_start(order, kernels, report)
         if new is not None:
             withdraw(each.kernel for each in new.withdrawn)
             found |= {each.kernel: each for each in new.withdrawn}
-            with suppress(OSError):
-                kernel_checks.add(path, new)
+            _keep(path, new)
     for sentence in kernel_checks.told(found.values()):
         logger.warning("%s", sentence)
         report(sentence, PROGRESS)
@@ -112,8 +116,7 @@ def check_model(options: LoadOptions, report: Progress) -> KernelCheck:
         check = _first_start(order, kernels, report)
         if check is None:
             raise EngineError(f"kernels take more than {COMPILE_S:.0f} s to compile here; try again")
-        with suppress(OSError):
-            kernel_checks.add(kernel_checks.checks_file(), check)
+        _keep(kernel_checks.checks_file(), check)
         found.append(check)
         raise _Enough
 
@@ -131,14 +134,28 @@ class _Enough(Exception):
     """Nothing is loaded."""
 
 
+def _keep(path: Path, check: KernelCheck) -> None:
+    try:
+        kernel_checks.add(path, check)
+    except OSError as error:
+        why = error.strerror or "it can't be written"
+        logger.warning("what a check of kernels found isn't kept, the next start checks again: %s", why)
+
+
 def _first_start(order: Order, kernels: KernelsAhead, report: Progress) -> KernelCheck | None:
     """Check when all is compiled; `order`: see `run`."""
     report("compiling kernels, for the first start of this model on this GPU", PROGRESS)
-    if not kernels.finished.wait(COMPILE_S):
-        logger.warning("kernels take long to compile, so they are checked at the next start, not now")
-        return None
-    report("checking kernels beside plain torch, for the first start of this model on this GPU", PROGRESS)
-    check = run(*order)
+    # Its imports and its context take seconds, in which kernels are compiled; where the host has room.
+    process = _started(COMMAND, order[-1]) if room() > 1 else None
+    try:
+        if not kernels.finished.wait(COMPILE_S):
+            logger.warning("kernels take long to compile, so they are checked at the next start, not now")
+            return None
+        report("checking kernels beside plain torch, for the first start of this model on this GPU", PROGRESS)
+        check = run(*order, started=process)
+    finally:
+        if process is not None:
+            process.end()
     mark("kernels are checked")
     return check
 
@@ -155,14 +172,16 @@ def checked_on(place: TargetDevice) -> CheckedOn:
 
 def run(
     job: CompileJob, digest: str, on: CheckedOn, limit_bytes: int, device: str,
-    command: Sequence[str] = COMMAND,
+    command: Sequence[str] = COMMAND, started: "_CheckProcess | None" = None,
 ) -> KernelCheck:  # fmt: skip
-    """Check a job's kernels, by as many processes as it takes; never fails."""
+    """Check a job's kernels, by as many processes as it takes, `started` first; never fails."""
     begun, verdicts, loaded, whole = time.monotonic(), dict[tuple[str, str], KernelVerdict](), -1, False
     left = begun + CHECK_S
     while not whole and time.monotonic() < left:
-        process = _CheckProcess(command, (job, device, limit_bytes))
-        found = list(process.verdicts(left))
+        process, started = started or _started(command, device), None
+        if process is None:
+            break
+        found = list(process.verdicts((job, limit_bytes), left))
         verdicts |= {(each.kernel, each.shape): each for each in found}
         if process.culprit is None:
             whole, loaded = process.finished, process.loaded_bytes
@@ -181,6 +200,14 @@ def run(
     return KernelCheck(on, digest, network, round(seconds, 1), when, loaded, whole, tuple(verdicts.values()))
 
 
+def _started(command: Sequence[str], device: str) -> "_CheckProcess | None":
+    try:
+        return _CheckProcess(command, device)
+    except OSError as error:
+        logger.warning("kernels can't be checked here: %s", error.strerror or "no process can be started")
+        return None
+
+
 class _CheckProcess:
     """One process that checks.
 
@@ -191,20 +218,29 @@ class _CheckProcess:
         why: what it said last, where it ended otherwise.
     """
 
-    def __init__(self, command: Sequence[str], order: object) -> None:
+    def __init__(self, command: Sequence[str], device: str) -> None:
+        """Start it; it waits for `verdicts`.
+
+        Raises:
+            OSError: the system gives no more processes.
+        """
         self.culprit: KernelVerdict | None = None
         self.finished, self.loaded_bytes, self.why = False, -1, "it took too long"
+        self._told = False
         self._lines = queue.SimpleQueue[str | None]()
         self._process = subprocess.Popen(  # noqa: S603 (ourselves)
-            [*command, str(os.getpid())],
+            [*command, str(os.getpid()), device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+        threading.Thread(target=self._read, name="snugvl-check", daemon=True).start()
+
+    def _send(self, order: object) -> None:
+        """In a thread of its own: a process that hangs before it reads would be waited for without end."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as pipe:  # it may have ended
             pipe.write(pickle.dumps(order))
-        threading.Thread(target=self._read, name="snugvl-check", daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -213,15 +249,21 @@ class _CheckProcess:
                 self._lines.put(line.decode("utf-8", "replace").strip())
         self._lines.put(None)
 
-    def verdicts(self, left: float) -> Iterator[KernelVerdict]:
-        """What it says, until it ends or is ended; `left`: of `time.monotonic()`."""
+    def verdicts(self, order: object, left: float) -> Iterator[KernelVerdict]:
+        """What it says of `order`, until it ends or is ended; `left`: of `time.monotonic()`."""
         at: str | None = None  # the kernel that it is at
+        self._told = True
+        sending = threading.Thread(target=self._send, args=(order,), name="snugvl-check", daemon=True)
+        sending.start()
         try:
             while not self.finished:
                 wait = RETURN_S if at else START_S
                 line = self._lines.get(timeout=max(min(wait, left - time.monotonic()), 0.01))
                 if line is None:
-                    self.culprit = _blamed(at, "ends its process")
+                    if self._ended_by_others():
+                        self.why = "something else ended its process"
+                    else:
+                        self.culprit = _blamed(at, "ends its process")
                     return
                 said = _said(line)
                 if "begins" in said:
@@ -237,8 +279,23 @@ class _CheckProcess:
             if time.monotonic() < left:
                 self.culprit = _blamed(at, f"doesn't return within {RETURN_S:.0f} s")
         finally:
-            self._process.kill()
-            self._process.wait()
+            self.end()
+            sending.join(END_S)
+
+    def _ended_by_others(self) -> bool:
+        """Whether the system, for want of host memory, or a person has ended it: no kernel is to blame."""
+        with suppress(subprocess.TimeoutExpired):
+            return -self._process.wait(END_S) in BY_OTHERS
+        return False
+
+    def end(self) -> None:
+        """End it. Safe to call twice."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        assert self._process.stdin is not None
+        if not self._told:
+            self._process.stdin.close()
 
 
 def _blamed(kernel: str | None, verdict: str) -> KernelVerdict | None:
@@ -254,16 +311,17 @@ def _said(line: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Check kernels for whoever started this process."""
+    """Check kernels for whoever started this process, once that says which."""
     threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()
-    job, name, limit_bytes = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
     from snugvl.engine.kernel_check import check_kernels
 
-    device = torch.device(name)
+    device, total = torch.device(sys.argv[2]), 0
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)  # torch's limit is one card's
         torch.cuda.set_device(device.index or 0)
-        total = torch.cuda.mem_get_info(device)[1]
+        total = torch.cuda.mem_get_info(device)[1]  # which makes the context
+    job, limit_bytes = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
+    if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(max(min(limit_bytes / total, 1.0), 0.01), device)
 
     def say(document: dict[str, object]) -> None:

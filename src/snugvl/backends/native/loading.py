@@ -4,11 +4,13 @@ A model that sees can be loaded without its vision tower (`language_only`): its 
 doesn't count them, and pictures are refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Literal
 
 import torch
@@ -23,7 +25,7 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
-from snugvl.checkpoint.gguf_folder import folder_of
+from snugvl.checkpoint.gguf_folder import folder_of, read_weights
 from snugvl.checkpoint.gguf_network import ours
 from snugvl.checkpoint.locate import locate, training_of
 from snugvl.checkpoint.read import facts_of
@@ -37,13 +39,15 @@ from snugvl.core.timeline import mark
 from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
 from snugvl.engine.oom import release
-from snugvl.errors import DoesNotFit
+from snugvl.errors import DoesNotFit, SnugvlError
+from snugvl.hardware import host
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.models.host_memory import NoPageLockedMemory
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.networks import LoadableNetwork
+from snugvl.models.tensor_files import CHUNK_BYTES
 from snugvl.planner.engines.native.footprint import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
 from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import Inventory, inventory
@@ -53,6 +57,8 @@ from snugvl.planner.settings import Settings
 Settle = Callable[..., tuple[KernelVerdict, ...]]  # see `settle`
 # Of all progress: nearly all the time goes into reading weights.
 READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
+AHEAD_S = 1.0  # of waiting for kernels, after which files are read ahead
+KEPT_BYTES = 6 << 30  # of host memory that stay free then, for the processes that are waited for
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +161,8 @@ def _loaded(
 
     def outlined(network: LoadableNetwork) -> None:
         room = place.usable_bytes - 2 * place.context_bytes  # this process's, and that of who checks
-        replaced.extend(settled(network, sizes, place, limit_bytes=room, report=report))
+        with _read_ahead(folder):
+            replaced.extend(settled(network, sizes, place, limit_bytes=room, report=report))
 
     network = _network(folder, kind, place, allocation, counted, report, outlined)
     mark("weights are loaded")
@@ -216,6 +223,34 @@ def _network(
             f"the system gives no {format_size(error.nbytes)} of page-locked host memory, where the "
             "embedding was to be; keep it on the GPU: --embedding gpu"
         ) from None
+
+
+@contextmanager
+def _read_ahead(folder: Path) -> Iterator[None]:
+    """Have the system's cache of files hold a checkpoint's, where what is done meanwhile takes long."""
+    done = Event()
+
+    def read() -> None:
+        if not done.wait(AHEAD_S):
+            with suppress(OSError, SnugvlError):  # it comes up again where weights are read
+                files = dict.fromkeys(entry.file for entry in read_weights(folder).values())
+                _cache_files(files, host.memory().free_bytes - KEPT_BYTES, done)
+
+    Thread(target=read, name="snugvl-read-ahead", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _cache_files(files: Iterable[Path], most: int, done: Event) -> int:
+    """Read at most about `most` bytes of files, until `done`; returns how many."""
+    buffer, total = bytearray(CHUNK_BYTES), 0
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while total < most and not done.is_set() and (count := file.readinto(buffer)):
+                total += count
+    return total
 
 
 def _kept() -> Path | None:
