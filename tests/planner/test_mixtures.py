@@ -156,6 +156,7 @@ def test_eight_gigabytes_are_led_to_a_mixture_that_is_weighed_against_what_fits_
     assert (choice.speed.decode_tokens_per_s or 0) >= LEAST_BESIDE
     said = text(plan, machine)
     assert f"with the experts of {choice.settings.host_experts} of 40 layers in host memory, at about" in said
+    assert "llamacpp: nothing here holds the model whole, and it can keep experts in host memory" in said
     assert "Without llama.cpp Qwen/Qwen3.5-4B runs whole on the GPU, at up to" in said
     assert "tokens/s from 20.54 GiB of files, Qwen/Qwen3.5-4B in int8" in said
     assert "Qwen/Qwen3.5-9B in int4" in said, "why not that one: what is missing"
