@@ -585,6 +585,7 @@ def _worse(before: Choice, after: Choice) -> str:
     was, now = (speed(each, context) for each in (before, after))
     slower = was is not None and now is not None and now < SLOWER * was
     gained = any(after_ > before_ for before_, after_ in zip(gains(before), gains(after), strict=True))
+    gained = gained or 0 < file_bits(before) < file_bits(after)  # Q4_K_M after Q3_K_M: both count as int4
     finer_cache = CACHE_BITS[after.settings.kv_name] > CACHE_BITS[before.settings.kv_name]
     if slower and ((more < bits and not finer_cache) or (more == bits and not gained)):
         return f"{more:g} bits at {now:.1f} tokens/s instead of {bits:g} at {was:.1f}"
@@ -597,6 +598,13 @@ def _worse(before: Choice, after: Choice) -> str:
         if after.tokens < before.tokens:
             return f"images of {after.tokens} tokens instead of {before.tokens}"
     return ""
+
+
+def file_bits(choice: Choice) -> int:
+    """Bits that a GGUF's file type names; 0 for other models."""
+    gguf = choice.option.model.facts.gguf
+    digits = re.search(r"\d", gguf.file_type) if gguf is not None else None
+    return int(digits[0]) if digits else 0
 
 
 def gains(choice: Choice) -> tuple[float, ...]:

@@ -203,6 +203,12 @@ def test_pocket_is_read_from_its_folder() -> None:
         ("", None),
         ("x", None),
         ("Qwen/", None),
+        ("Qwen/Qwen3.6-35B-A3B:Q4_K_M", "ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_M"),
+        ("ggml-org/Qwen3.6-35B-A3B-GGUF", "ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_M"),
+        ("ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_X", "ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_M"),
+        ("bartowski/Qwen_Qwen3.6-35B-A3B-GGUF:q5_k", "bartowski/Qwen_Qwen3.6-35B-A3B-GGUF:Q5_K_M"),
+        ("ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_M", None),
+        (r"C:\models\mine.gguf", None),
     ],
 )
 def test_a_name_that_is_nearly_one_of_the_catalogue(name: str, meant: str | None) -> None:

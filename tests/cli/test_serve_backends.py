@@ -514,6 +514,7 @@ def test_a_gguf_without_a_llama_cpp_is_refused_with_the_way_and_the_plan(
     monkeypatch.setenv("PATH", "/nowhere")
     assert serve(gguf, "--device", "cpu") != 0
     err = capsys.readouterr().err
+    assert "for a GPU a llama-server in a build for it" in err, "the wheel knows none but Apple's"
     assert "pip install 'snugvl[llamacpp]'" in err
     assert f"llama-server -m {gguf}" in err
     assert serve(gguf, "--backend", "llamacpp") == 1

@@ -156,6 +156,7 @@ def test_eight_gigabytes_are_led_to_a_mixture_that_is_weighed_against_what_fits_
     assert (choice.speed.decode_tokens_per_s or 0) >= LEAST_BESIDE
     said = text(plan, machine)
     assert f"with the experts of {choice.settings.host_experts} of 40 layers in host memory, at about" in said
+    assert "llamacpp: nothing here holds the model whole, and it can keep experts in host memory" in said
     assert "Without llama.cpp Qwen/Qwen3.5-4B runs whole on the GPU, at up to" in said
     assert "tokens/s from 20.54 GiB of files, Qwen/Qwen3.5-4B in int8" in said
     assert "Qwen/Qwen3.5-9B in int4" in said, "why not that one: what is missing"
@@ -248,3 +249,90 @@ def test_a_mixture_that_fits_whole_is_our_engines() -> None:
     plan = named("Qwen/Qwen3.6-35B-A3B", describe("h100", ram="128GiB"))
     assert require(plan).option.engine == "native"
     assert "vllm" in {choice.option.engine for choice in plan.runners_up}
+
+
+def test_llama_server_and_wsl_come_before_any_download() -> None:
+    """A person pulled 20 GiB, and was then told that llama-server is missing; the notes had said so last."""
+    machine = describe("rtx-5060", ram="32GiB", **ISSUE)
+    steps = report(led(machine), machine, pull=True).steps
+    assert steps[0].remark.startswith("32.00 GiB are counted as the whole PC's. WSL2 has half of it unless ")
+    assert "a llama-server in a build for CUDA (docs/gguf.md says how)" in steps[1].remark
+    assert steps[2].commands[0] == f"snugvl pull {Q4}"
+    amd = describe("rx-7900-xtx", ram="64GiB")
+    remarks = [step.remark for step in report(led(amd), amd, pull=True).steps]
+    assert sum("a llama-server in a build for Vulkan" in each for each in remarks) == 1
+
+
+def test_the_headline_has_the_range_where_the_kind_of_memory_is_assumed() -> None:
+    unsaid, said = (describe("rtx-5060", ram="32GiB", ddr=ddr, **ISSUE) for ddr in (None, "DDR5-5600"))
+    plan = led(unsaid)
+    assert (ddr := require(plan).speed.ddr) is not None
+    first, exact = text(plan, unsaid).splitlines()[0], text(led(said), said).splitlines()[0]
+    rate = require(plan).speed.decode_tokens_per_s or 0.0
+    assert first.endswith(
+        f", at about {rate:,.0f} tokens/s ({ddr[1]:,.0f} to {ddr[2]:,.0f}, by the kind of host memory)"
+    )
+    assert exact.endswith("tokens/s")
+
+
+def test_what_runs_whole_beside_it_is_told_by_its_own_words() -> None:
+    machine = describe("gtx-1060", ram="32GiB")
+    plan = led(machine)
+    assert plan.beside is not None
+    name, said = plan.beside.option.model.name, text(plan, machine)
+    assert f"Also by llama.cpp {name} runs whole on the GPU, at about " in said
+    assert f"{name} about " in said, "a prediction, and its name says the format"
+    assert "the first has the higher published scores" in said
+    assert "Qwen3-VL-30B" not in said, "nobody asks why a lesser model isn't there instead"
+
+
+def test_a_mixture_is_not_sent_to_a_calibration_that_refuses_it() -> None:
+    machine = describe("rtx-4090", ram="64GiB")
+    mixture, dense = named("Qwen/Qwen3.6-35B-A3B", machine), named("Qwen/Qwen3.5-9B", describe("rtx-5060"))
+    assert require(mixture).option.weights == "int4"
+    assert "snugvl quantize" not in text(mixture, machine)
+    assert "snugvl quantize" in text(dense, describe("rtx-5060"))
+
+
+@pytest.mark.parametrize("ram", ["16GiB", None])
+def test_a_named_mixture_runs_as_its_smaller_file_rather_than_not_at_all(ram: str | None) -> None:
+    """It was refused with more memory as the way out, though the smaller edition ran in what there was."""
+    machine = describe("rtx-5060", ram=ram)
+    plan = named("Qwen/Qwen3.6-35B-A3B", machine)
+    assert require(plan).option.model.name == Q3
+    assert f"{Q3} is Qwen/Qwen3.6-35B-A3B with weights of three to six bits" in text(plan, machine)
+    several = named("Qwen/Qwen3.6-35B-A3B", describe("rtx-5060", ram="32GiB"), concurrency=2)
+    assert require(several).settings.concurrency == 2
+
+
+def test_an_engine_that_cannot_hold_a_mixture_is_the_wish_to_leave_out() -> None:
+    machine = describe("rtx-5060", ram="32GiB")
+    plan = named("Qwen/Qwen3.6-35B-A3B", machine, backend="native")
+    assert plan.choice is None
+    found = report(plan, machine, pull=True)
+    assert found.steps[-1].remark.startswith("Without --backend native it fits (20.54 GiB to download")
+    assert found.commands == (f"snugvl pull {Q4}", f"snugvl serve {Q4} --backend llamacpp")
+
+
+@pytest.mark.parametrize("backend", ["native", "vllm"])
+def test_scales_of_experts_are_read_as_seldom_as_their_codes(backend: str) -> None:
+    """The bound was below what the card can do: all experts' scales counted for every token."""
+    machine, model = describe("h100"), "Qwen/Qwen3.5-35B-A3B-GPTQ-Int4"
+    speed = require(named(model, machine, backend=backend)).speed
+    facts, gpu = catalogue_facts(model), machine.gpus[0]
+    assert facts is not None
+    assert gpu.bandwidth is not None
+    idle = 1 - 8 / 256
+    read = sum(
+        each.nbytes * (1 - idle * (".experts." in each.name))
+        for each in facts.tensors
+        if each.loaded and each.role not in ("vision", "connector", "embedding")
+    )
+    assert gpu.bandwidth / read * 0.88 <= (speed.decode_tokens_per_s or 0) <= gpu.bandwidth / read
+
+
+def test_an_old_cards_first_token_waits_for_experts_that_cross() -> None:
+    choice = require(named(Q4, describe("gtx-1060", ram="32GiB")))
+    assert choice.budget.gpu is not None
+    assert choice.budget.gpu.bf16_flops is None
+    assert (choice.speed.first_token_s or 0.0) > 1.0

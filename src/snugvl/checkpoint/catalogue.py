@@ -249,6 +249,8 @@ def did_you_mean(model: str) -> str:
     one was given; else the empty string."""
     from difflib import get_close_matches
 
+    if published_as(model) is None and (edition := _edition(*model.strip().lower().split(":", 1))):
+        return f"; did you mean {edition}?"
     owner, _, name = model.strip().lower().rpartition("/")
     names: dict[str, str] = {}
     for repo in (form.repo for entry in entries() for form in entry.forms):
@@ -260,6 +262,15 @@ def did_you_mean(model: str) -> str:
     begun = sorted((known for known in names if len(name) > 3 and known.startswith(name)), key=len)
     found = begun[:1] or get_close_matches(name, names, n=1, cutoff=0.8)
     return f"; did you mean {names[found[0]]}?" if found else ""
+
+
+def _edition(repo: str, file_type: str = "") -> str:
+    """The GGUF that a repository and a file type, in lower case, may stand for; "" where none is known."""
+    held = [each for entry in entries() for each in entry.editions if each.lower().startswith(f"{repo}:")]
+    known = find(repo) if file_type else None
+    held = held or list(known[0].editions if known else ())
+    alike = (each for each in held if each.lower().rpartition(":")[2].startswith(file_type))
+    return next(alike, (*held, "")[0])
 
 
 def meant_or(model: str, hint: str) -> str:

@@ -146,7 +146,10 @@ class MachineChoice:
         None
     )
     ram: Annotated[
-        str | None, typer.Option(metavar="SIZE", callback=size, help="System memory, such as 32GiB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", callback=size, help="System memory, such as 32GiB; with --os wsl2 the PC's."
+        ),
     ] = None
     ddr: Annotated[
         str | None,

@@ -147,7 +147,10 @@ def _vllm_is_had() -> str:
 
 def _llamacpp_is_had() -> str:
     """The clause on how to install llama.cpp."""
-    return f"{rules_of('llamacpp').wheel}, or name a llama-server with --llamacpp-command"
+    return (
+        "for a GPU a llama-server in a build for it, on the PATH or named with --llamacpp-command "
+        f"(docs/gguf.md); for a processor, or a Mac, {rules_of('llamacpp').wheel}"
+    )
 
 
 def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:

@@ -158,8 +158,8 @@ def wsl_limit(machine: Machine, nbytes: int) -> str:
     if machine.os != "wsl2" or machine.source != "described" or needed <= machine.ram_total_bytes // 2:
         return ""
     return (
-        f"WSL2 has half of the PC's memory unless .wslconfig says otherwise: {format_size(needed)} are "
-        f"needed, more than half of {total}. I{wsl_words(needed)[1:]}."
+        f"{total} are counted as the whole PC's. WSL2 has half of it unless .wslconfig says otherwise, and "
+        f"{format_size(needed)} are needed. I{wsl_words(needed)[1:]}."
     )
 
 

@@ -61,7 +61,7 @@ def told(option: Option, settings: Settings) -> list[str]:
             if form.measured
             else f"{option.weights}: how far answers differ from the original's was never measured."
         )
-        if form.written:
+        if form.written and option.model.facts.text.mixture is None:  # which can't be calibrated yet
             bits = form.written[0]
             copy = f"snugvl quantize {shlex.quote(option.model.name)} OUT --with photos/ --bits {bits:g}"
             said.append(
@@ -80,7 +80,7 @@ def figures(option: Option) -> list[str]:
         return []
     costs = ", ".join(f"{kl:.2g} on {model}" for model, kl in form.measured.items())
     said = [f"{option.weights}: {costs} (nats a token against the original weights; docs/plan.md)"]
-    if form.written:
+    if form.written and option.model.facts.text.mixture is None:
         _, loaded, written = form.written
         said.append(
             f"snugvl quantize: {written:.2g} instead of {loaded:.2g} on other answers of SmolLM2-135M"

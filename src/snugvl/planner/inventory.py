@@ -28,7 +28,7 @@ class TensorGroup:
     `kind`: "plain" weights that stay 16-bit, a "matrix" of the decoder that may be quantised, its stored
     "fp8" form, its "scale"s ("scale8": of 8-bit integers among 4-bit ones), a matrix of the vision "tower",
     "packed" integers of a pre-quantized 4- or 8-bit checkpoint, or the "blocks" of a GGUF, whatever they are
-    a matrix of. `expert`: of a mixture's experts.
+    a matrix of. `expert`: of a mixture's experts, their scales included.
     """
 
     part: Part
@@ -89,7 +89,7 @@ def inventory(facts: ModelFacts) -> Inventory:
     loads it."""
     alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
     for tensor in facts.tensors:
-        named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR)
+        named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR), _of_expert(tensor)
         alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, named].append(tensor)
     counts: dict[TensorGroup, int] = defaultdict(int)
     for tensors in alike.values():
@@ -107,7 +107,12 @@ def inventory(facts: ModelFacts) -> Inventory:
 def group_of(tensor: TensorFact) -> TensorGroup:
     """One tensor as a group of its own."""
     part = _part(tensor)
-    return TensorGroup(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1, tensor.role == "expert")
+    return TensorGroup(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1, _of_expert(tensor))
+
+
+def _of_expert(tensor: TensorFact) -> bool:
+    scale = tensor.role in ("scale", "scale8")
+    return tensor.role == "expert" or (scale and ".experts." in tensor.name)
 
 
 def _part(tensor: TensorFact) -> Part:

@@ -65,9 +65,23 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
     if plan.choice is None and plan.closest is None:
         plan = replace(plan, cure=_cure(candidates, machine, wishes))
     others = wishes.backend != "auto" and not rules_of(wishes.backend).reads_only_gguf
-    if others or (named and named.gguf):
+    if named and named.gguf:
         return plan
+    if others:
+        return _without_backend(plan, named, machine, wishes)
     return _beyond(_of_ggufs(plan, named, machine, wishes), named, machine, wishes)
+
+
+def _without_backend(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
+    """The plan; where a named mixture doesn't fit on the engine that was wished for, with llama.cpp's as the
+    way out."""
+    if named is None or plan.choice is not None or plan.closest is None or plan.instead is not None:
+        return plan
+    fewer = wishes.without("backend")
+    choice = _beyond(plan, named, machine, fewer).choice
+    if choice is None:
+        return plan
+    return replace(plan, cure=Cure(" ".join(typed("backend", wishes.backend)), choice, fewer))
 
 
 def _of_ggufs(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
@@ -89,33 +103,49 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
 
     Of a named model its GGUF, where it doesn't run whole. Of each mixture the first adequate edition whose
     download and host memory there is room for. Where nobody said how much host memory there is, nobody is
-    led into it; a quarter of what may be used of it stays with other programs.
+    led into it; a quarter of what may be used of it stays with other programs. Of a named model any that
+    runs at all comes before none.
     """
     mine = plan.choice
-    unsaid = machine.ram_assumed or not (machine.gpus or machine.others)
     many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
+    unasked = named is None and (many or machine.ram_assumed)
     # A named model that runs whole, or of which llama.cpp's plan is already that of its file.
     done = named and mine and (not mine.option.offload or mine.option.model.facts.gguf)
-    if unsaid or many or done:
+    if unasked or done or not (machine.gpus or machine.others):
         return plan
     room = host_budget(machine).usable_bytes * 3 // 4
     short: list[Reason] = []
+    slow: Plan | None = None
     for candidate in _mixtures(named, machine):
         if named is None and mine is not None and candidate.quality <= mine.quality:
             break  # best first
         other = _as_served(solve([candidate], machine, wishes), [candidate], machine)
         short += [each for each in other.refusals if each.remedy]
-        if other.choice is None or not _quick_enough(other.choice, mine, wishes):
+        if other.choice is None or other.choice.budget.gpu is None:
             continue
-        if beside_gpu_bytes(other.choice) <= room:
-            replaced = ("", mine.option.model.name if mine else "")
-            others = tuple(each for each in plan.rejections if each.model not in replaced)
-            called = named.name if named else ""
-            return replace(other, beside=mine, named=called, rejections=others, slower=plan.slower)
+        replaced = ("", mine.option.model.name if mine else "")
+        others = tuple(
+            each
+            for each in plan.rejections
+            if each.model not in replaced and not _no_better(each.model, candidate.quality)
+        )
+        called = named.name if named else ""
+        found = replace(other, beside=mine, named=called, rejections=others, slower=plan.slower)
+        if _quick_enough(other.choice, mine, wishes) and beside_gpu_bytes(other.choice) <= room:
+            return found
+        slow = slow or found
     if named is None or mine is not None:
         return plan
+    if slow is not None:
+        return slow
     smallest = (replace(each, remedy=f"as {each.model} {each.remedy}") for each in short[-1:])
     return replace(plan, refusals=(*plan.refusals, *smallest))
+
+
+def _no_better(gguf: str, quality: int) -> bool:
+    """Whether a published GGUF is of no higher rank: nobody asks why it isn't there instead."""
+    entry = published_as(gguf)
+    return entry is not None and -(entry.quality_rank or 0) <= quality
 
 
 def _mixtures(named: ModelFacts | None, machine: Machine) -> Iterator[Candidate]:

@@ -293,7 +293,8 @@ def why_engine(plan: Plan) -> str:
     assert choice is not None, "nothing was chosen"
     engine, settings = choice.option.engine, choice.settings
     if choice.option.offload:
-        reason = "nothing here holds the model whole, and it can keep layers in host memory"
+        beside = "experts" if settings.host_experts and not settings.offloaded else "layers"
+        reason = f"nothing here holds the model whole, and it can keep {beside} in host memory"
     elif plan.wishes.backend == engine:
         reason = "as asked for"
     elif trait := rules_of(engine).why(choice):

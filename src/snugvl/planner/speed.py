@@ -190,15 +190,16 @@ def host_rates(settings: Settings, budget: Budget) -> tuple[str, tuple[float, ..
 def _first_token_s(
     model: Inventory, settings: Settings, flops: float | None, gpu: Gpu | None
 ) -> float | None:
-    """Least seconds to a GGUF's first token: arithmetic, and experts that cross for each step of a prompt."""
-    if flops is None or settings.offloaded or settings.vision == "cpu":
+    """Least seconds to a GGUF's first token: arithmetic, where the device's peak is known, and experts that
+    cross for each step of a prompt."""
+    if settings.offloaded or settings.vision == "cpu":
         return None
     image = largest_image(model, settings.max_pixels)
     pictures = settings.images * _vision_flops(model, image.patches)
-    computed = (_prefill_flops(model, settings, image) + pictures) / flops
+    computed = (_prefill_flops(model, settings, image) + pictures) / flops if flops else 0.0
     crossing = rules_of(settings.engine).step_crossing_bytes(model, settings)
     if not crossing or gpu is None:
-        return computed
+        return computed or None
     tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
     return computed + -(-tokens // settings.chunk) * crossing / copy_rate(gpu)
 

@@ -21,7 +21,10 @@ WHEEL: Final = "xllamacpp"
 MODULE: Final = "snugvl.backends.llamacpp.wheel"
 # Of llama.cpp's builds; `-fit` came in December 2025. A release of its own number names its build, too.
 OLDEST: Final = 7500
-INSTALL: Final = "pip install 'snugvl[llamacpp]', or name a llama-server: --llamacpp-command"
+INSTALL: Final = (
+    "for a GPU a llama-server in a build for it, on the PATH or named with --llamacpp-command "
+    "(docs/gguf.md); for a processor, or a Mac, pip install 'snugvl[llamacpp]'"
+)
 LOOK_S: Final = 20.0
 _BUILD: Final = (re.compile(r"\(build (\d+)"), re.compile(r"version: (\d+) \("))
 

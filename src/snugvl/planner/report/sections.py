@@ -130,7 +130,9 @@ def headline(plan: Plan, machine: Machine) -> str:
     slow = _paced(plan.choice, ", at about", digits=1)
     only = f", only with layers in host memory{slow}" if plan.choice.option.offload else ""
     if experts := _experts(plan.choice):
-        only = f", with {experts} in host memory{slow}"
+        only = f", with {experts} in host memory{_paced(plan.choice, ', at about')}"
+        if ddr := plan.choice.speed.ddr:
+            only += f" ({ddr[1]:,.0f} to {ddr[2]:,.0f}, by the kind of host memory)"
     if only and plan.instead is not None:
         other = plan.instead
         same = other.option.model.name == name
@@ -314,13 +316,10 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
     facts, gpu = choice.option.model.facts, choice.budget.gpu
     if facts.gguf is None or facts.source != "catalogue":
         return []
-    build = f", in a build for {choice.budget.device.api}" if gpu is not None else ""
-    notes = [
-        f"A GGUF runs on llama.cpp, whose llama-server has to be installed{build}.",
-        f"What it takes is computed from the model's shapes; snugvl plan {facts.name} reads its file.",
-    ]
+    notes = [f"What it takes is computed from the model's shapes; snugvl plan {facts.name} reads its file."]
     if plan.named:
-        notes.insert(0, f"{facts.name} is {plan.named} with weights of four to six bits.")
+        least = "three" if facts.gguf.file_type.startswith("Q3") else "four"
+        notes.insert(0, f"{facts.name} is {plan.named} with weights of {least} to six bits.")
     windows, nvidia = choice.budget.system == "windows", gpu is not None and gpu.api == "cuda"
     old = gpu is not None and older(gpu.compute_capability, TORCH)
     if choice.budget.device.cpu or (nvidia and (old or windows)):
@@ -339,15 +338,14 @@ def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
         f"Host memory: {format_size(taken)} of {usable} that may be used. The experts are pages of the file, "
         "not pinned: where other programs need that memory, they are read from the disk again, slowly."
     ]
-    if limit := wsl_limit(machine, taken):
-        notes.append(limit)
     if plan.beside is not None:
         other, facts = plan.beside, plan.beside.option.model.facts
         sizes = (format_size(each.download_bytes) for each in (choice.option.model.facts, facts))
+        kind = "" if facts.gguf is not None else f" in {other.settings.weights_name}"
         notes.append(
             f"{name}{_paced(choice, ' gives about')} from {next(sizes)} of files, "
-            f"{facts.name} in {other.settings.weights_name}{_paced(other, ' up to')} from {next(sizes)}; the "
-            "first is of higher rank (docs/plan.md)."
+            f"{facts.name}{kind}{_paced(other, _most(other))} from {next(sizes)}; the "
+            "first has the higher published scores (docs/plan.md)."
         )
     return notes
 
@@ -453,6 +451,13 @@ def _other_tower(rival: Choice) -> str:
 
 def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     """Commands of a plan, the best first, with remarks. `pull`: the model's files aren't here yet."""
+    if plan.choice is not None and (limit := wsl_limit(machine, beside_gpu_bytes(plan.choice))):
+        yield NextStep(limit)
+    yield from dict.fromkeys(_ways(plan, machine, pull=pull))  # what is to be installed is said once
+
+
+def _ways(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
+    """Commands of each way that a plan leads to."""
     choice = plan.choice
     if choice is None:
         if plan.cure is not None:
@@ -479,10 +484,10 @@ def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep
     yield from _run(choice, plan.wishes, machine, pull=pull)
     if plan.beside is not None:
         beside = plan.beside
-        fast = _paced(beside, ", at up to")
+        fast = _paced(beside, f", at{_most(beside)}")
         on = "whole on the GPU" if beside.budget.gpu is not None else "on the processor"
-        able = "With less of it," if rules_of(beside.option.engine).reads_only_gguf else "Without llama.cpp"
-        where = f"{able} {beside.option.model.name} runs {on}{fast}"
+        able = "Also by" if rules_of(beside.option.engine).reads_only_gguf else "Without"
+        where = f"{able} llama.cpp {beside.option.model.name} runs {on}{fast}"
         yield from _run(beside, plan.wishes, machine, where)
 
 
@@ -501,6 +506,19 @@ def _paced(choice: Choice, how: str, *, digits: int = 0) -> str:
     return f"{how} {rate:,.{digits}f} tokens/s" if rate else ""
 
 
+def _most(choice: Choice) -> str:
+    """The words before its speed: of a prediction, or of a bound."""
+    return " about" if choice.speed.predicted else " up to"
+
+
+def _llamacpp_step(choice: Choice) -> NextStep:
+    """The step that comes before files that llama.cpp alone runs are fetched."""
+    gpu, wheel = choice.budget.gpu, rules_of(choice.option.engine).wheel
+    build = f"a llama-server in a build for {choice.budget.device.api} (docs/gguf.md says how)"
+    what = wheel if gpu is None or gpu.api == "metal" else build
+    return NextStep(f"llama.cpp runs it. Where it isn't installed yet, that comes first: {what}")
+
+
 def _run(
     choice: Choice, wishes: Wishes, machine: Machine, title: str = "", *, pull: bool = True
 ) -> Iterator[NextStep]:
@@ -510,6 +528,8 @@ def _run(
     if not pull or facts.source in ("folder", "file"):
         yield NextStep(f"{title}:" if title else "", (command,))
         return
+    if rules_of(choice.option.engine).reads_only_gguf:
+        yield _llamacpp_step(choice)
     room = f"{format_size(machine.disk_free_bytes)} free on this disk"
     if machine.source != "probed":
         room = "that much disk is needed"
