@@ -1,18 +1,20 @@
 """A checkpoint of a model of the catalogue with random weights: memory and speed don't depend on the values.
 
     python benchmarks/random_checkpoint.py Qwen/Qwen3.5-0.8B TOKENIZER OUT [--layers 8]
+    python benchmarks/random_checkpoint.py Qwen/Qwen3.6-35B-A3B-FP8 TOKENIZER OUT
     python benchmarks/random_checkpoint.py microsoft/Phi-3-mini-4k-instruct src/snugvl/pocket OUT
 
 TOKENIZER is a folder of a model of the same kind, with its tokenizer, chat template and preprocessor
 settings; its control tokens are written into the configuration. For a model that reads text alone any
-tokenizer will do whose vocabulary is no larger than the model's. Names, shapes and bf16 are those of the
-published files, a few GB a file. Weights are drawn so that activations keep their size and a state neither
-explodes nor forgets everything.
+tokenizer will do whose vocabulary is no larger than the model's. Names, shapes and types, bf16 or FP8 in
+blocks, are those of the published files, a few GB a file. Weights are drawn so that activations keep their
+size and a state neither explodes nor forgets everything.
 """
 
 import argparse
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -22,12 +24,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from snugvl.checkpoint.assemble import network_of
-from snugvl.checkpoint.catalogue import find
-from snugvl.checkpoint.families.traits import Expected
+from snugvl.checkpoint.catalogue import FP8_BLOCKS, catalogue_facts, find
+from snugvl.checkpoint.facts import TensorFact
 from snugvl.inputs.tokenizer import Tokenizer
 
 SHARD_BYTES = 2 << 30
+FP8_SPREAD = 50.0  # of what is stored in e4m3
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "vocab.json", "merges.txt"),
@@ -41,10 +43,15 @@ CONTROLS = {
 }
 
 
-def values(tensor: Expected, generator: torch.Generator, offset: bool) -> torch.Tensor:
+def values(tensor: TensorFact, generator: torch.Generator, offset: bool) -> torch.Tensor:
     """Random weights. `offset`: the text's norms are stored as their distance from 1 (Qwen3.5)."""
     name = tensor.name
+    if tensor.role == "scale":  # of blocks of 128 columns
+        columns = 128 * tensor.shape[-1]
+        return torch.full(tensor.shape, 1 / (FP8_SPREAD * math.sqrt(columns)), dtype=torch.bfloat16)
     made = torch.randn(tensor.shape, generator=generator, device=generator.device)
+    if tensor.dtype == "F8_E4M3":
+        return made.mul_(FP8_SPREAD).to(torch.float8_e4m3fn)
     if name.endswith("A_log"):
         return (made * 0.5 - 1.0).bfloat16()
     if (
@@ -55,18 +62,17 @@ def values(tensor: Expected, generator: torch.Generator, offset: bool) -> torch.
         return (made * 0.05 + (0.0 if from_one or name.endswith("bias") else 1.0)).bfloat16()
     if "embed" in name:
         return (made * 0.03).bfloat16()  # a tied head must not only repeat its input
-    apart = ".experts." in name  # a matrix each
-    columns = made.shape[-1] if apart else made[0].numel() if made.dim() > 1 else 1
+    columns = made.shape[-1] if tensor.role == "expert" else made[0].numel() if made.dim() > 1 else 1
     return (made / math.sqrt(columns)).bfloat16()
 
 
-def shards(tensors: tuple[Expected, ...]) -> Iterator[list[Expected]]:
+def shards(tensors: list[TensorFact]) -> Iterator[list[TensorFact]]:
     """Tensors of one file after the other."""
-    shard: list[Expected] = []
+    shard: list[TensorFact] = []
     size = 0
     for tensor in tensors:
         shard.append(tensor)
-        size += 2 * torch.Size(tensor.shape).numel()
+        size += tensor.nbytes
         if size >= SHARD_BYTES:
             yield shard
             shard, size = [], 0
@@ -108,6 +114,12 @@ def fit_preprocessors(out: Path, settings: Mapping[str, Any] | None) -> None:
             path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
 
 
+def layer_of(name: str) -> int:
+    """The number of the decoder's layer that a tensor is of; 0 of any other."""
+    found = re.search(r"(?<!mtp)\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else 0
+
+
 def main() -> None:
     """Write it."""
     parser = argparse.ArgumentParser(
@@ -128,15 +140,19 @@ def main() -> None:
             shutil.copy(arguments.tokenizer / name, out / name)
     fit_preprocessors(out, found[0].images)
     config = configuration(dict(found[0].config), Tokenizer.from_folder(out), arguments.layers)
+    if found[1].quantization == "fp8":
+        config["quantization_config"] = dict(FP8_BLOCKS)
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    network = network_of(config, found[0].images, arguments.model)
+    facts = catalogue_facts(arguments.model)
+    assert facts is not None
+    tensors = [each for each in facts.tensors if layer_of(each.name) < (arguments.layers or math.inf)]
     # A GPU draws them in a hundredth of the time.
     generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(0)
     weight_map: dict[str, str] = {}
-    parts = list(shards((*network.tensors, *network.unloaded)))  # a multi-token predictor, too
+    parts = list(shards(tensors))  # a multi-token predictor, too
     for index, shard in enumerate(parts, 1):
         file = f"model-{index:05}-of-{len(parts):05}.safetensors"
-        drawn = {t.name: values(t, generator, network.family.startswith("qwen3_5")).cpu() for t in shard}
+        drawn = {t.name: values(t, generator, facts.family.startswith("qwen3_5")).cpu() for t in shard}
         save_file(drawn, out / file)
         weight_map |= {tensor.name: file for tensor in shard}
         print(f"{file}: {len(shard)} tensors")
