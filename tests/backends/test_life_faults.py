@@ -296,11 +296,14 @@ def test_a_fault_ends_what_runs_with_its_cause_and_the_engine_comes_back(
 
 def test_a_death_while_idle_is_seen(side: Any) -> None:
     async def test() -> None:
-        async with serving(side) as service:
+        async with serving(side, "family") as service:
+            family, known = processes(service), service.capabilities
             os.kill(side.engine(service), signal.SIGKILL)
             await until(lambda: not service.health.ready)
             assert "SIGKILL" in str(await refused(service)) or "gone" in service.health.detail
+            assert service.capabilities == known is not None, "requests are read by them meanwhile"
             await back(service)
+            assert not [process for process in family if process.is_running()], "its children are gone, too"
 
     run(test())
 

@@ -48,6 +48,17 @@ def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     }
 
 
+def test_anthropics_errors_name_their_request_in_streams_too() -> None:
+    service = FakeService(script=Script(error=DeadlineExceeded("600 s are over")))
+    body = {**CHAT, "model": "fake", "max_tokens": 9}
+    with live(service, ServerSettings(names=("fake",))) as base:
+        refused = httpx.post(base + "/v1/messages", json={})
+        broken = httpx.post(base + "/v1/messages", json={**body, "stream": True})
+    assert refused.json()["request_id"] == refused.headers["request-id"]
+    last = [line for line in broken.text.splitlines() if line.startswith("data: {")][-1]
+    assert json.loads(last.removeprefix("data: "))["request_id"] == broken.headers["request-id"]
+
+
 def test_a_stream_in_which_nothing_happens_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     with live(FakeService(script=Script(wait_s=0.3))) as base:

@@ -116,15 +116,18 @@ def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None
         assert "Traceback" not in answer.text
         assert answer.json()["error"]["code"] == "internal_error"
         assert httpx.post(base + "/v1/messages", json={}).headers["request-id"].startswith("req_")
-    assert any(record.exc_info for record in caplog.records if record.name == "snugvl.server")
+    (bug,) = [record for record in caplog.records if record.name == "snugvl.server" and record.exc_info]
+    assert answer.headers["x-request-id"] in bug.getMessage()
 
 
 def test_a_bug_in_the_middle_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
     service = FakeService(script=Script(error=ZeroDivisionError("internal detail")))
     with live(service) as base:
-        text = httpx.post(base + "/v1/chat/completions", json={**CHAT, "stream": True}).text
-        assert '"internal_error"' in text
-        assert "internal detail" not in text
+        answer = httpx.post(base + "/v1/chat/completions", json={**CHAT, "stream": True})
+        assert '"internal_error"' in answer.text
+        assert "internal detail" not in answer.text
         until(lambda: len(lines(caplog)) == 1)
+    (bug,) = [record for record in caplog.records if record.name == "snugvl.server" and record.exc_info]
+    assert answer.headers["x-request-id"] in bug.getMessage()
     assert "200" in lines(caplog)[0]
     assert "code=internal_error" in lines(caplog)[0]

@@ -1,7 +1,7 @@
 """A loaded model in this process: requests become prompts here, and tokens of its engine become answers.
 
 Our own engine and transformers' are its subclasses; each says what it does with a request whose prompt is
-ready. PromptMaker are prepared in the caller's thread, tokens are made in the engine's.
+ready. Prompts are prepared in the caller's thread, tokens are made in the engine's.
 """
 
 from abc import ABC, abstractmethod

@@ -149,7 +149,7 @@ class _Streamed(Response):
         record, family = record_of(scope), family_of(scope["path"])
         record.error = error
         if not isinstance(error, SnugvlError):
-            log.error("a stream failed", exc_info=error)
+            log.error("the stream of %s failed", record.id, exc_info=error)
         if self._on_error is not None:
             return self._on_error(error)
         return Event(

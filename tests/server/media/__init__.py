@@ -1,1 +1,1 @@
-"""MediaLoader: hostile URLs, hostile servers, hostile files."""
+"""Media: hostile URLs, hostile servers, hostile files."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull
 from snugvl.server.media.budget import PixelBudget
@@ -170,6 +171,31 @@ def test_requests_that_do_not_fit_together_take_turns_and_none_is_refused() -> N
         assert most == 75 + 2, "one request at a time"
         assert room.used == 0
         assert not any((room._demand, room._held, room._waiting, room._more))
+
+    asyncio.run(work())
+
+
+def test_a_picture_that_is_let_go_makes_room_for_as_much_and_no_more() -> None:
+    """Pictures go when nobody has them any more, which is not when a block ends."""
+
+    async def work() -> None:
+        room, most, held = PixelBudget(160, 30.0, 100), 0, [Image.new("RGB", (30, 1))]
+
+        async def user(name: str) -> None:
+            nonlocal most
+            async with room.reserve(75, 2, name):
+                most = max(most, room.used)
+                await turns()
+
+        async with room.reserve(90, owner="first") as share:
+            share.keep(held)
+        users = [asyncio.create_task(user(f"{i}")) for i in range(5)]
+        await turns()
+        assert room.used == 90
+        held.clear()
+        await asyncio.gather(*users)
+        assert most == 75 + 2, "one request at a time"
+        assert not any((room.used, room._demand, room._held, room._waiting, room._more))
 
     asyncio.run(work())
 

@@ -10,6 +10,7 @@ import pytest
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
 from snugvl.server.media import loading as module
+from snugvl.server.media.budget import PIXEL_BYTES, PixelBudget
 from snugvl.server.media.decoders import Decoders
 from snugvl.server.media.loading import MediaRef
 from snugvl.server.together import together
@@ -180,6 +181,51 @@ def test_nobody_waits_for_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
         web.decoded.clear()
         with pytest.raises(ImageTooLarge, match=WORD):
             await begin(seen("v/0", "a/80"))  # the video counts, too
+
+    run(work)
+
+
+def test_a_video_that_waits_for_memory_keeps_no_other_video_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests the later one waits until the earlier one, which has a video too, is done."""
+    monkeypatch.setattr(module, "is_video", lambda data: data.startswith((b"http://v/", b"http://w/")))
+
+    async def work(intake: Loader, web: Web) -> None:
+        limits = replace(intake._settings.video, max_total_pixels=30)
+        intake._settings = replace(intake._settings, video=limits)
+        intake._live = PixelBudget(PIXEL_BYTES * LIMIT + FILES, 30.0, PIXEL_BYTES * 80)
+
+        def seen(owner: str, *urls: str) -> "asyncio.Task[list[Any]]":
+            refs = (MediaRef(f"http://{url}", "f", "either") for url in urls)
+            return begin(intake.all_of(*refs, owner=owner))
+
+        await web.let("a", "b", "v", "w")
+        holds = [await intake.picture("http://a/80", field="a", owner="1")]
+        earlier, later = seen("2", "b/60", "v/0"), seen("3", "w/0")
+        await turns()
+        assert web.decoded == ["a"]
+        holds.clear()
+        await turns()
+        assert sorted(web.decoded) == ["a", "b", "v"]
+        await web.let("frames")
+        assert len(await earlier) == 2
+        del earlier
+        assert len(await later) == 1
+
+    run(work)
+
+
+def test_the_videos_of_a_request_are_decoded_one_after_the_other() -> None:
+    """Each keeps what it has, so the most that one may have is reserved once."""
+
+    async def work(intake: Loader, web: Web) -> None:
+        limits = replace(intake._settings.video, max_total_pixels=60)
+        intake._settings = replace(intake._settings, video=limits)
+        films = (MediaRef(f"http://{name}/0", name, "video") for name in "vw")
+        task = begin(intake.all_of(*films, owner="1"))
+        await web.let("v", "w")
+        assert web.decoded == ["v"]
+        await web.let("frames")
+        assert [type(each) for each in await task] == [Video, Video]
 
     run(work)
 

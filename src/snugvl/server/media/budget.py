@@ -187,8 +187,8 @@ class PixelBudget:
         while self._released:
             _, owner, count = self._holders.pop(self._released.popleft(), (None, "", 0))
             if owner:  # else it was let go before
+                self._give(count, owner)  # first: what is used is also wanted
                 self._forget(count, owner)
-                self._give(count, owner)
 
 
 @dataclass(slots=True, eq=False)

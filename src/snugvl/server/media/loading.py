@@ -130,6 +130,7 @@ class _Batch:
         owner: the request, as the budget knows it.
         pictures: bytes of all pictures, decoded; `video`: of the largest video beside them.
         largest: bytes of the largest of these; `file`: of the largest file.
+        one_video: held while one of its videos waits for memory and is decoded.
     """
 
     owner: str
@@ -138,6 +139,7 @@ class _Batch:
     video: int = 0
     largest: int = 0
     file: int = 0
+    one_video: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class MediaLoader:
@@ -166,7 +168,6 @@ class MediaLoader:
         self._live = PixelBudget(settings.max_live_bytes, settings.wait_s, settings.shared_bytes)
         # While it is decoded a picture takes several times what it takes then: few large ones at once.
         self._at_work = PixelBudget(settings.image.max_pixels, None)
-        self._one_video = asyncio.Lock()
         self._encoded = 0
         self.before: Callable[[str], None] = lambda _field: None
         self.before_all: Callable[[Sequence[str]], None] = lambda _fields: None
@@ -216,7 +217,7 @@ class MediaLoader:
             largest = max((len(file.data) for file in batch.files if not file.is_video), default=0)
             async with self._live.reserve(batch.pictures, largest, owner) as share:
                 found = await together(
-                    self._decode(ref, each, share, notes, sizes=sizes)
+                    self._decode(ref, each, batch, share, notes, sizes=sizes)
                     for ref, each in zip(wanted.values(), files, strict=True)
                 )
         finally:
@@ -303,14 +304,15 @@ class MediaLoader:
         self._live.check(batch.owner, total, batch.file, alone=total == batch.largest)
 
     async def _decode(
-        self, ref: MediaRef, files: list[_File], share: PixelShare, notes: RequestNotes, *, sizes: bool
-    ) -> Picture | Video:
+        self, ref: MediaRef, files: list[_File], batch: _Batch, share: PixelShare, notes: RequestNotes,
+        *, sizes: bool,
+    ) -> Picture | Video:  # fmt: skip
         """The second phase of one picture or video."""
         if not isinstance(ref.source, list):
             file = files[0]
             with _blame(file.field):
                 if file.is_video:
-                    return await self._video(file, ref.fps, share.owner)
+                    return await self._video(file, ref.fps, batch)
                 limits = (LOW_DETAIL_PIXELS if ref.detail == "low" else None, ref.max_pixels)
                 most = min((limit for limit in limits if limit is not None), default=None)
                 return replace(await self._picture(file, share, notes, sizes=sizes), max_pixels=most)
@@ -338,9 +340,11 @@ class MediaLoader:
         share.keep([picture.image])
         return replace(picture, file=digest, name=file.name)
 
-    async def _video(self, file: _File, fps: float | None, owner: str) -> Video:
+    async def _video(self, file: _File, fps: float | None, batch: _Batch) -> Video:
         most = PIXEL_BYTES * file.pixels
-        async with self._one_video, self._live.reserve(most, len(file.data), owner) as share:
+        # One decoder takes the videos of all requests in turn. Nothing that others wait for is held while
+        # this one waits for memory: they may be the ones that have it.
+        async with batch.one_video, self._live.reserve(most, len(file.data), batch.owner) as share:
             frames, times = await self._videos.video(file.data, self._settings.video, fps, file.name)
             share.keep(frames)
         self._let_go(file)
