@@ -178,7 +178,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "error", "message"),
     [
-        ("architectures", ["Qwen3_5MoeForConditionalGeneration"], UnsupportedModel, "Qwen3_5Moe"),
+        ("architectures", ["Qwen4ForConditionalGeneration"], UnsupportedModel, "Qwen4"),
         ("text_config.hidden_act", "gelu", UnsupportedModel, "hidden_act 'gelu'; only 'silu'"),
         ("text_config.attn_output_gate", False, UnsupportedModel, "attn_output_gate False"),
         ("text_config.rope_parameters.rope_type", "yarn", UnsupportedModel, "'yarn' rotary scaling"),
