@@ -1,7 +1,7 @@
 """Plans of many described machines × wishes, kept before the planner is moved about, and compared afterwards.
 
-    python benchmarks/plan_snapshot.py --out BEFORE.jsonl.gz [--cases 10000] [--seed 0]
-    python benchmarks/plan_snapshot.py --against BEFORE.jsonl.gz [--show 5]
+    PYTHONPATH=. python benchmarks/plan_snapshot.py --out BEFORE.jsonl.gz [--cases 10000] [--seed 0]
+    PYTHONPATH=. python benchmarks/plan_snapshot.py --against BEFORE.jsonl.gz [--show 5]
 
 The cases are those of `random_plans.py`: a command line each, run through the real parser. What is kept of a
 case is the whole JSON document of `snugvl plan --json`, or the error's text. Compared, it prints how many
