@@ -87,7 +87,7 @@ class Hosted(ABC, Generic[P]):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this model can do."""
+        """Abilities and limits of the loaded model."""
         return self._capabilities
 
     def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
@@ -126,7 +126,7 @@ class Hosted(ABC, Generic[P]):
 
     @abstractmethod
     def stats(self) -> Load:
-        """What the engine is doing; counters count since it was loaded."""
+        """Work of the engine at this moment, and its counters since it was loaded."""
 
     def tokenize(
         self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on

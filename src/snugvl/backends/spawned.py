@@ -115,7 +115,7 @@ class Log:
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """What a death now is explained by: the fresh lines that say what failed, or else the last ones."""
+        """Lines that explain a death now: the fresh ones that say what failed, or else the last ones."""
         # An error may be followed by a page of what else ended because of it.
         words = self._form.exception_lines(self.fresh) or [self._form.plain(line) for line in self.fresh]
         return tuple(words[-LAST_LINES:])

@@ -169,7 +169,7 @@ class TextConfig:
     mixture: Mixture | None = None
 
     def mixture_of(self, layer: int) -> Mixture | None:
-        """What a layer has in place of an MLP; the predictor's, behind the last, is like the last."""
+        """The mixture that a layer has instead of an MLP, or None; the predictor's is the last layer's."""
         if self.mixture is None:
             return None
         return self.mixture if self.mixture.layers[min(layer, self.num_layers - 1)] else None

@@ -1,4 +1,4 @@
-"""What a check of kernels found on this machine's cards (`engine/kernel_check.py`), kept for later starts.
+"""Findings of kernel checks on this machine's cards (`engine/kernel_check.py`), kept for later starts.
 
 One JSON file in the user's cache folder. A check holds for one card, driver, torch, Triton and snugvl,
 and for one job: a network's shapes and formats. Names of models and of files aren't in it.
@@ -26,7 +26,7 @@ UNCHECKED: Final = "not checked"  # how verdicts begin that say nothing of the k
 
 @dataclass(frozen=True, slots=True)
 class KernelVerdict:
-    """What became of one variant of a kernel.
+    """The outcome of checking one variant of a kernel.
 
     Attributes:
         kernel: name of its function.
@@ -85,7 +85,7 @@ class KernelCheck:
 
     @property
     def withdrawn(self) -> tuple[KernelVerdict, ...]:
-        """What was found wrong, one verdict a kernel."""
+        """Verdicts of the kernels that were found wrong, one a kernel."""
         return tuple({each.kernel: each for each in self.verdicts if each.withdrawn}.values())
 
 
@@ -104,7 +104,7 @@ def checks_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def load(path: Path) -> tuple[KernelCheck, ...]:
-    """What `path` holds, the oldest first; nothing where it can't be read."""
+    """Checks that `path` holds, the oldest first; none where it can't be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         with path.open("rb") as file:
             value = json.loads(file.read(MAX_FILE_BYTES))

@@ -1,4 +1,4 @@
-"""What the last start of our own engine took on this machine, and what `snugvl bench` last measured of one.
+"""The last start of our own engine on this machine: its memory, and what `snugvl bench` measured of one.
 
 For `snugvl doctor --report`: figures, formats and names of networks; none of a model, a file or a person.
 """

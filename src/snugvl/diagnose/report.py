@@ -164,7 +164,7 @@ def _version(package: str) -> str | None:
 
 
 def names(environ: Mapping[str, str] = os.environ) -> set[str]:
-    """What this person and this machine are called, and their folder."""
+    """Names of this person and this machine, and their home folder."""
     found = {environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "COMPUTERNAME")}
     with suppress(OSError, KeyError):
         found.add(getpass.getuser())

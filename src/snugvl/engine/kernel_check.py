@@ -266,7 +266,7 @@ def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
 
 
 def _named(error: Exception) -> str:
-    """What went wrong, without what a message may say of this machine's folders."""
+    """The kind of an error, without its message, which may name this machine's folders."""
     if out_of_memory(error) or isinstance(error, MemoryError):
         return f"{UNCHECKED}: no memory"
     if isinstance(error, OSError):  # a full disk, say, where Triton keeps kernels

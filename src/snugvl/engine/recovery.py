@@ -1,4 +1,4 @@
-"""What becomes of a step or an encoding that fails, and of requests that wait for memory in vain."""
+"""Recovery from a step or an encoding that fails, and the end of requests that wait for memory in vain."""
 
 import logging
 import time

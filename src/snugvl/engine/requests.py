@@ -124,7 +124,7 @@ def no_token(sequence: Sequence) -> SnugvlError:
 
 
 def past_deadline(live: list[Sequence], now: float) -> DeadlineExceeded | None:
-    """What ends a request, by its choices that are not finished, whose deadline has passed."""
+    """The error that ends a request past its deadline, or None; `live`: its choices that are not finished."""
     deadline = live[0].request.deadline
     if deadline is None or now < deadline:
         return None

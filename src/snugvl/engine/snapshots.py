@@ -65,7 +65,7 @@ class Snapshots:
         return blocks[:whole]
 
     def begin(self, sequence: Sequence) -> StateCopy | None:
-        """What an admitted sequence starts from, if it found blocks; and where it will leave snapshots."""
+        """The copy that an admitted sequence starts from, or None; marks where it will leave snapshots."""
         sequence.kept = last = sequence.computed
         sequence.marks, sequence.trail = [], None
         for place in _ends(sequence, self._block_size) if self.count else ():
@@ -131,7 +131,7 @@ class Snapshots:
         return self.count > 1 and place - sequence.kept >= SPACING * self._block_size
 
     def _place(self, sequence: Sequence, place: int, slot: int | None) -> list[StateCopy]:
-        """What to copy for a snapshot behind so many tokens; nothing where there is one."""
+        """Copies for a snapshot behind so many tokens; none where there is one already."""
         extend_keys(sequence, self._block_size)
         key, answering = sequence.keys[place // self._block_size - 1], place > len(sequence.prompt)
         if answering and sequence.trail is not None:

@@ -97,7 +97,7 @@ class Speculation:
 
     @property
     def method(self) -> str:
-        """What drafts: "ngram" or "mtp"; "" where nothing does."""
+        """The source of drafts: "ngram" or "mtp"; "" where there is none."""
         if not self.on:
             return ""
         return "ngram" if self._drafter is None else "mtp"

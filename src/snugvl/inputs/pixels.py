@@ -316,7 +316,7 @@ class VideoPreprocessor:
         return None
 
     def timestamps(self, video: Video) -> tuple[str, ...]:
-        """What stands before each temporal patch: the mean of its first and last frame's time."""
+        """Text before each temporal patch, "<1.5 seconds>": the mean of its first and last frame's time."""
         depth = self.settings.temporal_patch_size
         times = list(video.timestamps)
         times += [times[-1]] * (-len(times) % depth)
@@ -387,7 +387,7 @@ class PositionedVideoPreprocessor(VideoPreprocessor):
 
 
 def read_video_preprocessor(folder: Path, vision: VisionConfig) -> VideoPreprocessor | None:
-    """What prepares videos for the model in a checkpoint folder, or None if the folder says nothing of them.
+    """The preparation of videos for the model in a folder, or None if the folder says nothing of them.
 
     Raises:
         CheckpointError: a file holds nonsense.

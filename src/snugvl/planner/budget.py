@@ -150,7 +150,7 @@ def wsl_words(needed_bytes: int) -> str:
 
 
 def wsl_limit(machine: Machine, nbytes: int) -> str:
-    """What WSL2 has to be told, as sentences, where by default it has no room for `nbytes`; else "".
+    """Sentences on `.wslconfig`, where WSL2 by default has no room for `nbytes` bytes; else "".
 
     A described WSL2 has what `--ram` says only on a PC that gives it all of that; by default it has half.
     """

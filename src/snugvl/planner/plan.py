@@ -142,7 +142,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What an engine allocates: model, device, settings and footprint.
+    """An allocation by an engine: model, device, settings and footprint.
 
     Attributes:
         model: its name as the user gave it.

@@ -183,7 +183,7 @@ ResultBlock = Annotated[
 
 
 class ToolResultBlock(RequestPart):
-    """What a tool answered."""
+    """The result of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -213,7 +213,7 @@ MAX_MESSAGES = 10_000
 
 
 class UserTurn(RequestPart):
-    """What the user said, and what tools answered."""
+    """A turn of the user, with results of tools."""
 
     unsupported: ClassVar[UnsupportedFields] = PICTURE_BLOCK
 
@@ -222,7 +222,7 @@ class UserTurn(RequestPart):
 
 
 class AssistantTurn(RequestPart):
-    """What the model answered before."""
+    """An earlier answer of the model."""
 
     role: Literal["assistant"]
     content: AssistantContent
@@ -289,7 +289,7 @@ Format = Annotated[JsonFormat, only("a format", "json_schema")]
 
 
 class OutputConfig(RequestPart):
-    """What form the answer has."""
+    """The form of the answer."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "output_config."
@@ -298,7 +298,7 @@ class OutputConfig(RequestPart):
 
 
 class MessagesPrompt(Body):
-    """What the model reads, and how it may answer."""
+    """A request's conversation, and how it may be answered."""
 
     unsupported: ClassVar[UnsupportedFields] = MESSAGES_PROMPT
 
@@ -509,7 +509,7 @@ def _turn(parts: list[Part]) -> list[Message]:
 
 
 def _content(block: Block, field: str, found: Mapping[str, Found], notes: RequestNotes) -> tuple[Part, ...]:
-    """What a block shows to the model; a call shows nothing of this kind."""
+    """Content that a block shows to the model; none for a call."""
     match block:
         case TextBlock(text=text):
             return _text(text)

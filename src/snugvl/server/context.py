@@ -1,4 +1,4 @@
-"""What every handler gets: the engine, the settings, the media, the metrics, the validation.
+"""The context of every handler: the engine, the settings, the media, the metrics, the validation.
 
 A keyword that can't be enforced token by token is left out of a grammar (`forms.py`), so that the answer may
 break it. Its text, or the arguments of its calls, are validated against the whole schema in a process of its

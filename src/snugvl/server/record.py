@@ -1,4 +1,4 @@
-"""What one request leaves behind: its record, in its scope, which the access log and the metrics read."""
+"""The record of one request, in its scope, which the access log and the metrics read."""
 
 import asyncio
 import re

@@ -187,7 +187,7 @@ class Received(Generic[OptionsT]):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the request of every task is made with."""
+        """Arguments with which the request of every task is made."""
         options = self.options
         return {
             "capabilities": self.capabilities,
@@ -198,7 +198,7 @@ class Received(Generic[OptionsT]):
     def finish(
         self, kind: Callable[..., ResultT], read: Callable[[Reply], BaseModel]
     ) -> Callable[[Reply], ResultT]:
-        """What makes the response of a reply: the result that `read` finds, with the name of the model."""
+        """The function that makes a reply's response: the result that `read` finds, with the model's name."""
         name = self.model
         return lambda reply: kind(model=name, **dict(read(reply)))
 

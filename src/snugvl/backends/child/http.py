@@ -25,7 +25,7 @@ FULL_S = 0.005  # until a queue of connections that is full is asked again
 
 
 def unix_transport(path: str, limits: httpx.Limits) -> httpx.AsyncHTTPTransport:
-    """What an `httpx.AsyncClient` reaches the socket at `path` with."""
+    """Transport by which an `httpx.AsyncClient` reaches the socket at `path`."""
     transport = httpx.AsyncHTTPTransport()
     # httpx has no way to say which streams its pool uses.
     transport._pool = httpcore.AsyncConnectionPool(

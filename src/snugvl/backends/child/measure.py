@@ -1,4 +1,4 @@
-"""What is measured of every child engine: memory that its processes hold, and its counters."""
+"""Measurements of every child engine: memory that its processes hold, and its counters."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What a llama.cpp server's log and counters say: how it is written, every buffer that it made, the ledger.
+"""Readings of a llama.cpp server's log and counters: the log's form, every buffer that it made, the ledger.
 
 The ledger is the plan beside the log's buffers and what its processes hold. Lines are those of llama.cpp in
 October 2026; older ones lack the time before them.

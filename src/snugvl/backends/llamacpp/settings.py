@@ -1,4 +1,4 @@
-"""What a llama.cpp server is started with, or which one is used, as a value; and the one that a plan makes.
+"""The choice of a llama.cpp server, to be started or running already, and the one that a plan makes.
 
 Its threads wait for each other by looking again and again, after every operation. By its own choice it has
 one for each core of the machine: where our server, or anybody else, has one of the cores now and then, or a

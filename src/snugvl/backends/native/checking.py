@@ -250,7 +250,7 @@ class _CheckProcess:
         self._lines.put(None)
 
     def verdicts(self, order: object, left: float) -> Iterator[KernelVerdict]:
-        """What it says of `order`, until it ends or is ended; `left`: of `time.monotonic()`."""
+        """Verdicts of the process on `order`, until it ends; `left`: its deadline, by `time.monotonic()`."""
         at: str | None = None  # the kernel that it is at
         self._told = True
         sending = threading.Thread(target=self._send, args=(order,), name="snugvl-check", daemon=True)

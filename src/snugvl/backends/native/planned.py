@@ -1,4 +1,4 @@
-"""What an allocation plans, as rows of the ledger, and the watch on other programs that take its memory."""
+"""Rows of the ledger that an allocation plans, and the watch on other programs that take its memory."""
 
 import logging
 import os

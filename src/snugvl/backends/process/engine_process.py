@@ -74,7 +74,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
 
 
 def _about(found: Capabilities) -> dict[str, object]:
-    """What has started, without its name."""
+    """Facts of the engine that has started, for a report: without the model's name."""
     return {
         "network": found.architecture,
         "parameters": found.parameters,

@@ -1,4 +1,4 @@
-"""What a vLLM server's log and counters say: how it is written, what it measured, the ledger of one GPU.
+"""Readings of a vLLM server's log and counters: the log's form, its measurements, the ledger of one GPU.
 
 Lines are those of vLLM 0.20 to 0.33; what the numbers mean is read by `diagnose`.
 
@@ -82,7 +82,7 @@ FORM: Final = _VllmForm(_PREFIX, _FAILED, _STAGES)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What vLLM said it took, in bytes of one GPU; None for what it did not say.
+    """Bytes of one GPU that vLLM said it took; None for a part that it did not say.
 
     Attributes:
         loaded: "Model loading took": weights, and the buffers made with them.

@@ -1,4 +1,4 @@
-"""What a vLLM server is started with, or which one is used, as a value; the flags that every start has."""
+"""The choice of a vLLM server, to be started or running already, and the flags of every start."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ OURS: Final = ("--host", "--port", "--uds", "--api-key", "--served-model-name", 
 
 
 def common_flags(model: str, address: str, sleep: bool) -> Words:
-    """What every start of ours has, whatever the plan says. `address`: the socket it listens on.
+    """Flags of every start of ours, whatever the plan says. `address`: the socket it listens on.
 
     Defaults of sampling are ours, not the checkpoint's generation_config; grammars are llguidance's, as in
     our own engine; the usage tells which tokens of a prompt are pictures'.

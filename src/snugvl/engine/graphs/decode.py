@@ -58,7 +58,7 @@ class DecodeRow:
 
 
 def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
-    """What a graph must know of sequences whose newest token is to be computed.
+    """Inputs of a graph for sequences whose newest token is to be computed.
 
     The token is 0 where the host has not read it.
     """

@@ -289,7 +289,7 @@ class Mask:
         return len(known) + self.state.takes(drafts[len(known) :])
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
-        """What may follow each of some drafts that it `takes`."""
+        """Masks of the tokens that may follow each of the drafts that it `takes`."""
         masks = []
         for token in list(self.forced)[1 : len(drafts) + 1]:
             words = np.zeros_like(self._bits)

@@ -1,4 +1,4 @@
-"""What the parsers of all forms share: events, the text around calls, and calls that are JSON objects.
+"""Shared parts of the parsers of all forms: events, the text around calls, and calls that are JSON objects.
 
 `{"name": "f", "arguments": {…}}` is what Hermes, Llama and Mistral write. `ObjectParser` is for those whose
 end their own brackets tell:
@@ -160,7 +160,7 @@ class Nesting:
 
     @property
     def closers(self) -> str:
-        """What would close everything that is open."""
+        """Text that would close everything that is open."""
         return "".join(_CLOSERS[bracket] for bracket in reversed(self._open))
 
     def advance(self, text: str) -> int | None:
@@ -193,7 +193,7 @@ class ObjectParser(CallParser):
 
     @abstractmethod
     def _read_after(self) -> bool:
-        """What follows a call: another one, or text."""
+        """Read on behind a call, where another one may follow, or text."""
 
     def _await_object(self, before: str, rest: str) -> bool:
         self._before, self._nesting = before, Nesting()

@@ -235,7 +235,7 @@ def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, i
 
 @lru_cache(maxsize=64)
 def _matrices(model: Inventory) -> tuple[tuple[tuple[tuple[TensorGroup, int], ...], int], ...]:
-    """What one matrix of the decoder is made of, tensors by group, and how many such matrices there are."""
+    """Tensors of one matrix of the decoder, by group, and how many such matrices there are."""
     made: dict[str, Counter[TensorGroup]] = defaultdict(Counter)
     for tensor in model.facts.tensors:
         group = group_of(tensor)

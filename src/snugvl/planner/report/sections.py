@@ -329,7 +329,7 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
 
 
 def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
-    """What experts in host memory take of it, what they are worth, and what WSL2 has to be told."""
+    """Sentences on experts in host memory: the bytes that they take, their worth, and WSL2's limit."""
     taken, name = beside_gpu_bytes(choice), choice.option.model.name
     if not taken or not _experts(choice):
         return []

@@ -52,7 +52,7 @@ UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is fu
 
 
 class OllamaOptions(Body):
-    """What Ollama's options mean here. Those that tune llama.cpp are ignored."""
+    """Ollama's options of an answer. Options that tune llama.cpp are ignored."""
 
     unsupported: ClassVar[UnsupportedFields] = OLLAMA_OPTIONS
     place: ClassVar[str] = "options."
@@ -161,7 +161,7 @@ class OllamaTool(Part):
 
 
 class Generating(Body):
-    """What chat and generate have in common."""
+    """Fields that chat and generate have in common."""
 
     unsupported: ClassVar[UnsupportedFields] = OLLAMA
 

@@ -1,4 +1,4 @@
-"""What a chat completion asks: tools, the form of its answer, and messages, which make a conversation."""
+"""The request of a chat completion: tools, the form of its answer, and messages that make a conversation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ ChatToolChoice = Annotated[
 def chat_tool_use(
     tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None, notes: RequestNotes
 ) -> ToolUse | None:
-    """What the tools of a chat completion ask of the engine."""
+    """The engine's use of the tools of a chat completion."""
     functions = [tool.function for tool in tools or ()]
     offered = tuple(
         offered_tool(each.name, each.description, each.parameters, each.strict) for each in functions
@@ -164,7 +164,7 @@ class StructuredOutputs(RequestPart):
     json_object: bool | None = None
 
     def grammars(self, notes: RequestNotes) -> list[Grammar]:
-        """What is asked for, one grammar each.
+        """The answers that are asked for, one grammar each.
 
         Raises:
             RequestError: a schema in a string that is no JSON object.

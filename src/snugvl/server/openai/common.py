@@ -1,4 +1,4 @@
-"""What chat completions, completions and responses share: fields of sampling, forms of answers.
+"""Shared parts of chat completions, completions and responses: fields of sampling, forms of answers.
 
 The classes at the end describe answers for the OpenAPI document; the tests hold the answers against OpenAI's
 own types. Importing those takes as long as the rest of the server, and its `Response` describes dozens of
@@ -276,14 +276,14 @@ class _Closed(BaseModel):
 
 
 class PromptTokens(_Closed):
-    """What is among the tokens of a prompt."""
+    """Kinds of tokens of a prompt, counted."""
 
     image_tokens: int
     cached_tokens: int
 
 
 class CompletionTokens(_Closed):
-    """What is among the tokens of an answer, and what was guessed in vain (`--speculation`)."""
+    """Kinds of tokens of an answer, counted, and drafts in vain (`--speculation`)."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -336,7 +336,7 @@ class ChatCall(_Closed):
 
 
 class ChatAnswer(_Closed):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -441,7 +441,7 @@ class ResponseCustomCall(_Call):
 
 
 class InputTokens(_Closed):
-    """What the input consists of; `image_tokens` is our addition."""
+    """Kinds of tokens of the input; `image_tokens` is our addition."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -449,7 +449,7 @@ class InputTokens(_Closed):
 
 
 class OutputTokens(_Closed):
-    """What the output consists of."""
+    """Kinds of tokens of the output."""
 
     reasoning_tokens: int
 

@@ -84,7 +84,7 @@ class FunctionTool(RequestPart):
 
 
 class InputFormat(RequestPart):
-    """What the text of a free-form tool looks like. A regular expression is enforced, Lark is shown alone."""
+    """The form of a free-form tool's text. A regular expression is enforced, Lark is only shown."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -238,7 +238,7 @@ def response_tool_use(
     parallel: bool | None,
     notes: RequestNotes,
 ) -> ToolUse | None:
-    """What the tools of a response ask of the engine.
+    """The engine's use of the tools of a response.
 
     Raises:
         RequestError: tools and choice don't fit, or there are too many tools.

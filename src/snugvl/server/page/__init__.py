@@ -106,7 +106,7 @@ async def icon(request: Request) -> Response:
 
 @router.get("/page/limits.json")
 async def limits(request: Request) -> dict[str, int | bool | list[str]]:
-    """What the page refuses before it sends anything: bytes, pixels and seconds that this server takes.
+    """Limits that the page holds before it sends anything: bytes, pixels and seconds that this server takes.
 
     `body_bytes` and `files` are of one request; `formats` are those of pictures, as Pillow names them;
     `video_files` says whether the package that reads video files is installed.

@@ -1,1 +1,1 @@
-"""What the planner knows of llama.cpp: its rules, footprint, speed and flags."""
+"""The planner's knowledge of llama.cpp: its rules, footprint, speed and flags."""

@@ -1,1 +1,1 @@
-"""What the planner knows of snugvl's own engine: its rules, footprint, formats and state snapshots."""
+"""The planner's knowledge of snugvl's own engine: its rules, footprint, formats and state snapshots."""

@@ -109,7 +109,7 @@ def own_widths(model: Inventory) -> Widths:
 
 
 def experts_per_token(model: Inventory, itemsize: int) -> int:
-    """What a layer of experts takes for each token on a GPU; 0 for other models."""
+    """Workspace of a layer of experts for each token on a GPU, in bytes; 0 for other models."""
     mixture, h = model.facts.text.mixture, model.facts.text.hidden_size
     if mixture is None:
         return 0

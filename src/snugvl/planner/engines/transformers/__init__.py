@@ -1,1 +1,1 @@
-"""What the planner knows of Hugging Face transformers: its rules, and where its layers are placed."""
+"""The planner's knowledge of Hugging Face transformers: its rules, and where its layers are placed."""

@@ -1,1 +1,1 @@
-"""What the planner knows of vLLM: its rules, footprint, tensors, cache blocks and flags."""
+"""The planner's knowledge of vLLM: its rules, footprint, tensors, cache blocks and flags."""
