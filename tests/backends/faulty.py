@@ -28,8 +28,9 @@ def act(word: str) -> None:
         case "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
             time.sleep(1000)
-        case "freeze":
+        case "freeze":  # the main thread takes the signal: until it does, this one could answer
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1000)
         case "flood":  # far more than is kept, in lines and without any
             for _ in range(2_000):
                 print("x" * 1_000)
