@@ -4,10 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
-from snugvl.engine import precompile
+from snugvl.engine import kernel_check, precompile
+from snugvl.engine.kernel_check import Checker, check_kernels
 from snugvl.engine.precompile import CompileJob, outline_of
 from snugvl.layers import replaced
 from snugvl.layers.kernels.device import Hardware
@@ -130,3 +132,30 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaced, "_withdrawn", set())
     monkeypatch.setattr(precompile, "GRIDS", ((1, 4, 4),))
     monkeypatch.setattr(precompile, "BEFORE", 20)
+
+
+def leave_out_repetitions(job: CompileJob, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Leave steps out of a check that launch what steps before have launched: they take most of the time.
+
+    They are found by a check that launches nothing. Returns how many variants of kernels all steps launch.
+    """
+    steps, seen = dict[int, set[object]](), set[object]()
+    batch, edges, size = precompile._batch, precompile.edges, 0
+
+    def begun(lengths: tuple[int, ...], *more: Any, **options: Any) -> Any:
+        nonlocal size
+        size = sum(lengths)
+        return batch(lengths, *more, **options)
+
+    def launch(_: Checker, name: str, variant: object, *__: object) -> None:
+        if (name, variant) not in seen:
+            seen.add((name, variant))
+            steps.setdefault(size, set()).add((name, variant))
+
+    with pytest.MonkeyPatch.context() as dry:
+        dry.setattr(precompile, "_batch", begun)
+        dry.setattr(Checker, "_launch", launch)
+        dry.setattr(kernel_check, "compared", lambda *_: (0.0, ""))
+        check_kernels(job, torch.device("cpu"), lambda _: None)
+    monkeypatch.setattr(precompile, "edges", lambda most: [n for n in edges(most) if n in steps or n == most])
+    return len(seen)

@@ -193,17 +193,23 @@ def rehearse(
         _remember(cache)
     prompts = edges(config.max_batched_tokens)
     decodes = edges(config.max_num_seqs)
-    network.forward(_batch((prompts[-1],), cache, hidden), cache)
+    ran = set[tuple[int, ...]]()
+
+    def step(lengths: tuple[int, ...]) -> None:
+        if lengths not in ran:  # again it launches nothing else
+            ran.add(lengths)
+            network.forward(_batch(lengths, cache, hidden), cache)
+
+    step((prompts[-1],))
     _around(network, cache)
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
-    question: tuple[int, ...] = (min(SHORT, prompts[-1]),)
-    for lengths in (question, (1,)):
-        network.forward(_batch(lengths, cache, hidden), cache)
+    for lengths in ((min(SHORT, prompts[-1]),), (1,)):  # a question, and its answer
+        step(lengths)
     first()
     for lengths in (*((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
-        network.forward(_batch(lengths, cache, hidden), cache)
+        step(lengths)
     for count in decodes if network.config.text.predictors else ():
         _draft(network, cache, count)
     _batch((2,), cache).attention.token_by_token(2)  # drafts

@@ -53,9 +53,25 @@ def say(*lines: object) -> str:
     return "".join(f"print({text!r}, flush=True)\n" for text in texts)
 
 
+READS = """
+import sys, os, pickle, time
+
+class Part:
+    def __new__(cls, *_):
+        return super().__new__(cls)
+    def __setstate__(self, state):
+        self.withdrawn = state[-1]
+
+class WithoutTorch(pickle.Unpickler):  # to import it takes seconds
+    def find_class(self, module, name):
+        return Part
+
+job, limit = WithoutTorch(sys.stdin.buffer).load()
+"""
+
+
 def checked(code: str, job: CompileJob) -> KernelCheck:
-    reads = "import sys, os, pickle, time\njob, limit = pickle.load(sys.stdin.buffer)\n"
-    return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-c", reads + code))
+    return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-S", "-c", READS + code))
 
 
 def as_line(verdict: KernelVerdict) -> dict[str, Any]:
