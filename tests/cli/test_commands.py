@@ -189,6 +189,7 @@ def test_a_question_is_asked_of_each_image_or_of_all_together(snugvl: Run, pictu
         (["a.png"], "the question is missing"),
         (["a.png", "a.png"], "the question is missing"),
         (["a.png", " "], "the question is empty"),
+        (["a.png", ""], "the question is empty"),
         (["a.png", "-q", ""], "the question is empty"),
         ([], "Missing argument"),
     ],

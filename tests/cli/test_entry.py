@@ -1,5 +1,6 @@
 """The engine's process is begun before the command line is imported: when, and what becomes of it."""
 
+import shlex
 import subprocess
 import sys
 
@@ -84,3 +85,28 @@ def test_nothing_slow_comes_before_it() -> None:
         "print([name for name in ('typer', 'snugvl.cli.app', 'asyncio', 'torch') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("line", "printed", "code"),
+    [
+        ("--version >&-", "", 0),
+        ("--version 2>&-", "snugvl ", 0),
+        ("--version <&-", "snugvl ", 0),
+        ("config path >&- 2>&-", "", 0),
+        ("config path <&- >&- 2>&-", "", 0),
+        ("plan --gpu rtx-5060 pocket >&-", "", 0),
+        ("plan --gpu nonsense >&-", "snugvl: no GPU 'nonsense'", 2),
+        ("doctor --log - <&-", "Not recognised", 0),
+    ],
+)
+def test_closed_standard_streams_are_the_null_device(line: str, printed: str, code: int) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m snugvl {line}"
+    ended = subprocess.run(
+        ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert "unexpected" not in ended.stderr
+    assert ended.returncode == code, ended.stderr
+    assert (ended.stdout + ended.stderr).startswith(printed)
+    if not printed:
+        assert not ended.stdout

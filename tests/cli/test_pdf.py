@@ -57,6 +57,19 @@ def test_what_is_no_pdf(snugvl: Callable[..., Ran], tmp_path: Path) -> None:
     assert "no file" in snugvl("caption", tmp_path / "missing.pdf").err
 
 
+def test_of_several_a_pdf_that_cannot_be_opened_is_named_and_the_others_are_done(
+    snugvl: Callable[..., Ran], file: Path, tmp_path: Path
+) -> None:
+    """As the shell writes the names of a pattern out."""
+    torn = tmp_path / "torn.pdf"
+    torn.write_bytes(b"%PDF-1.7\nnothing")
+    ran = snugvl("caption", torn, f"{file}#page=2")
+    assert ran.code == 7
+    assert "torn.pdf can't be opened: it is not a PDF, or a damaged one" in ran.err
+    assert "1 of 2 images failed" in ran.err
+    assert "A picture of 683x2048." in ran.out
+
+
 def test_a_long_file_is_refused_before_anything_is_drawn(
     snugvl: Callable[..., Ran], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ guess costs some processor time, and the process is ended.
 """
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -25,11 +26,24 @@ def begin(words: Sequence[str]) -> Launched | None:
 
 def main() -> None:
     """The console script."""
+    _open_closed_streams()
     gc.disable()  # what imports make stays: to look through it again and again takes a fifth of the time
     launched = begin(sys.argv[1:])
     from snugvl.cli.app import main
 
     main(launched)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that whoever started this process has closed (`>&-`).
+
+    The next file or socket would take its number otherwise, and get what processes begun here print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace"))  # noqa: PTH123, SIM115
 
 
 def _serves(words: Sequence[str]) -> bool:

@@ -50,7 +50,7 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
         elif glob.has_magic(argument) and not (path.exists() or Path(argument.partition("#")[0]).exists()):
             names.extend(_sheets(_matching(argument)))
         elif pdf.is_pdf(argument):
-            names.extend(pdf.pages(argument))
+            names.extend(pdf.pages(argument) if len(arguments) == 1 else _sheets([argument]))
         else:
             names.append(argument)
     return list(dict.fromkeys(names))
@@ -68,6 +68,8 @@ def _sheets(files: Sequence[str]) -> Iterator[str]:
 
 def pictured(word: str) -> bool:
     """Whether a word names pictures: a file that exists, a picture's suffix, an address or a pattern."""
+    if not word:  # `Path` takes it for the folder that this is
+        return False
     if word == STDIN or word.startswith(("http://", "https://", "data:image/")):
         return True
     if (pdf.is_pdf(word) or as_video(word)) and " " not in word:
