@@ -192,6 +192,8 @@ def test_wsl2_is_not_told_to_take_what_windows_needs_or_what_no_pc_has() -> None
     assert plan.roomier is not None
     assert plan.roomier.option.model.name == Q3
     assert led(describe("rtx-5060", ram="16GiB", **ISSUE)).roomier is None
+    small = describe("rtx-5060", ram="20GiB", **ISSUE)
+    assert "Way out: it fits with 21.00 GiB of host memory.\n" in text(named(Q4, small), small)
     assert led(describe("rtx-5060", ram="32GiB")).roomier is None, "Linux has all of it"
     assert led(replace(machine, container=True)).roomier is None
     here = replace(machine, pc_ram_bytes=None, source="probed")  # a probe sees WSL2's part alone
@@ -251,7 +253,7 @@ def test_a_card_that_llama_cpp_alone_uses_is_told_of_one_file_once() -> None:
 @pytest.mark.parametrize("model", [Q4, "Qwen/Qwen3.6-35B-A3B"])
 @pytest.mark.parametrize("system", ["linux", "wsl2"])
 def test_short_host_memory_is_refused_with_the_way_out(model: str, system: str) -> None:
-    machine = describe("rtx-5060", os=system, held="951MiB", ram="20GiB" if system == "wsl2" else "12GiB")
+    machine = describe("rtx-5060", os=system, held="951MiB", ram="26GiB" if system == "wsl2" else "12GiB")
     plan = named(model, machine)
     assert plan.choice is None
     said = text(plan, machine)

@@ -127,7 +127,8 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     Of a named model its GGUF, where it doesn't run whole, or runs much slower on a processor. Of each mixture
     the first adequate edition whose download and host memory there is room for. Where nobody said how much
     host memory there is, nobody is led into it; beside a GPU a quarter of what may be used of it stays with
-    other programs, which under WSL2 have the PC's other memory. Of a named model any that runs at all comes before none.
+    other programs, which under WSL2 have the PC's other memory. Of a named model any that runs at all comes
+    before none.
     """
     mine = plan.choice
     many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
