@@ -45,7 +45,8 @@ def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
     for entry in entries():
         if entry.quality_rank is None or (sees and not entry.sees):
             continue
-        candidates += [Candidate(partial(_facts, form.repo), -entry.quality_rank) for form in entry.forms]
+        led = (form for form in entry.forms if form.led)
+        candidates += [Candidate(partial(_facts, form.repo), -entry.quality_rank) for form in led]
     return candidates
 
 

@@ -198,6 +198,15 @@ class GgufNetwork:
     mixture: bool = False
 
 
+class Pictures(NamedTuple):
+    """Pictures that keep their aspect in llama.cpp: the least and most tokens of one, and the patches of a
+    token's side where the file doesn't say it."""
+
+    least: int
+    most: int
+    merge: int = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """All that is known of a family, or of several with one plan.
@@ -209,8 +218,8 @@ class Family:
         traits: traits by the family's name in the plan (`Network.family`), or by architecture of GGUF files.
         prompting: by architecture, for models that see on any engine.
         gguf: by architecture of GGUF files, for those that our own engine runs.
-        projectors: by a tower's kind in GGUF files, the least and most tokens of a picture that keeps its
-            aspect in llama.cpp; None where every picture becomes one square.
+        projectors: by a tower's kind in GGUF files, pictures that keep their aspect in llama.cpp; None where
+            every picture becomes one square.
     """
 
     architectures: tuple[str, ...] = ()
@@ -221,4 +230,4 @@ class Family:
     traits: Mapping[str, Traits] = field(default_factory=dict)
     prompting: Mapping[str, Prompting] = field(default_factory=dict)
     gguf: Mapping[str, GgufNetwork] = field(default_factory=dict)
-    projectors: Mapping[str, tuple[int, int] | None] = field(default_factory=dict)
+    projectors: Mapping[str, Pictures | None] = field(default_factory=dict)
