@@ -29,9 +29,9 @@ from snugvl.checkpoint.assemble import (
     network_of,
 )
 from snugvl.checkpoint.facts import GgufFacts, Material, ModelFacts, Role, Stored, TensorFact
-from snugvl.checkpoint.families import PROJECTORS
+from snugvl.checkpoint.families import traits_of
 from snugvl.checkpoint.families.traits import Network
-from snugvl.checkpoint.image_rules import FilledArea, SmartResize
+from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.checkpoint.section import read_json
 from snugvl.core.formats import PREQUANTIZED
@@ -414,8 +414,10 @@ def gguf_edition(facts: ModelFacts, name: str, *, called: str = "") -> ModelFact
     if vision is not None and isinstance(vision.rule, SmartResize):
         most = MOST_TOKENS * (vision.patch_size * vision.merge_size) ** 2
         vision = replace(vision, rule=replace(vision.rule, max_pixels=min(vision.rule.max_pixels, most)))
-    elif vision is not None and isinstance(vision.rule, FilledArea):
-        vision = replace(vision, rule=_unfilled(vision.rule))
+    elif vision is not None and (pictures := traits_of(facts.family).pictures) is not None:
+        patch, merge = vision.patch_size, vision.merge_size
+        least, most = pictures.least * (patch * merge) ** 2, pictures.most * (patch * merge) ** 2
+        vision = replace(vision, rule=SmartResize(patch, merge, min_pixels=least, max_pixels=most))
     layers = tuple(replace(each, state_bytes=each.state(4), state_values=0) for each in facts.text.kv_layers)
     return replace(
         facts,
@@ -429,14 +431,6 @@ def gguf_edition(facts: ModelFacts, name: str, *, called: str = "") -> ModelFact
         download_bytes=sum(tensor.nbytes for tensor in tensors if tensor.loaded),
         gguf=GgufFacts(file_type, vision.deepstack_levels if vision else 0, why_not=UNREAD),
     )
-
-
-def _unfilled(rule: FilledArea) -> SmartResize:
-    """The rule of llama.cpp for pictures that transformers scales up to fill an area."""
-    pictures, token = PROJECTORS["gemma4v"], (rule.patch_size * rule.merge_size) ** 2
-    assert pictures is not None, "they keep their aspect"
-    least, most = pictures.least * token, pictures.most * token
-    return SmartResize(rule.patch_size, rule.merge_size, min_pixels=least, max_pixels=most)
 
 
 def _gguf_tensors(facts: ModelFacts, mix: _Mix) -> Iterator[TensorFact]:

@@ -166,6 +166,8 @@ def _tower_tensors(vision: Section, tower: VisionFacts, out: int) -> Iterator[Ex
 FAMILY = Family(
     architectures=(SEES,),
     describe=describe,
-    traits={"gemma4": Traits(gguf=("gemma4",), stretched=1)},  # two kinds of layers, neither stretched
+    traits={
+        "gemma4": Traits(gguf=("gemma4",), stretched=1, pictures=GGUF_TOKENS)
+    },  # two kinds of layers, neither stretched
     projectors={"gemma4v": GGUF_TOKENS},
 )

@@ -125,6 +125,15 @@ ConventionName = Literal["thousandths", "pixels", "y first", "tags", "locations"
 """A row of `tasks/conventions.py`."""
 
 
+class Pictures(NamedTuple):
+    """Pictures that keep their aspect in llama.cpp: the least and most tokens of one, and the patches of a
+    token's side where the file doesn't say it."""
+
+    least: int
+    most: int
+    merge: int = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """Facts of one family for engines' plans.
@@ -138,6 +147,7 @@ class Traits:
         gated_queries: whether queries of full attention come with a gate of their width.
         recurrent: whether the planner knows the size of its recurrent states.
         full_every: one in so many layers has full attention, where its GGUF files don't say it.
+        pictures: those in llama.cpp, where the checkpoint's own rule is another.
     """
 
     gguf: tuple[str, ...] = ()
@@ -147,6 +157,7 @@ class Traits:
     gated_queries: bool = False
     recurrent: bool = False
     full_every: int | None = None
+    pictures: Pictures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +207,6 @@ class GgufNetwork:
     nested: bool = False
     recurrent: bool = False
     mixture: bool = False
-
-
-class Pictures(NamedTuple):
-    """Pictures that keep their aspect in llama.cpp: the least and most tokens of one, and the patches of a
-    token's side where the file doesn't say it."""
-
-    least: int
-    most: int
-    merge: int = 2
 
 
 @dataclass(frozen=True, slots=True)
