@@ -26,7 +26,7 @@ def model(path: Path, *, tensors: dict[str, tuple[int, ...]] | None = None, **mo
             writer.add_uint32(name, value)
     writer.add_file_type(7)
     writer.add_token_list([f"<{number}>" for number in range(64)])
-    return _written(writer, path, TEXT if tensors is None else tensors)
+    return written(writer, path, TEXT if tensors is None else tensors)
 
 
 def tower(path: Path, width: int = 32, projector: str = "qwen3vl_merger") -> Path:
@@ -41,10 +41,11 @@ def tower(path: Path, width: int = 32, projector: str = "qwen3vl_merger") -> Pat
     writer.add_vision_block_count(2)
     writer.add_vision_head_count(2)
     writer.add_vision_is_deepstack_layers([True, False])
-    return _written(writer, path, TOWER)
+    return written(writer, path, TOWER)
 
 
-def _written(writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[int, ...]]) -> Path:
+def written(writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[int, ...]]) -> Path:
+    """The file with these tensors, as holes: matrices in 8 bits, all else in 32."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, shape in tensors.items():
         kind = KINDS.Q8_0 if len(shape) == 2 else KINDS.F32

@@ -12,6 +12,8 @@ import pytest
 from snugvl.checkpoint.catalogue import RANKED_BY, catalogue_facts, entries, find, thinks_about_pictures
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.sizes import GIB
+from snugvl.planner.recommend import catalogue_candidates
 
 COUNTS: dict[str, Any] = json.loads(Path(__file__).with_name("counts.json").read_text())
 FP8 = {name: values["fp8"] for name, values in COUNTS["models"].items() if "fp8" in values}
@@ -29,17 +31,34 @@ def test_elements_equal_the_hubs_total(name: str) -> None:
 
 
 def test_every_form_of_the_catalogue_is_checked() -> None:
-    forms = {form.repo for entry in entries() for form in entry.forms if form.quantization != "gptq"}
+    forms = {form.repo for entry in entries() for form in entry.forms if form.repo not in FOUR_BITS}
     assert forms == {*COUNTS["totals"], "pocket"}
 
 
-GPTQ = [form.repo for entry in entries() for form in entry.forms if form.quantization == "gptq"]
+FOUR_BITS = {
+    form.repo: entry.name
+    for entry in entries()
+    for form in entry.forms
+    if form.quantization in ("gptq", "awq")
+}
 
 
-@pytest.mark.parametrize("name", GPTQ)
+def test_editions_of_others_than_the_vendor_are_known_and_never_recommended() -> None:
+    """A file of QuantTrio's 35B has 23.71 GiB as others quote it, the predictor among them in 16 bits."""
+    theirs = {form.repo for entry in entries() for form in entry.forms if not form.led}
+    assert theirs == {repo for repo in FOUR_BITS if not repo.startswith("Qwen/")}
+    assert {repo.partition("/")[0] for repo in theirs} == {"QuantTrio", "palmfuture"}
+    recommended = {each.facts.name for each in catalogue_candidates()}
+    assert "Qwen/Qwen3.5-35B-A3B-GPTQ-Int4" in recommended
+    assert not theirs & recommended
+    mine = known("QuantTrio/Qwen3.5-35B-A3B-AWQ").download_bytes
+    assert 0.94 * 23.71 * GIB < mine < 23.71 * GIB
+
+
+@pytest.mark.parametrize("name", FOUR_BITS)
 def test_a_gptq_form_has_routed_experts_in_four_bits_and_nothing_else(name: str) -> None:
     """Qwen's own leave out attention, shared experts and the predictor (`dynamic` of their configuration)."""
-    plain, packed = known(name.removesuffix("-GPTQ-Int4")), known(name)
+    plain, packed = known(FOUR_BITS[name]), known(name)
     codes = [tensor for tensor in packed.tensors if tensor.name.endswith("qweight")]
     assert {tensor.role for tensor in codes} == {"expert"}
     experts = [tensor for tensor in plain.tensors if tensor.role == "expert" and tensor.loaded]

@@ -19,6 +19,7 @@ from snugvl.planner.engines.llamacpp.footprint import host_bytes
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import LEAST_BESIDE, catalogue_candidates, planned
+from snugvl.planner.report.document import document
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.solve import Candidate, require, solve
@@ -147,7 +148,7 @@ ISSUE = {"os": "wsl2", "held": "951MiB"}
 
 
 def test_eight_gigabytes_are_led_to_a_mixture_that_is_weighed_against_what_fits_whole() -> None:
-    machine = describe("rtx-5060", ram="32GiB", **ISSUE)
+    machine = describe("rtx-5060", ram="64GiB", **ISSUE)
     plan = led(machine)
     choice, beside = require(plan), plan.beside
     assert choice.option.model.name == Q4
@@ -161,7 +162,46 @@ def test_eight_gigabytes_are_led_to_a_mixture_that_is_weighed_against_what_fits_
     assert "tokens/s from 20.54 GiB of files, Qwen/Qwen3.5-4B in int8" in said
     assert "Qwen/Qwen3.5-9B in int4" in said, "why not that one: what is missing"
     assert "of 27.00 GiB that may be used. The experts are pages of the file, not pinned" in said
-    assert r"In %UserProfile%\.wslconfig write [wsl2] and below it memory=21GB" in said
+    assert ".wslconfig" not in said, "half of the PC's memory does"
+
+
+def test_wsl2_has_half_of_the_pcs_memory_and_it_is_said_what_more_of_it_would_give() -> None:
+    """The same PC, seen from within WSL2, has 16 GiB: a described one was planned with 32."""
+    machine = describe("rtx-5060", ram="32GiB", **ISSUE)
+    assert (machine.ram_total_bytes, machine.pc_ram_bytes) == (16 * GIB, 32 * GIB)
+    plan = led(machine)
+    assert require(plan).option.model.name == "Qwen/Qwen3.5-4B"
+    assert plan.roomier is not None
+    assert plan.roomier.option.model.name == Q4
+    found = report(plan, machine, pull=True)
+    remark = next(step.remark for step in found.steps if ".wslconfig" in step.remark)
+    assert remark.startswith(f"With 21.00 GiB for WSL2 {Q4} runs, at about ")
+    assert "WSL2 has 16.00 GiB of the PC's 32.00 GiB, half, unless .wslconfig says otherwise: " in remark
+    assert r"in %UserProfile%\.wslconfig write [wsl2] and below it memory=21GB, then run wsl " in remark
+    assert found.commands[:2] == ("snugvl pull Qwen/Qwen3.5-4B", "snugvl serve Qwen/Qwen3.5-4B")
+    assert found.commands[2:] == (f"snugvl pull {Q4}", f"snugvl serve {Q4} --backend llamacpp")
+    assert f"{Q4} gives about 56 tokens/s from 20.54 GiB of files, Qwen/Qwen3.5-4B in int8" in plain(found)
+    assert document(plan, machine)["roomier"]["model"] == Q4
+    given = describe("rtx-5060", ram="42GiB", **ISSUE)  # as WSL2 has then
+    assert require(led(given)).option.model.name == Q4
+
+
+def test_wsl2_is_not_told_to_take_what_windows_needs_or_what_no_pc_has() -> None:
+    machine = describe("rtx-5060", ram="24GiB", **ISSUE)  # 20 GiB could be given, 21 are needed
+    plan = led(machine)
+    assert plan.roomier is not None
+    assert plan.roomier.option.model.name == Q3
+    assert led(describe("rtx-5060", ram="16GiB", **ISSUE)).roomier is None
+    small = describe("rtx-5060", ram="20GiB", **ISSUE)
+    assert "Way out: it fits with 21.00 GiB of host memory.\n" in text(named(Q4, small), small)
+    assert led(describe("rtx-5060", ram="32GiB")).roomier is None, "Linux has all of it"
+    assert led(replace(machine, container=True)).roomier is None
+    here = replace(machine, pc_ram_bytes=None, source="probed")  # a probe sees WSL2's part alone
+    assert "WSL2 has 12.00 GiB, by default half of the PC's memory, unless " in text(led(here), here)
+    named_there = named("Qwen/Qwen3.6-35B-A3B", describe("rtx-5060", ram="32GiB", **ISSUE))
+    assert (require(named_there).option.model.name, named_there.named) == (Q3, "Qwen/Qwen3.6-35B-A3B")
+    assert named_there.roomier is not None
+    assert named_there.roomier.option.model.name == Q4
 
 
 @pytest.mark.parametrize("ram", [None, "8GiB", "16GiB"])
@@ -179,7 +219,7 @@ def test_many_requests_at_once_are_no_case_for_experts_in_host_memory(wishes: di
 
 
 def test_nobody_is_led_to_files_that_the_disk_has_no_room_for() -> None:
-    machine = replace(describe("rtx-5060", ram="32GiB", **ISSUE), disk_free_bytes=18 * GIB)
+    machine = replace(describe("rtx-5060", ram="64GiB", **ISSUE), disk_free_bytes=18 * GIB)
     assert require(led(machine)).option.model.name == Q3, "the smaller edition"
     machine = replace(machine, disk_free_bytes=10 * GIB)
     assert require(led(machine)).option.model.name == "Qwen/Qwen3.5-4B"
@@ -193,7 +233,7 @@ def test_the_smaller_edition_comes_where_host_memory_is_short() -> None:
 
 
 def test_a_named_mixture_that_fits_nowhere_is_planned_as_its_gguf() -> None:
-    machine = describe("rtx-5060", ram="32GiB", **ISSUE)
+    machine = describe("rtx-5060", ram="64GiB", **ISSUE)
     plan = named("Qwen/Qwen3.6-35B-A3B", machine)
     assert (require(plan).option.model.name, plan.named) == (Q4, "Qwen/Qwen3.6-35B-A3B")
     on_48_gb = named("Qwen/Qwen3.6-35B-A3B-FP8", describe("l40s", ram="64GiB"))
@@ -213,7 +253,7 @@ def test_a_card_that_llama_cpp_alone_uses_is_told_of_one_file_once() -> None:
 @pytest.mark.parametrize("model", [Q4, "Qwen/Qwen3.6-35B-A3B"])
 @pytest.mark.parametrize("system", ["linux", "wsl2"])
 def test_short_host_memory_is_refused_with_the_way_out(model: str, system: str) -> None:
-    machine = describe("rtx-5060", os=system, held="951MiB", ram="12GiB")
+    machine = describe("rtx-5060", os=system, held="951MiB", ram="26GiB" if system == "wsl2" else "12GiB")
     plan = named(model, machine)
     assert plan.choice is None
     said = text(plan, machine)
@@ -223,7 +263,8 @@ def test_short_host_memory_is_refused_with_the_way_out(model: str, system: str) 
     size = way.partition("fits with ")[2].partition(" of host memory")[0]
     assert ("memory=" in way) == (system == "wsl2")
     assert way.startswith("it fits" if model == Q4 else f"as {Q3} it fits")
-    enough = describe("rtx-5060", os=system, held="951MiB", ram=parse_size(size.replace(" ", "")))
+    whole = parse_size(size.replace(" ", "")) * (2 if system == "wsl2" else 1)
+    enough = describe("rtx-5060", os=system, held="951MiB", ram=whole)
     assert named(model if model == Q4 else Q3, enough).choice is not None
 
 
@@ -251,20 +292,20 @@ def test_a_mixture_that_fits_whole_is_our_engines() -> None:
     assert "vllm" in {choice.option.engine for choice in plan.runners_up}
 
 
-def test_llama_server_and_wsl_come_before_any_download() -> None:
+@pytest.mark.parametrize(("ram", "before"), [("64GiB", 0), ("32GiB", 2)])
+def test_llama_server_comes_before_any_download(ram: str, before: int) -> None:
     """A person pulled 20 GiB, and was then told that llama-server is missing; the notes had said so last."""
-    machine = describe("rtx-5060", ram="32GiB", **ISSUE)
-    steps = report(led(machine), machine, pull=True).steps
-    assert steps[0].remark.startswith("32.00 GiB are counted as the whole PC's. WSL2 has half of it unless ")
-    assert "a llama-server in a build for CUDA (docs/gguf.md says how)" in steps[1].remark
-    assert steps[2].commands[0] == f"snugvl pull {Q4}"
+    machine = describe("rtx-5060", ram=ram, **ISSUE)
+    steps = report(led(machine), machine, pull=True).steps[before:]
+    assert "a llama-server in a build for CUDA (docs/gguf.md says how)" in steps[0].remark
+    assert steps[1].commands[0] == f"snugvl pull {Q4}"
     amd = describe("rx-7900-xtx", ram="64GiB")
     remarks = [step.remark for step in report(led(amd), amd, pull=True).steps]
     assert sum("a llama-server in a build for Vulkan" in each for each in remarks) == 1
 
 
 def test_the_headline_has_the_range_where_the_kind_of_memory_is_assumed() -> None:
-    unsaid, said = (describe("rtx-5060", ram="32GiB", ddr=ddr, **ISSUE) for ddr in (None, "DDR5-5600"))
+    unsaid, said = (describe("rtx-5060", ram="64GiB", ddr=ddr, **ISSUE) for ddr in (None, "DDR5-5600"))
     plan = led(unsaid)
     assert (ddr := require(plan).speed.ddr) is not None
     first, exact = text(plan, unsaid).splitlines()[0], text(led(said), said).splitlines()[0]

@@ -29,6 +29,7 @@ from snugvl.checkpoint.assemble import (
     network_of,
 )
 from snugvl.checkpoint.facts import GgufFacts, Material, ModelFacts, Role, Stored, TensorFact
+from snugvl.checkpoint.families import traits_of
 from snugvl.checkpoint.families.traits import Network
 from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.locate import POCKET, locate
@@ -50,7 +51,10 @@ DOWN: Final = ("down_proj.weight", "down_proj")
 VALUES: Final = "v_proj.weight"
 JOINED: Final = "in_proj_qkv.weight"  # queries, keys and values of linear attention
 # The second: a mixture's router; the third: the gate of its shared expert, a vector there.
-FLOAT: Final = ("conv1d.weight", "mlp.gate.weight", "shared_expert_gate.weight", "pos_embed.weight")
+FLOAT: Final = (
+    "conv1d.weight", "mlp.gate.weight", "shared_expert_gate.weight", "pos_embed.weight", "router.proj.weight",
+    "position_embedding_table",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,14 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 class Form:
     """One repository of a model (or pocket's folder), in one format.
 
-    `stores_head`: whether an lm_head is in the file although the model ties it.
+    `stores_head`: whether an lm_head is in the file although the model ties it. `led`: whether it may be
+    recommended; else it is of others than the vendor, and known for those who name it.
     """
 
     repo: str
-    quantization: Literal["fp8", "gptq"] | None = None
+    quantization: Literal["fp8", "gptq", "awq"] | None = None
     stores_head: bool = False
+    led: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,14 +304,15 @@ def catalogue_facts(model: str) -> ModelFacts | None:
     download = sum(tensor.nbytes for tensor in tensors) + entry.small_files_bytes
     material = Material(where, "catalogue", None, config, entry.images, tensors, download)
     facts = assemble(model, material, network)
-    return four_bits(facts, experts_alone=True) if form.quantization == "gptq" else facts
+    return four_bits(facts, experts_alone=True) if form.quantization in ("gptq", "awq") else facts
 
 
 def four_bits(facts: ModelFacts, *, experts_alone: bool = False) -> ModelFacts:
     """Facts of a model's 4-bit edition: codes, scales and zero points of the decoder, of 128 inputs each.
 
     Args:
-        experts_alone: attention and shared experts stay as they are, as in Qwen's own GPTQ editions.
+        experts_alone: attention and shared experts stay as they are, as in Qwen's own GPTQ editions, and in
+            AWQ ones, whose tensors have as many bytes.
     """
     tensors: list[TensorFact] = []
     kinds = ("expert",) if experts_alone else ("linear", "expert")
@@ -407,6 +414,10 @@ def gguf_edition(facts: ModelFacts, name: str, *, called: str = "") -> ModelFact
     if vision is not None and isinstance(vision.rule, SmartResize):
         most = MOST_TOKENS * (vision.patch_size * vision.merge_size) ** 2
         vision = replace(vision, rule=replace(vision.rule, max_pixels=min(vision.rule.max_pixels, most)))
+    elif vision is not None and (pictures := traits_of(facts.family).pictures) is not None:
+        patch, merge = vision.patch_size, vision.merge_size
+        least, most = pictures.least * (patch * merge) ** 2, pictures.most * (patch * merge) ** 2
+        vision = replace(vision, rule=SmartResize(patch, merge, min_pixels=least, max_pixels=most))
     layers = tuple(replace(each, state_bytes=each.state(4), state_values=0) for each in facts.text.kv_layers)
     return replace(
         facts,

@@ -163,10 +163,11 @@ def _kv_layers(section: Section, architecture: str, layers: int, head: int) -> I
     heads = _each(section, "attention.head_count", layers)
     kv_heads = _each(section, "attention.head_count_kv", layers, max(heads))
     key = section.count("attention.key_length", head)
-    value = section.count("attention.value_length", key)
-    if key != value:
+    near = section.count("attention.key_length_swa", key)  # of layers with a window
+    values = section.count("attention.value_length", key), section.count("attention.value_length_swa", near)
+    if (key, near) != values:
         raise UnsupportedModel(
-            f"{section.where} has keys of {key} and values of {value}; that isn't planned yet"
+            f"{section.where} has keys of {key} and values of {values[0]}; that isn't planned yet"
         )
     traits = traits_of(family_of_gguf(architecture))
     window = section.values.get("attention.sliding_window")
@@ -183,7 +184,8 @@ def _kv_layers(section: Section, architecture: str, layers: int, head: int) -> I
             windowed = layer < len(pattern) and bool(pattern[layer])
         else:
             windowed = isinstance(pattern, int) and pattern > 0 and (layer + 1) % pattern > 0
-        yield KVLayer(kv_heads[layer], key, window=window if windowed and isinstance(window, int) else None)
+        windowed = windowed and isinstance(window, int)
+        yield KVLayer(kv_heads[layer], near if windowed else key, window=window if windowed else None)
 
 
 def _recurrent(section: Section, state: int) -> KVLayer:
@@ -204,13 +206,15 @@ def _vision(values: Mapping[str, Any], where: str) -> VisionFacts:
             f"{section.where} has the projector {plain(kind)}; the tokens of its pictures aren't known "
             f"(known: {', '.join(sorted(PROJECTORS))})"
         )
-    patch, merge = section.count("patch_size", most=1024), section.count("spatial_merge_size", 2, most=64)
+    patch, pictures = section.count("patch_size", most=1024), PROJECTORS[kind]
     side = section.count("image_size", patch, most=1 << 16)
-    if (tokens := PROJECTORS[kind]) is not None:
-        least, most = (count * (patch * merge) ** 2 for count in tokens)
+    scale = section.values.get("projector.scale_factor")
+    merge = section.count("spatial_merge_size", scale or (pictures.merge if pictures else 2), most=64)
+    if pictures is not None:
+        least, most = (count * (patch * merge) ** 2 for count in (pictures.least, pictures.most))
         rule: SmartResize | FixedSquare = SmartResize(patch, merge, min_pixels=least, max_pixels=most)
     else:
-        merge = section.values.get("projector.scale_factor") or 4
+        merge = scale or 4
         rule = FixedSquare(side, patch, (side // patch // merge) ** 2)
     return VisionFacts(
         depth=section.count("block_count", most=MAX_LAYERS),

@@ -93,12 +93,12 @@ def documents_of(files: GgufFiles) -> dict[str, Mapping[str, Any]]:
             "projector": None if files.projector is None else str(files.projector.resolve()),
         },
     }
-    tokens = None if images is None else PROJECTORS[projector_of(images)]
-    if images is not None and tokens is not None:
+    pictures = None if images is None else PROJECTORS[projector_of(images)]
+    if images is not None and pictures is not None:
         vision = config["vision_config"]
         token = (vision["patch_size"] * vision["spatial_merge_size"]) ** 2
-        least, most = (count * token for count in tokens)
-        documents["preprocessor_config.json"] = squares(images, config, (least, most))
+        limits = pictures.least * token, pictures.most * token
+        documents["preprocessor_config.json"] = squares(images, config, limits)
     return documents
 
 

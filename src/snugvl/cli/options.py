@@ -147,7 +147,9 @@ class MachineChoice:
     ram: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", callback=size, help="System memory, such as 32GiB; with --os wsl2 the PC's."
+            metavar="SIZE",
+            callback=size,
+            help="System memory, such as 32GiB; with --os wsl2 the PC's, of which WSL2 has half.",
         ),
     ] = None
     ddr: Annotated[

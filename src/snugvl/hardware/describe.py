@@ -46,7 +46,7 @@ def describe(
         held: memory of each GPU that others hold, such as "951MiB". On Linux the driver keeps its part beside
             that (`gpus.reserved_bytes`), which nvidia-smi shows neither as used nor as free.
         vram: total memory of each GPU; the table's by default.
-        ram: system memory (under WSL2 that of the virtual machine), of which the system has its part.
+        ram: system memory, of which the system has its part; under WSL2 the PC's, of which WSL2 has half.
         ddr: its kind, such as "DDR4-3200"; two channels are assumed.
 
     Raises:
@@ -59,10 +59,13 @@ def describe(
     ram_bytes = _size(ram, "ram")
     said = ram_bytes is not None
     ram_bytes = ASSUMED_RAM_BYTES if ram_bytes is None else ram_bytes
+    pc_bytes = ram_bytes if said and system == "wsl2" else None
+    ram_bytes = ram_bytes if pc_bytes is None else pc_bytes // 2
     taken = min(SYSTEM_BYTES, ram_bytes // 4)
     rest = f"{format_size(taken)} of it held by the system and other programs"
+    half = "" if pc_bytes is None else f"WSL2 has half of the PC's {format_size(pc_bytes)}, "
     notes.append(
-        f"System memory: {rest}, it is assumed."
+        f"System memory: {half}{rest}, it is assumed."
         if said
         else f"System memory wasn't described; {format_size(ram_bytes)} is assumed, {rest}; "
         "--ram SIZE says how much there is."
@@ -80,6 +83,7 @@ def describe(
         notes=tuple(notes),
         ram_bandwidth=_bandwidth(ddr),
         ram_assumed=not said,
+        pc_ram_bytes=pc_bytes,
     )
     if model is None and gpu is not None:
         return machine

@@ -89,6 +89,8 @@ class Machine:
         others: GPUs that aren't NVIDIA's, or that NVML doesn't see, the one to be used first.
         ram_bandwidth: bytes per second of all channels of host memory, where somebody said its kind, or None.
         ram_assumed: nobody said how much host memory there is.
+        pc_ram_bytes: memory of the PC around WSL2, of which `ram_total_bytes` are WSL2's, where somebody said
+            it, or None.
     """
 
     os: OperatingSystem
@@ -106,6 +108,7 @@ class Machine:
     others: tuple[Gpu, ...] = ()
     ram_bandwidth: float | None = None
     ram_assumed: bool = False
+    pc_ram_bytes: int | None = None
 
 
 # Bytes per second and lane, one way, after line coding (PCI-SIG): 8b/10b to generation 2, 128b/130b to 5.

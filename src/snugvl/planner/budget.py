@@ -12,12 +12,14 @@ A budget never shrinks when more memory is free.
 
 from dataclasses import dataclass, replace
 
-from snugvl.core.sizes import GIB, MIB, format_size
+from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.calibration import estimate
 from snugvl.hardware.devices import NAMES
 from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem
 from snugvl.planner.engines.transformers.footprint import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.total import Device
+
+WINDOWS_BYTES = 4 * GIB  # of a PC's memory that WSL2 is never told to take
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Budget:
 
     `forbidden_bytes`: the part of the margin that is left alone only because a limit was given.
     `ram_bandwidth`, `cores`: of the machine around it, see `Machine`; no cores: unknown.
+    `most_bytes`: of host memory under WSL2, what it could be given (`wsl_most_bytes`); else 0.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Budget:
     system: OperatingSystem = "linux"
     ram_bandwidth: float | None = None
     cores: int = 0
+    most_bytes: int = 0
 
     @property
     def usable_bytes(self) -> int:
@@ -131,6 +135,7 @@ def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
         system=machine.os,
         ram_bandwidth=machine.ram_bandwidth,
         cores=machine.cpu_cores,
+        most_bytes=wsl_most_bytes(machine),
     )
     return _limited(found, limit_bytes)
 
@@ -149,18 +154,14 @@ def wsl_words(needed_bytes: int) -> str:
     )
 
 
-def wsl_limit(machine: Machine, nbytes: int) -> str:
-    """Sentences on `.wslconfig`, where WSL2 by default has no room for `nbytes` bytes; else "".
+def wsl_most_bytes(machine: Machine) -> int:
+    """Memory that WSL2 could be given of the PC around it, in bytes, Windows left its part; 0 elsewhere.
 
-    A described WSL2 has what `--ram` says only on a PC that gives it all of that; by default it has half.
+    Of a PC whose memory nobody said WSL2 has half, as it does by default.
     """
-    needed, total = ram_for(nbytes), format_size(machine.ram_total_bytes)
-    if machine.os != "wsl2" or machine.source != "described" or needed <= machine.ram_total_bytes // 2:
-        return ""
-    return (
-        f"{total} are counted as the whole PC's. WSL2 has half of it unless .wslconfig says otherwise, and "
-        f"{format_size(needed)} are needed. I{wsl_words(needed)[1:]}."
-    )
+    if machine.os != "wsl2" or machine.container:
+        return 0
+    return max((machine.pc_ram_bytes or 2 * machine.ram_total_bytes) - WINDOWS_BYTES, 0)
 
 
 def beside_bytes(machine: Machine) -> int:

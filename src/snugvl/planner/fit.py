@@ -214,7 +214,7 @@ class Fitter:
         if least is None or not least.host_experts or self.host is None or self.budgets[0].device.unified:
             return None
         needed = ram_for(self.rules.host_bytes(self.option.model, least), self.host.held_bytes)
-        how = f": {wsl_words(needed)}" if self.host.system == "wsl2" else ""
+        how = f": {wsl_words(needed)}" if needed <= self.host.most_bytes else ""
         return f"it fits with {format_size(needed)} of host memory{how}"
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:

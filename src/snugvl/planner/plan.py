@@ -219,6 +219,7 @@ class Plan:
         beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, a choice without llama.cpp.
         named: where a GGUF of a model was chosen instead of it, the name that was given.
         quicker: on a processor, the chosen model's GGUF, where llama.cpp answers much sooner with it.
+        roomier: under WSL2, a mixture that would be chosen, had WSL2 more of the PC's memory.
         cure: where wishes keep everything from running, the one without which it does.
         other_tower: with the vision tower in the other place: streamed, where that gives finer weights,
             larger images or a longer context; on the GPU, where those are what it is streamed for.
@@ -240,6 +241,7 @@ class Plan:
     named: str = ""
     quicker: Choice | None = None
     cure: Cure | None = None
+    roomier: Choice | None = None
 
     @property
     def others(self) -> Wishes:

@@ -21,7 +21,7 @@ from snugvl.core.options import TowerName, typed
 from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size
 from snugvl.hardware.machine import Machine
-from snugvl.planner.budget import budgets, host_budget
+from snugvl.planner.budget import budgets, host_budget, wsl_most_bytes
 from snugvl.planner.commands import beside_gpu_bytes, load_options
 from snugvl.planner.engines import rules_of
 from snugvl.planner.goals import COMFORT
@@ -45,7 +45,8 @@ def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
     for entry in entries():
         if entry.quality_rank is None or (sees and not entry.sees):
             continue
-        candidates += [Candidate(partial(_facts, form.repo), -entry.quality_rank) for form in entry.forms]
+        led = (form for form in entry.forms if form.led)
+        candidates += [Candidate(partial(_facts, form.repo), -entry.quality_rank) for form in led]
     return candidates
 
 
@@ -71,7 +72,28 @@ def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -
         return plan
     if others:
         return _without_backend(plan, named, machine, wishes)
-    return _beyond(_of_ggufs(plan, named, machine, wishes), named, machine, wishes)
+    whole = _of_ggufs(plan, named, machine, wishes)
+    found = _beyond(whole, named, machine, wishes)
+    return replace(found, roomier=_roomier(found, whole, named, machine, wishes))
+
+
+def _roomier(
+    plan: Plan, whole: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes
+) -> Choice | None:
+    """The mixture that a plan would be of, had WSL2 more of the PC's memory; None without a gain.
+
+    Args:
+        whole: the plan without experts in host memory.
+    """
+    more = wsl_most_bytes(machine) - machine.ram_total_bytes
+    if more <= 0:
+        return None
+    total, free = machine.ram_total_bytes + more, machine.ram_free_bytes + more
+    choice = _beyond(
+        whole, named, replace(machine, ram_total_bytes=total, ram_free_bytes=free), wishes
+    ).choice
+    mine = plan.choice.option.model.name if plan.choice else ""
+    return None if choice is None or choice.option.model.name == mine else choice
 
 
 def _without_backend(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
@@ -106,7 +128,8 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     Of a named model its GGUF, where it doesn't run whole, or runs much slower on a processor. Of each mixture
     the first adequate edition whose download and host memory there is room for. Where nobody said how much
     host memory there is, nobody is led into it; beside a GPU a quarter of what may be used of it stays with
-    other programs. Of a named model any that runs at all comes before none.
+    other programs, which under WSL2 have the PC's other memory. Of a named model any that runs at all comes
+    before none.
     """
     mine = plan.choice
     many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
@@ -117,7 +140,8 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     done = done and mine and (not mine.option.offload or mine.option.model.facts.gguf)
     if unasked or done:
         return plan
-    room = host_budget(machine).usable_bytes * 3 // 4
+    room = host_budget(machine).usable_bytes
+    room = room if machine.os == "wsl2" else room * 3 // 4
     short: list[Reason] = []
     slow: Plan | None = None
     for candidate in _mixtures(named, machine):

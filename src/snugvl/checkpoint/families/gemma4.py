@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from snugvl.checkpoint.architecture import Mixture
 from snugvl.checkpoint.facts import KVLayer, VisionFacts
 from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
-from snugvl.checkpoint.families.traits import Expected, Family, Network, Traits, linear, norm
+from snugvl.checkpoint.families.traits import Expected, Family, Network, Pictures, Traits, linear, norm
 from snugvl.checkpoint.families.vision import images_of
 from snugvl.checkpoint.image_rules import FilledArea
 from snugvl.checkpoint.section import MAX_LAYERS, Section
@@ -34,6 +34,7 @@ _MIXTURE_NORMS = (
     "post_feedforward_layernorm_2",
     "pre_feedforward_layernorm_2",
 )
+GGUF_TOKENS = Pictures(40, 280, merge=3)  # tokens of a picture in llama.cpp, which scales none up to them
 UNKNOWN = ("hidden_size_per_layer_input", "num_kv_shared_layers", "use_double_wide_mlp")
 
 
@@ -165,5 +166,8 @@ def _tower_tensors(vision: Section, tower: VisionFacts, out: int) -> Iterator[Ex
 FAMILY = Family(
     architectures=(SEES,),
     describe=describe,
-    traits={"gemma4": Traits(gguf=("gemma4",), stretched=1)},  # two kinds of layers, neither stretched
+    traits={
+        "gemma4": Traits(gguf=("gemma4",), stretched=1, pictures=GGUF_TOKENS)
+    },  # two kinds of layers, neither stretched
+    projectors={"gemma4v": GGUF_TOKENS},
 )

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from snugvl.checkpoint.architecture import TextConfig, VisionConfig, VisionTokens
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.checkpoint.families.rotary import read_vision_theta
-from snugvl.checkpoint.families.traits import Expected, linear, norm
+from snugvl.checkpoint.families.traits import Expected, Pictures, linear, norm
 from snugvl.checkpoint.families.vision import edge, images_of, one_side
 from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError
 
 LEVELS = "deepstack_visual_indexes"
-GGUF_TOKENS = (8, 4096)  # of a picture in llama.cpp: the least and most that it takes (`clip.cpp`)
+GGUF_TOKENS = Pictures(8, 4096)  # tokens of one (`clip.cpp`)
 
 
 def sees(root: Section) -> bool:

@@ -125,6 +125,15 @@ ConventionName = Literal["thousandths", "pixels", "y first", "tags", "locations"
 """A row of `tasks/conventions.py`."""
 
 
+class Pictures(NamedTuple):
+    """Pictures that keep their aspect in llama.cpp: the least and most tokens of one, and the patches of a
+    token's side where the file doesn't say it."""
+
+    least: int
+    most: int
+    merge: int = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """Facts of one family for engines' plans.
@@ -138,6 +147,7 @@ class Traits:
         gated_queries: whether queries of full attention come with a gate of their width.
         recurrent: whether the planner knows the size of its recurrent states.
         full_every: one in so many layers has full attention, where its GGUF files don't say it.
+        pictures: those in llama.cpp, where the checkpoint's own rule is another.
     """
 
     gguf: tuple[str, ...] = ()
@@ -147,6 +157,7 @@ class Traits:
     gated_queries: bool = False
     recurrent: bool = False
     full_every: int | None = None
+    pictures: Pictures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +220,8 @@ class Family:
         traits: traits by the family's name in the plan (`Network.family`), or by architecture of GGUF files.
         prompting: by architecture, for models that see on any engine.
         gguf: by architecture of GGUF files, for those that our own engine runs.
-        projectors: by a tower's kind in GGUF files, the least and most tokens of a picture that keeps its
-            aspect in llama.cpp; None where every picture becomes one square.
+        projectors: by a tower's kind in GGUF files, pictures that keep their aspect in llama.cpp; None where
+            every picture becomes one square.
     """
 
     architectures: tuple[str, ...] = ()
@@ -221,4 +232,4 @@ class Family:
     traits: Mapping[str, Traits] = field(default_factory=dict)
     prompting: Mapping[str, Prompting] = field(default_factory=dict)
     gguf: Mapping[str, GgufNetwork] = field(default_factory=dict)
-    projectors: Mapping[str, tuple[int, int] | None] = field(default_factory=dict)
+    projectors: Mapping[str, Pictures | None] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner import costs
-from snugvl.planner.budget import host_budget, wsl_limit
+from snugvl.planner.budget import host_budget, ram_for, wsl_words
 from snugvl.planner.capabilities import TORCH, older
 from snugvl.planner.commands import beside_gpu_bytes, next_command, plain_command
 from snugvl.planner.engines import rules_of
@@ -329,7 +329,8 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
 
 
 def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
-    """Sentences on a mixture in host memory: the bytes that its experts take, and what else one could run."""
+    """Sentences on a mixture in host memory: the bytes that its experts take, and what else one could run, or
+    one runs instead."""
     taken, notes = beside_gpu_bytes(choice), []
     if taken and _experts(choice):
         usable = format_size(host_budget(machine).usable_bytes)
@@ -341,6 +342,8 @@ def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     alone = choice.budget.gpu is None and choice.option.model.mixed
     if plan.beside is not None and (alone or notes):
         notes.append(_weighed(plan.beside, choice))
+    if plan.roomier is not None:
+        notes.append(_weighed(choice, plan.roomier))
     return notes
 
 
@@ -462,9 +465,23 @@ def _other_tower(rival: Choice) -> str:
 
 def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     """Commands of a plan, the best first, with remarks. `pull`: the model's files aren't here yet."""
-    if plan.choice is not None and (limit := wsl_limit(machine, beside_gpu_bytes(plan.choice))):
-        yield NextStep(limit)
-    yield from dict.fromkeys(_ways(plan, machine, pull=pull))  # what is to be installed is said once
+    steps = [*_ways(plan, machine, pull=pull)]
+    if plan.roomier is not None:
+        steps += [NextStep(_with_more(plan.roomier, machine)), *_run(plan.roomier, plan.wishes, machine)]
+    yield from dict.fromkeys(steps)  # what is to be installed is said once
+
+
+def _with_more(choice: Choice, machine: Machine) -> str:
+    """Sentences on what WSL2 runs with more of the PC's memory, and the lines that give it that."""
+    needed = ram_for(beside_gpu_bytes(choice) or choice.footprint.total_bytes)
+    has, pc = format_size(machine.ram_total_bytes), machine.pc_ram_bytes
+    of = (
+        f"{has} of the PC's {format_size(pc)}, half," if pc else f"{has}, by default half of the PC's memory,"
+    )
+    return (
+        f"With {format_size(needed)} for WSL2 {choice.option.model.name} runs{_paced(choice, ', at about')}. "
+        f"WSL2 has {of} unless .wslconfig says otherwise: {wsl_words(needed)}."
+    )
 
 
 def _ways(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:

@@ -40,6 +40,8 @@ COPIED_SINCE: Final = 32  # tokens of a step whose products with weights in host
 # Scratch of the decoder's products, which ggml keeps beside its buffers and its log doesn't name.
 POOL_BYTES: Final = 16 << 20
 HOST_PROCESS_BYTES: Final = 160 << 20  # of `llama-server` or Python with the wheel, beside its buffers
+# Gates of a vision tower's MLP, as a checkpoint and as a GGUF have them.
+GATES: Final = ("mlp.gate_proj.weight", "mlp.gate_proj.linear.weight", "ffn_gate.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 EMBEDDING, DECODER, HEAD, TOWER = "embedding", "decoder", "lm_head", "vision tower"
@@ -162,7 +164,8 @@ def tower_bytes(model: Inventory, max_pixels: int | None) -> int:
     vision = model.facts.vision
     assert vision is not None, "without a tower there are no pictures"
     patches = largest_image(model, max_pixels).patches
-    return compute_bytes(tower_graph(vision, model.facts.text.hidden_size, patches))
+    gated = any(each.role == "vision" and each.name.endswith(GATES) for each in model.facts.tensors)
+    return compute_bytes(tower_graph(vision, model.facts.text.hidden_size, patches, gated=gated))
 
 
 def llamacpp_components(

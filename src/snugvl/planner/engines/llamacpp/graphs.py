@@ -162,8 +162,9 @@ def _feed_forward(model: Inventory, graph: Graph, summed: Node, tokens: int) -> 
     return total
 
 
-def tower_graph(vision: VisionFacts, out: int, patches: int) -> Graph:
-    """A picture of so many patches through Qwen's tower (`qwen3vl.cpp`); `out`: the decoder's width."""
+def tower_graph(vision: VisionFacts, out: int, patches: int, *, gated: bool = False) -> Graph:
+    """A picture of so many patches through Qwen's tower (`qwen3vl.cpp`); `out`: the decoder's width; `gated`:
+    its MLP has a gate, as Gemma 4's (`gemma4v.cpp`)."""
     graph, hidden = Graph(), FLOAT * vision.hidden_size * patches
     pixels, positions = graph.input(FLOAT * vision.patch_dim * patches), graph.input(POSITION_BYTES * patches)
     halves = []
@@ -179,11 +180,11 @@ def tower_graph(vision: VisionFacts, out: int, patches: int) -> Graph:
         learned = graph.add(hidden, graph.view(learned))
     x = graph.over(x, learned)
     merged = vision.merge_size**2
-    x = _block(graph, vision, x, hidden, patches, positions)
+    x = _block(graph, vision, x, hidden, patches, positions, gated=gated)
     kept = []  # what the extra mergers look at, which llama.cpp runs after all blocks
     for _ in range(vision.deepstack_levels):
         kept.append(x)
-        x = _block(graph, vision, x, hidden, patches, positions)
+        x = _block(graph, vision, x, hidden, patches, positions, gated=gated)
     width = FLOAT * out * patches // merged
     embedded = _merger(graph, graph.over(graph.over(graph.over(x))), hidden, width)
     features: Node | None = None
@@ -196,15 +197,27 @@ def tower_graph(vision: VisionFacts, out: int, patches: int) -> Graph:
     return graph
 
 
-def _block(graph: Graph, vision: VisionFacts, x: Node, hidden: int, patches: int, positions: Node) -> Node:
+def _block(
+    graph: Graph,
+    vision: VisionFacts,
+    x: Node,
+    hidden: int,
+    patches: int,
+    positions: Node,
+    *,
+    gated: bool = False,
+) -> Node:
     normed = graph.over(graph.over(graph.over(x)))
     joined = graph.over(graph.add(3 * hidden, normed))
     q, k = (graph.add(hidden, graph.view(joined, hidden), positions) for _ in range(2))
     k, v = graph.add(hidden // 2, graph.view(k)), graph.add(hidden // 2, graph.view(joined, hidden))
     attended = graph.view(graph.add(hidden, graph.view(q), k, v))
     x = graph.over(graph.over(graph.add(hidden, attended)), x)
-    inner = graph.add(FLOAT * vision.intermediate_size * patches, graph.over(graph.over(graph.over(x))))
-    return graph.over(x, graph.over(graph.add(hidden, graph.over(graph.over(inner)))))
+    wide, entered = FLOAT * vision.intermediate_size * patches, graph.over(graph.over(graph.over(x)))
+    inner = graph.over(graph.over(graph.add(wide, entered)))
+    if gated:
+        inner = graph.over(graph.add(wide, entered), inner)
+    return graph.over(x, graph.over(graph.add(hidden, inner)))
 
 
 def _merger(graph: Graph, x: Node, hidden: int, out: int, *, normed: bool = False) -> Node:
