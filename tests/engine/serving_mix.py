@@ -147,6 +147,10 @@ class Stage:
     def tower_is_capturable(self) -> bool:
         return self._network.tower_is_capturable
 
+    @property
+    def is_capturable(self) -> bool:
+        return self._network.is_capturable
+
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         def shape_only(start: int, end: int) -> torch.Tensor:
             return without_values(read(start, end))

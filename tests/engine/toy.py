@@ -88,6 +88,10 @@ class Toy(nn.Module):
     def tower_is_capturable(self) -> bool:
         return True
 
+    @property
+    def is_capturable(self) -> bool:
+        return True
+
     def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
         self.encoded += grids
         images = patches.split([t * h * w for t, h, w in grids])

@@ -47,7 +47,7 @@ from snugvl.layers.driver import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import recordable
 from snugvl.models.batch import Network, PredictingNetwork, Scoring
-from snugvl.models.loader import tensor_bytes
+from snugvl.models.loader import device_bytes
 
 # Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
 # graph as well, and where it is started launch by launch.
@@ -65,7 +65,7 @@ class Runner:
         if model.config.text.predictors:
             self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
         self._hidden = None if self.drafter is None else self.drafter.hidden
-        self.has_graphs = model.device.type == "cuda" and recordable()
+        self.has_graphs = model.device.type == "cuda" and recordable() and model.is_capturable
         capturer = CudaCapturer(model.device, partial(stream_on, model.device, CAPTURES))
         self.graph_cache = GraphCache(capturer, model, config.step_graph_bytes if self.has_graphs else 0)
         self.graph_cache.on_void("spare", self._forget_drafts)  # they stand in memory that is wanted
@@ -110,7 +110,7 @@ class Runner:
     def memory(self) -> dict[str, int]:
         """Bytes held for the network, by component."""
         return {
-            "weights": tensor_bytes(self.model) if isinstance(self.model, torch.nn.Module) else 0,
+            "weights": device_bytes(self.model) if isinstance(self.model, torch.nn.Module) else 0,
             "kv_cache": self.cache.nbytes,
             "recurrent_state": 0 if self.cache.states is None else self.cache.states.nbytes,
             "encoder_outputs": self.encoder.nbytes,

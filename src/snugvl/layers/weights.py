@@ -5,7 +5,7 @@ form to memory.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -53,6 +53,40 @@ class Weights:
     def nbytes(self) -> int:
         """Bytes held, scales included."""
         return sum(t.nbytes for t in (self.data, self.scale, self.zero, self.upper) if t is not None)
+
+    def units(self, count: int) -> list[torch.Tensor]:
+        """Views of all tensors as bytes `[count, n]`: those of each of `count` equal matrices below one
+        another."""
+        tensors = [self.data, self.scale, self.zero, self.upper]
+        if self.format == "ggml":
+            (part,) = self.parts
+            tensors = [*part.planes(self.data, self.columns)]
+        return [each.view(count, -1).view(torch.uint8) for each in tensors if each is not None]
+
+    def of_units(
+        self, count: int, wanted: int, room: torch.Tensor, start: int, alignment: int
+    ) -> tuple["Weights", int]:
+        """Weights of `wanted` matrices like each of these `count`, without values, in bytes of `room`.
+
+        They begin at byte `start`. Returns them, and the first byte after them; each tensor begins at a
+        multiple of `alignment`.
+        """
+        made: list[torch.Tensor | None] = []
+        for each in (self.data, self.scale, self.zero, self.upper):
+            if each is None:
+                made.append(None)
+                continue
+            end = start + each.nbytes // count * wanted
+            view = room[start:end].view(each.dtype)
+            made.append(view.view(len(each) // count * wanted, *each.shape[1:]))
+            start = -(-end // alignment) * alignment
+        data, *beside = made
+        assert data is not None
+        parts = tuple(replace(each, rows=each.rows // count * wanted) for each in self.parts)
+        scale, zero, upper = beside
+        rows = self.rows // count * wanted
+        form = self.format, rows, self.columns
+        return Weights(*form, data, scale, zero, self.group, parts, upper), start
 
     def wide(self, dtype: torch.dtype, start: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows `start … end` as they are meant, `[end − start, columns]`."""

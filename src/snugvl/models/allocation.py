@@ -34,16 +34,16 @@ def without_memory(config: ModelConfig) -> LoadableNetwork:
         return network_of(config)
 
 
-def give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
+def give_memory(model: nn.Module, device: torch.device, beside: Iterable[int] = ()) -> None:
     """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
 
     On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
     rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/allocator.py`). `beside`: bytes
-    of the next tensor after these.
+    of the next tensors after these.
     """
     if device.type == "cuda":
         sizes = [tensor.nbytes for tensor in chain(model.parameters(), model.buffers()) if tensor.is_meta]
-        torch.empty(segment_bytes([*sizes, beside]), dtype=torch.uint8, device=device)
+        torch.empty(segment_bytes([*sizes, *beside]), dtype=torch.uint8, device=device)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_meta:  # it has a place in host memory

@@ -106,6 +106,11 @@ class Network(Protocol):
         """Whether a CUDA graph may hold the kernels of `encode_in_steps`: not where weights are streamed."""
         ...
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a CUDA graph may hold the kernels of `forward`: not where the host reads its experts."""
+        ...
+
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         """Encode an image or video, yielding the floating point operations done at every place to stop.
 

@@ -58,15 +58,37 @@ class CopyStream:
 
     def copy(self, room: torch.Tensor, source: torch.Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
         """Copy bytes once `after` has come; the end of the copy."""
+        return self.copy_all([(room, source)], after)
+
+    def copy_all(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: torch.cuda.Event
+    ) -> torch.cuda.Event:
+        """Copy bytes to each place from its source, likewise; the end of all copies."""
         self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
-            room.copy_(source, non_blocking=True)
+            for room, source in pairs:
+                room.copy_(source, non_blocking=True)
         event: torch.cuda.Event = self._stream.record_event()
         return event
 
     def wait(self, event: torch.cuda.Event) -> None:
         """Let the device's work that is queued from now on wait for `event`; the host doesn't wait."""
         torch.cuda.current_stream(self.device).wait_event(event)
+
+
+class CopiesAtOnce:
+    """Stands for `CopyStream` where the device is the host: a copy is done when it has been asked for."""
+
+    def mark(self) -> None:
+        """There is nothing to wait for."""
+
+    def copy_all(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: object) -> None:
+        """Copy bytes to each place from its source."""
+        for room, source in pairs:
+            room.copy_(source)
+
+    def wait(self, event: object) -> None:
+        """It has come."""
 
 
 class Resident:
@@ -150,7 +172,7 @@ class Pass:
 
 def unit_bytes(unit: nn.Module) -> int:
     """Bytes of a unit in one piece."""
-    return sum(_aligned(tensor.nbytes) for _, _, tensor in _tensors(unit))
+    return sum(aligned(tensor.nbytes) for _, _, tensor in _tensors(unit))
 
 
 def room_bytes(units: Sequence[nn.Module], sizes: Sequence[int]) -> int:
@@ -189,7 +211,7 @@ def lay_out(unit: nn.Module, room: torch.Tensor) -> None:
         view = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         is_parameter = isinstance(tensor, nn.Parameter)
         setattr(module, name, nn.Parameter(view, requires_grad=False) if is_parameter else view)
-        start += _aligned(tensor.nbytes)
+        start += aligned(tensor.nbytes)
 
 
 def _tensors(unit: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
@@ -200,7 +222,8 @@ def _tensors(unit: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
             yield module, name, buffer
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Bytes from one tensor of a piece to the next, for a tensor of `nbytes`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

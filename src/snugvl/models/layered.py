@@ -83,7 +83,7 @@ class LayeredNetwork:
             CheckpointError: a file has changed meanwhile.
         """
         try:
-            give_memory(module, self.device, 0)
+            give_memory(module, self.device)
             mine = {id(parameter) for parameter in module.parameters()}
             targets = {name: each for name, each in targets_of(self.model) if id(each.parameter) in mine}
             last = 0

@@ -39,6 +39,14 @@ from snugvl.layers.shared import give_back_free_blocks
 from snugvl.layers.weights import GROUP, FormatName, to_few_bits
 from snugvl.models import prequantized, sensitivity
 from snugvl.models.allocation import give_memory, without_memory
+from snugvl.models.expert_cache import (
+    ExpertCache,
+    InPlace,
+    cache_bytes,
+    copies_to,
+    experts_of,
+    experts_to_host,
+)
 from snugvl.models.expert_files import stacked
 from snugvl.models.host_memory import CopyStream, WeightStream, room_bytes, to_host, to_host_memory
 from snugvl.models.linear_attention import join_projections
@@ -65,6 +73,9 @@ class Storage:
         streamed: the tower's blocks and mergers stay in host memory (`models/host_memory.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
         embedding: "cpu": it stays in host memory, where a GPU reads it (`models/host_memory.py`).
+        expert_slots: experts of each layer that have a place on the device, all being in host memory
+            (`models/expert_cache.py`), page-locked with `experts_pinned` where that can be had; None: all are
+            on the device.
     """
 
     layers: FormatName = "bf16"
@@ -73,6 +84,8 @@ class Storage:
     tower: FormatName = "bf16"
     streamed: Literal["pinned", "plain"] | None = None
     embedding: Literal["gpu", "cpu"] = "gpu"
+    expert_slots: int | None = None
+    experts_pinned: bool = True
 
     @property
     def columns(self) -> int:
@@ -181,6 +194,9 @@ def load_model(
     opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
     join_projections(model.decoder.layers)
+    apart = [] if storage.expert_slots is None else experts_of(model.decoder)
+    for experts in apart:
+        experts.places = InPlace(experts)
     if outlined is not None:
         outlined(model)
     rounding = opened.begin_rounding(device)
@@ -193,14 +209,18 @@ def load_model(
         to_host_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
     host = to_host(units, pinned=storage.streamed == "pinned")
-    room_size = room_bytes(units, [len(each) for each in host])
-    give_memory(model, device, room_size)
-    room = torch.empty(room_size, dtype=torch.uint8, device=device)
+    pinned = experts_to_host(apart, device, pinned=storage.experts_pinned)
+    sizes = [room_bytes(units, [len(each) for each in host]), cache_bytes(apart, storage.expert_slots or 0)]
+    give_memory(model, device, sizes)
+    room, slots = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
     rounding.join()
     with closing(Readers(opened.stored, device, readers, piece_bytes)) as reading:
         reading.fill(dict(targets_of(model)), progress)
     if model.tower is not None and units:
         model.tower.weights = WeightStream(units, host, room, CopyStream(device))
+    if apart:
+        count, copies = storage.expert_slots or 0, copies_to(device)
+        model.expert_cache = ExpertCache(apart, count, slots, copies, pinned=pinned)
     sensitivity.forget(model)
     return model
 
@@ -218,7 +238,7 @@ def _weigh_inputs(
     with closing(Readers(stored, device, readers, piece_bytes)) as reading:
 
         def layer_ready(layer: nn.Module) -> None:
-            give_memory(layer, device, 0)
+            give_memory(layer, device)
             reading.fill(dict(targets_of(layer, names[id(layer)])))
 
         with closing(TensorFiles({}, None, device)) as files:
@@ -309,6 +329,12 @@ def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
         square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
         return square and linear.columns % GROUP == 0 and (linear.unit or linear.rows) % GROUP == 0
     return linear.columns % storage.columns == 0
+
+
+def device_bytes(model: nn.Module) -> int:
+    """Bytes of a network's weights where it computes: with slots for experts in place of all of them."""
+    cache = model.expert_cache if isinstance(model, LoadableNetwork) else None
+    return tensor_bytes(model) + (0 if cache is None else cache.nbytes - cache.host_nbytes)
 
 
 def tensor_bytes(module: nn.Module) -> int:

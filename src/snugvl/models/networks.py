@@ -15,6 +15,7 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.models.batch import DraftBatch, ForwardBatch, GridTHW, PatchReader
 from snugvl.models.decoder import Decoder
+from snugvl.models.expert_cache import ExpertCache
 from snugvl.models.host_memory import Resident
 from snugvl.models.predictor import HEAD_ROWS, Predictor
 from snugvl.models.qwen2_5_vision import Qwen25Tower
@@ -31,11 +32,13 @@ class LoadableNetwork(nn.Module):
         unloaded: patterns of names (after aliases) that files store and this network doesn't have.
         lm_head: unless it is tied to the embedding.
         mtp: the multi-token predictor, in a network that has one.
+        expert_cache: the slots of experts that are in host memory; None where all are on the device.
     """
 
     aliases: tuple[tuple[str, str], ...] = ()
     unloaded: tuple[str, ...] = ()
     mtp: Predictor
+    expert_cache: ExpertCache | None = None
 
     def __init__(self, config: ModelConfig, model: nn.Module) -> None:
         super().__init__()
@@ -60,6 +63,11 @@ class LoadableNetwork(nn.Module):
     def tower_is_capturable(self) -> bool:
         """See `Network`."""
         return self.tower is not None and isinstance(self.tower.weights, Resident)
+
+    @property
+    def is_capturable(self) -> bool:
+        """See `Network`."""
+        return self.expert_cache is None
 
     @property
     def dtype(self) -> torch.dtype:

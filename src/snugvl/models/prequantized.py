@@ -58,7 +58,7 @@ def move_awq(words: torch.Tensor, out: torch.Tensor) -> None:
         some = words[column::8]
         for row, nibble in enumerate(AWQ):
             codes = (some >> 4 * nibble) & 15
-            eights[:, row].bitwise_or_((codes << 4 * column).T)
+            eights[:, row].bitwise_or_((codes << 4 * column).T.to(out.device))  # which may be the host
 
 
 _SCALES = ("F16", "BF16")

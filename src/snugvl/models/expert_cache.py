@@ -1,0 +1,299 @@
+"""Experts in host memory, and slots on the GPU that hold copies of some of them.
+
+    host memory   │ expert 0 │ … │ expert 255 │    of each layer, in the format that they are stored in
+    slots         │ 17 │ 4 │ 201 │ …               of each layer, those used often and lately
+    room          │ half │ half │                  of all layers, for experts that get no slot
+
+The router of a layer says which experts a step needs, and the host reads that. Those in slots are multiplied
+first; the others are copied meanwhile, some at a time, and multiplied as they arrive:
+
+    copies    │ 3, 9 ▸ half │ 12, 40 ▸ half │ 51 ▸ half │
+    compute   │ in slots    │ 3, 9          │ 12, 40    │ 51 │
+
+So each expert that a step needs and that is in no slot crosses once, whatever the number of tokens: a
+decode step brings a few, a chunk of a prompt nearly all of them. Pairs of a token and an expert are products
+of their own (`layers/experts.py`): the result is the same to the bit whatever is in the slots, and with no
+slots at all.
+
+Which expert keeps a slot is chosen by recency and frequency at once: an expert's score grows with each step
+by the share of its tokens that chose it, and is halved every `HALF_LIFE` steps. One that arrives takes the
+slot of the lowest score, if that is below its own.
+Source: LRFU, Lee et al. 2001, https://doi.org/10.1109/TC.2001.970573.
+
+Of host memory that isn't page-locked a copy holds up the host. So there it is asked for when the work before
+it is on its way to the GPU. No CUDA graph may hold a layer whose choice of experts the host reads.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from snugvl.layers.experts import ExpertRound, Experts
+from snugvl.layers.upload import to_device
+from snugvl.layers.weights import Weights
+from snugvl.models.host_memory import (
+    ALIGNMENT,
+    CopiesAtOnce,
+    CopyStream,
+    NoPageLockedMemory,
+    aligned,
+    lay_out,
+    page_locked,
+    unit_bytes,
+)
+
+HALF: Final = 16  # experts that a half of the room holds, and that are asked for at a time
+HALF_LIFE: Final = 16  # steps
+_DECAY: Final = 0.5 ** (1 / HALF_LIFE)
+Numbers = NDArray[Any]
+Copies = CopyStream | CopiesAtOnce
+
+
+def copies_to(device: torch.device) -> Copies:
+    """Copies from host memory to a device, beside what it computes if it is a GPU."""
+    return CopyStream(device) if device.type == "cuda" else CopiesAtOnce()
+
+
+class InPlace:
+    """Experts at their own numbers, but found by a table as in slots: for a network without its memory, whose
+    kernels are compiled and checked."""
+
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
+
+    def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
+        """All in one round."""
+        experts = self._experts
+        table = torch.arange(experts.count, dtype=torch.int32, device=ids.device)
+        yield ExpertRound(experts.gate_up_proj.weights, experts.down_proj.weights, table)
+
+
+def experts_of(decoder: nn.Module) -> list[Experts]:
+    """The experts of each layer that has some, in order."""
+    return [module for module in decoder.modules() if isinstance(module, Experts)]
+
+
+def experts_to_host(layers: Sequence[Experts], device: torch.device, *, pinned: bool) -> bool:
+    """Give experts without memory their place in host memory, each layer's in one piece.
+
+    `pinned`: page-locked, where a GPU's driver gives so much. Returns whether all of it is.
+    """
+    for experts in layers:
+        memory = None
+        if pinned and device.type == "cuda":
+            try:
+                memory = page_locked(unit_bytes(experts), device)
+            except NoPageLockedMemory:
+                pinned = False
+        lay_out(experts, torch.empty(unit_bytes(experts), dtype=torch.uint8) if memory is None else memory)
+    return pinned
+
+
+def cache_bytes(layers: Sequence[Experts], slots: int) -> int:
+    """Bytes on the GPU of `slots` slots a layer and of the room, all in one piece."""
+    return sum(_bytes_of(each, slots) for each in layers) + 2 * _half_bytes(layers) if layers else 0
+
+
+def _half_bytes(layers: Sequence[Experts]) -> int:
+    return max(_bytes_of(each, min(HALF, each.count)) for each in layers)
+
+
+def _bytes_of(experts: Experts, slots: int) -> int:
+    tensors = (*experts.parameters(), *experts.buffers())
+    return sum(aligned(tensor.nbytes // experts.count * slots) for tensor in tensors)
+
+
+class ExpertCache:
+    """The slots of all layers, and the room that they share.
+
+    Attributes:
+        layers: those of each layer that has experts.
+    """
+
+    def __init__(
+        self, layers: Sequence[Experts], slots: int, place: torch.Tensor, copies: Copies, *, pinned: bool
+    ) -> None:
+        """`layers`: filled, in host memory; `place`: on the device, uint8, of `cache_bytes`.
+
+        `pinned`: whether all of the host memory is page-locked.
+        """
+        half = _half_bytes(layers)
+        self.nbytes, start = len(place), 2 * half
+        self.host_nbytes = sum(unit_bytes(each) for each in layers)
+        self.layers: list[LayerSlots] = []
+        for experts in layers:
+            end = start + _bytes_of(experts, slots)
+            halves = [
+                _Place(experts, min(HALF, experts.count), place[n * half : (n + 1) * half]) for n in (0, 1)
+            ]
+            own = _Place(experts, slots, place[start:end])
+            experts.places = LayerSlots(experts, own, halves, copies, pinned=pinned)
+            self.layers.append(experts.places)
+            start = end
+
+    def counts(self) -> tuple[int, int, int]:
+        """(experts that steps found in slots, experts that were brought, bytes that crossed) until now."""
+        return (
+            sum(each.hits for each in self.layers),
+            sum(each.misses for each in self.layers),
+            sum(each.misses * each.expert_bytes for each in self.layers),
+        )
+
+
+class _Place:
+    """Room for some experts on the device.
+
+    Attributes:
+        count: experts that it holds.
+        matrices: gate and up, and down, of all below one another.
+        planes: their tensors, `[count, bytes of an expert]` each.
+    """
+
+    def __init__(self, experts: Experts, count: int, room: torch.Tensor) -> None:
+        self.count, start = count, 0
+        self.matrices: list[Weights] = []
+        for weights in _matrices(experts):
+            made, start = weights.of_units(experts.count, count, room, start, ALIGNMENT)
+            self.matrices.append(made)
+        self.planes = _planes(self.matrices, count)
+
+    def round(self, table: torch.Tensor) -> ExpertRound:
+        """A round of the experts that `table` `[experts]` int32 says the places of, and -1 of others."""
+        gate_up, down = self.matrices
+        return ExpertRound(gate_up, down, table)
+
+
+def _matrices(experts: Experts) -> tuple[Weights, Weights]:
+    return experts.gate_up_proj.weights, experts.down_proj.weights
+
+
+def _planes(matrices: Sequence[Weights], count: int) -> list[torch.Tensor]:
+    return [plane for weights in matrices for plane in weights.units(count)] if count else []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Experts that are brought together, where to, and the places that they take there."""
+
+    experts: Numbers
+    place: _Place
+    at: Numbers
+
+
+class LayerSlots:
+    """Places of a layer's experts (`ExpertPlaces`).
+
+    Attributes:
+        expert_bytes: bytes of an expert.
+        hits, misses: experts that steps found in slots, and that were brought.
+    """
+
+    def __init__(
+        self, experts: Experts, slots: _Place, halves: Sequence[_Place], copies: Copies, *, pinned: bool
+    ) -> None:
+        self._slots, self._halves, self._copies, self._pinned = slots, halves, copies, pinned
+        self._host = _planes(_matrices(experts), experts.count)
+        self.expert_bytes = sum(plane.shape[1] for plane in self._host)
+        self.hits = self.misses = 0
+        self._where: Numbers = np.full(experts.count, -1, np.int32)  # slot of each expert
+        self._held: Numbers = np.full(slots.count, -1, np.int64)  # expert in each slot
+        self._scores: Numbers = np.zeros(experts.count)
+        self._table: torch.Tensor | None = None  # `_where` on the device, if it is as the host has it
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Numbers of the experts in slots, sorted."""
+        return tuple(sorted(int(each) for each in self._held if each >= 0))
+
+    def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
+        """Experts in slots first, then the others as they arrive; waits for `ids`."""
+        count = len(self._where)
+        # A row of scores that aren't finite may have chosen a number that no expert has.
+        chosen = np.bincount(ids.flatten().cpu().numpy(), minlength=count)[:count]
+        self._scores = self._scores * _DECAY + chosen / len(ids)
+        needed = np.flatnonzero(chosen)
+        absent = self._where[needed] < 0
+        missing, hits = needed[absent], int(np.count_nonzero(~absent))
+        self.hits, self.misses = self.hits + hits, self.misses + len(missing)
+        if self._table is None:
+            self._table = to_device(torch.from_numpy(self._where.copy()), ids.device)
+        before = self._slots.round(self._table)
+        if not len(missing):
+            yield before
+            return
+        # A slot's old content is in use until here, and a half's until the round after it was launched.
+        marks = [self._copies.mark()] * 2
+        batches = self._batches(missing, chosen > 0)
+        tables, self._table = to_device(self._tables(batches), ids.device), None
+        events = [self._bring(each, marks[0]) for each in batches[: 2 if self._pinned else 0]]
+        if hits:
+            yield before
+        for number, batch in enumerate(batches):
+            if not self._pinned:
+                events.append(self._bring(batch, marks[number]))
+            self._copies.wait(events[number])
+            if batch.place is self._slots:
+                self._where[batch.experts], self._held[batch.at] = batch.at, batch.experts
+            yield batch.place.round(tables[number])
+            marks.append(self._copies.mark())
+            if self._pinned and number + 2 < len(batches):
+                events.append(self._bring(batches[number + 2], marks[-1]))
+        self._table = tables[-1]
+
+    def _batches(self, missing: Numbers, used: NDArray[np.bool_]) -> list[_Batch]:
+        """What is brought to slots and to the room, some at a time; slots are empty from now on that are
+        written to."""
+        best = missing[np.argsort(-self._scores[missing], kind="stable")]
+        held = self._held
+        free = np.flatnonzero(held < 0)
+        taken = np.flatnonzero(held >= 0)
+        taken = taken[~used[held[taken]]]
+        taken = taken[np.argsort(self._scores[held[taken]], kind="stable")]
+        slots = np.concatenate([free, taken])[: len(best)]
+        worth = np.full(len(slots), -1.0)
+        worth[len(free) :] = self._scores[held[slots[len(free) :]]]
+        # The best of those that arrive against the worst of those that are there: true, then false.
+        some = int(np.count_nonzero(self._scores[best[: len(slots)]] > worth))
+        slots = np.sort(slots[:some])
+        old = held[slots]
+        self._where[old[old >= 0]] = -1
+        held[slots] = -1
+        made = [
+            _Batch(experts, self._slots, at)
+            for experts, at in zip(_some(np.sort(best[:some])), _some(slots), strict=True)
+        ]
+        for experts in _some(np.sort(best[some:])):
+            # Two batches that follow one another are never in the same half.
+            made.append(_Batch(experts, self._halves[len(made) % 2], np.arange(len(experts))))
+        return made
+
+    def _tables(self, batches: Sequence[_Batch]) -> torch.Tensor:
+        """Where each expert is in the round of each batch, `[batches + 1, experts]` int32; last: in slots."""
+        tables = np.full((len(batches) + 1, len(self._where)), -1, np.int32)
+        tables[-1] = self._where
+        for table, batch in zip(tables[:-1], batches, strict=True):
+            table[batch.experts] = batch.at
+            if batch.place is self._slots:
+                tables[-1][batch.experts] = batch.at
+        return torch.from_numpy(tables)
+
+    def _bring(self, batch: _Batch, after: Any) -> Any:
+        """Ask for the copies of a batch; the end of the last. Neighbours in both memories are one copy."""
+        apart = np.flatnonzero((np.diff(batch.experts) != 1) | (np.diff(batch.at) != 1)) + 1
+        runs = zip(np.split(batch.experts, apart), np.split(batch.at, apart), strict=True)
+        pairs = [
+            (to[at[0] : at[-1] + 1], of[experts[0] : experts[-1] + 1])
+            for experts, at in runs
+            for to, of in zip(batch.place.planes, self._host, strict=True)
+        ]
+        return self._copies.copy_all(pairs, after)
+
+
+def _some(values: Numbers) -> list[Numbers]:
+    """`HALF` at a time."""
+    return [values[start : start + HALF] for start in range(0, len(values), HALF)]

@@ -1,0 +1,259 @@
+"""Experts in host memory give the answers of experts on the device, to the bit, whatever is in the slots.
+
+The copies here are the worst that a GPU may do: a place is overwritten as soon as a copy to it is asked for,
+and holds the new bytes only when they are waited for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from snugvl.core.config import EngineConfig
+from snugvl.engine.engine import Engine
+from snugvl.layers.experts import Experts
+from snugvl.layers.weights import FormatName
+from snugvl.models import expert_cache, loader
+from snugvl.models.expert_cache import ExpertCache, cache_bytes, experts_to_host
+from snugvl.models.loader import Storage, device_bytes, load_model, tensor_bytes
+from tests import mixtures
+from tests.engine.toy import run, tokens
+from tests.mixtures import COUNT, FAMILIES, USED, Options
+from tests.models.forward import logits
+from tests.models.test_mixtures import CONFIG, PICTURE, SAMPLING, request
+from tests.models.test_qwen3_vl import CASES, prompt
+
+FEW = replace(SAMPLING, max_tokens=16)
+CPU = torch.device("cpu")
+CASES_ = {"picture": PICTURE} | {str(n): prompt(*range(20 + n, 30 + 3 * n)) for n in range(3)}
+
+
+@dataclass
+class LateCopies:
+    """Stands for `CopyStream`: what a copy brings is there when it is waited for, and not before."""
+
+    bytes_copied: int = 0
+    waiting: list[Sequence[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=list)
+
+    def mark(self) -> None:
+        pass
+
+    def copy_all(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: None) -> Any:
+        for place, source in pairs:
+            assert place.shape == source.shape
+            place.fill_(255)
+            self.bytes_copied += source.nbytes
+        self.waiting.append(pairs)
+        return pairs
+
+    def wait(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        assert self.waiting.pop(0) is pairs, "in the order in which they were asked for"
+        for place, source in pairs:
+            place.copy_(source)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a checkpoint, written once."""
+    return cache(lambda options: mixtures.write(tmp_path_factory.mktemp("mixture"), options))
+
+
+@pytest.fixture(params=[True, False], ids=["page-locked", "pageable"])
+def _late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late copies, two experts at a time."""
+    monkeypatch.setattr(loader, "copies_to", lambda _device: LateCopies())
+    monkeypatch.setattr(loader, "experts_to_host", given_as(request.param))
+    monkeypatch.setattr(expert_cache, "HALF", 2)
+
+
+def given_as(pinned: bool) -> Callable[..., bool]:
+    """`experts_to_host` that says so of its memory."""
+
+    def to_host(*arguments: Any, **said: Any) -> bool:
+        experts_to_host(*arguments, **said)
+        return pinned
+
+    return to_host
+
+
+def load(folder: Path, slots: int | None, weights: FormatName = "bf16", **said: Any) -> Any:
+    storage = Storage(weights, group=32 if weights == "int4" else None, expert_slots=slots)
+    return load_model(folder, dtype=torch.float32, device=CPU, storage=storage, **said)
+
+
+def answers(network: Any, config: EngineConfig = CONFIG) -> dict[str, Any]:
+    """Tokens of each case alone, then of all together in chunks of seven tokens."""
+    asked = [replace(request(name, case), sampling=FEW) for name, case in CASES_.items()]
+    found = {each.request_id: tokens(run(Engine(network, config), each)[each.request_id]) for each in asked}
+    tight = EngineConfig(num_blocks=44, block_size=4, max_model_len=160, max_num_seqs=4, max_batched_tokens=7)
+    together = run(Engine(network, tight), *asked)
+    return found | {f"{name} in company": tokens(together[name]) for name in CASES_}
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_the_same_with_no_slots_some_and_all(family: str, made: Any) -> None:
+    folder = made(Options(family))
+    plain = load(folder, None)
+    right, scores = answers(plain), {name: logits(plain, case) for name, case in CASES.items()}
+    assert all(len(set(new)) > 3 for new in right.values())
+    for slots in (0, 4, COUNT):
+        ours = load(folder, slots)
+        assert answers(ours) == right
+        assert all(torch.equal(logits(ours, case), scores[name]) for name, case in CASES.items())
+        hits, misses, nbytes = ours.expert_cache.counts()
+        assert (hits > 0) == (slots > 0)
+        layer = ours.expert_cache.layers[0]
+        assert nbytes == misses * layer.expert_bytes
+        assert len(layer.held) == slots
+        if slots == COUNT:
+            assert misses == COUNT * len(ours.expert_cache.layers), "each crosses once"
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
+def test_formats_with_scales_bring_them(weights: FormatName, made: Any) -> None:
+    fp8 = weights == "fp8"
+    folder = made(Options(hidden=128, width=128, form="apart" if fp8 else "whole", fp8=fp8))
+    plain, ours = (load(folder, slots, "bf16" if fp8 else weights) for slots in (None, 3))
+    case = CASES["text"]
+    for _ in range(3):
+        assert torch.equal(logits(ours, case), logits(plain, case))
+    assert ours.expert_cache.counts()[0] > 0
+
+
+def layer_of(slots: int, copies: Any, weights: FormatName = "bf16", pinned: bool = True) -> Any:
+    """(the same experts twice: all on the device, and in host memory)."""
+    torch.manual_seed(0)
+    found = []
+    for _ in range(2):
+        experts = Experts(32, 8, 32)
+        for linear in (experts.gate_up_proj, experts.down_proj):
+            linear.store_as(weights, 32 if weights != "bf16" else 128)
+        found.append(experts)
+    with torch.no_grad():
+        for one, two in zip(*([each.gate_up_proj, each.down_proj] for each in found), strict=True):
+            values = torch.randn(one.rows, one.columns)
+            one.put(0, values)
+            two.put(0, values)
+    place = torch.empty(cache_bytes(found[1:], slots), dtype=torch.uint8)
+    made_ = ExpertCache(found[1:], slots, place, copies, pinned=pinned)
+    return found[0], found[1], made_.layers[0]
+
+
+def drawn(*steps: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(steps, dtype=torch.int32)
+
+
+def through(experts: Experts, ids: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(1)
+    return experts(torch.randn(len(ids), 32), ids, torch.rand(*ids.shape))
+
+
+STEPS = st.lists(
+    st.lists(st.lists(st.integers(0, 7), min_size=2, max_size=2, unique=True), min_size=1, max_size=6),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 8), st.booleans(), st.sampled_from([1, 2, 3, 16]), st.sampled_from([None, 1, 3]))
+def test_any_row_of_steps_is_exact_and_brings_each_missing_expert_once(
+    steps: list[list[list[int]]], slots: int, pinned: bool, half: int, fails_at: int | None
+) -> None:
+    """Also where one of them was given up in its middle."""
+    before, expert_cache.HALF = expert_cache.HALF, half  # type: ignore[misc]
+    try:
+        copies = LateCopies()
+        right, ours, layer = layer_of(slots, copies, pinned=pinned)
+        for number, step in enumerate(steps):
+            ids = drawn(*step)
+            if fails_at == number:
+                rounds = layer.rounds(ids)
+                next(rounds)
+                rounds.close()
+                copies.waiting.clear()
+                continue
+            missing = set(ids.flatten().tolist()) - set(layer.held)
+            was = copies.bytes_copied
+            assert torch.equal(through(ours, ids), through(right, ids))
+            assert copies.bytes_copied - was == len(missing) * layer.expert_bytes
+            assert not copies.waiting
+            assert len(layer.held) <= slots
+    finally:
+        expert_cache.HALF = before  # type: ignore[misc]
+
+
+def test_every_expert_is_in_one_round_and_those_at_hand_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_cache, "HALF", 2)
+    _, _, layer = layer_of(3, LateCopies())
+    list(layer.rounds(drawn([0, 1])))
+    rounds = list(layer.rounds(drawn([1, 2], [3, 4], [5, 6])))
+    found = [{int(each) for each in torch.where(part.slots >= 0)[0]} for part in rounds]
+    assert 1 in found[0]
+    assert not found[0] & {2, 3, 4, 5, 6}
+    assert sorted(each for part in found[1:] for each in part) == [2, 3, 4, 5, 6]
+    assert all(len(part) <= 2 for part in found[1:])
+
+
+def test_an_expert_that_is_used_often_stays_and_the_oldest_of_the_others_goes() -> None:
+    _, _, layer = layer_of(3, LateCopies())
+    for _ in range(8):
+        list(layer.rounds(drawn([0])))
+    for expert in (1, 2, 3):
+        list(layer.rounds(drawn([expert])))
+    assert layer.held == (0, 2, 3)
+    list(layer.rounds(drawn([4])))
+    assert layer.held == (0, 3, 4)
+    for expert in (1, 2, 3, 4) * 12:
+        list(layer.rounds(drawn([expert])))
+    assert 0 not in layer.held, "what was used often long ago goes at last"
+
+
+def test_an_expert_that_is_wanted_less_than_those_in_slots_takes_none() -> None:
+    """Of a prompt of which one token in ten chose it; it is brought all the same."""
+    right, ours, layer = layer_of(2, LateCopies())
+    for _ in range(4):
+        list(layer.rounds(drawn([0, 1])))
+    ids = drawn(*[[2, 3]] * 9, [4, 5])
+    assert torch.equal(through(ours, ids), through(right, ids))
+    assert layer.held == (0, 1)
+    assert (layer.hits, layer.misses) == (6, 6)
+
+
+def test_a_router_that_is_broken_asks_for_nothing_that_isnt_there() -> None:
+    """`choose` gives rows of NaN a number that no expert has."""
+    _, _, layer = layer_of(2, LateCopies())
+    (part,) = layer.rounds(drawn([8, 1], [8, 8]))
+    assert [int(each) for each in torch.where(part.slots >= 0)[0]] == [1]
+
+
+def test_bytes_are_those_of_host_and_device(made: Any) -> None:
+    plain, ours = (load(made(Options(form="whole")), slots) for slots in (None, 2))
+    assert device_bytes(plain) == tensor_bytes(plain)
+    held = ours.expert_cache
+    assert device_bytes(ours) == tensor_bytes(ours) - held.host_nbytes + held.nbytes
+    experts = [each.mlp.experts for each in plain.decoder.layers]
+    assert held.host_nbytes == sum(tensor_bytes(each) for each in experts)
+    each = tensor_bytes(experts[0]) // COUNT
+    assert held.nbytes == (len(experts) * 2 + 2 * COUNT) * each
+    assert not ours.is_capturable
+    assert plain.is_capturable
+    assert USED < COUNT
+
+
+def test_with_a_predictor_its_own_experts_stay_where_they_are(made: Any) -> None:
+    folder = made(Options(predictor=True))
+    plain, ours = load(folder, None), load(folder, 2, predictor=True)
+    assert ours.mtp.layers[0].mlp.experts.places is None
+    guessing = EngineConfig(num_blocks=64, block_size=4, max_model_len=160, speculation="mtp")
+    right = tokens(run(Engine(plain, CONFIG), request("a", PICTURE))["a"])
+    assert len(right) == SAMPLING.max_tokens
+    assert tokens(run(Engine(ours, guessing), request("a", PICTURE))["a"]) == right
