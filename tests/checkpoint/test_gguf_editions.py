@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts, entries, q4_k_m
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.planner.engines.llamacpp.footprint import cache_bytes, placed
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
+from tests.planner import random_plans
 
 
 def nbytes(facts: ModelFacts, *roles: str) -> int:
