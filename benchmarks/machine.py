@@ -1,4 +1,4 @@
-"""Names the machine a figure comes from, and saves raw results beside the others."""
+"""Names the machine a figure comes from, and saves raw results beside the others; speed of one answer."""
 
 import json
 import os
@@ -36,3 +36,28 @@ def save(name: str, values: Any, path: Path | None = None) -> Path:
     path.write_text(json.dumps({"machine": describe(), **values}, indent=1) + "\n")
     print(f"\nraw results: {path}")
     return path
+
+
+def answer_speed(path: str | Path, question: str, tokens: int = 256, **options: Any) -> float:
+    """Tokens a second of one answer, after the first, as our own engine loads `path` with these options.
+
+    Of random tokens most text comes with the last, so it is the time of a long answer less that of one token,
+    each the least of three.
+    """
+    import snugvl
+    from snugvl.core.messages import Request, user
+    from snugvl.core.sampling import SamplingParams
+
+    with snugvl.load(path, backend="native", context=4096, **options) as model:
+
+        def seconds(tokens: int) -> float:
+            sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            start = time.perf_counter()
+            *_, last = model.backend.submit(Request((user(question),), sampling))
+            assert last.completion_tokens == tokens
+            return time.perf_counter() - start
+
+        for count in (tokens, 1, tokens):  # kernels are compiled and steps recorded
+            seconds(count)
+        long, one = (min(seconds(count) for _ in range(3)) for count in (tokens, 1))
+        return (tokens - 1) / (long - one)

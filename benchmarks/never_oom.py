@@ -8,8 +8,8 @@ A ballast leaves the card `--free-mib`, beside a neighbour's empty context; `snu
 Each model is served twice: "cold", as on a machine's first start, with cache folders that are new and empty,
 and then "warm", with what that start left in them. One server takes all runs of its life. With `--unseen MIB`
 both lives are on a card whose driver takes so much more than any that we know, and a little more while it
-runs; with `--untold` the engine isn't told what its process holds, as under WSL2 (`unseen_card/`). Sixteen
-clients send what `hostile.py` draws, other requests in each run. After 40 % of them the neighbour takes 500
+runs; with `--untold` the engine isn't told what its process holds, as under WSL2 (`unseen_card/` of the
+tests does both). Sixteen clients send what `hostile.py` draws, other requests in each run. After 40 % of them the neighbour takes 500
 MiB more, as far as they can be had within five seconds, and after 80 % it gives them back. A run has passed
 when all of it was asked in time, every answer is a complete one or a clean refusal (4xx, or 503 with Retry-
 After), the neighbour got its 500 MiB, the engine never restarted, its process stayed below its cap (NVML,
@@ -43,7 +43,7 @@ from snugvl.errors import SnugvlError
 GROWTH_MIB = 500
 GROWS, LEAVES = 0.4, 0.8  # of all requests
 LIVES: Final = ("cold", "warm")
-UNSEEN: Final = Path(__file__).with_name("unseen_card")
+UNSEEN: Final = Path(__file__).parents[1] / "tests" / "backends" / "native" / "unseen_card"
 COMES_BACK_S = 25.0  # the engine waits for ten seconds whether the room lasts
 
 

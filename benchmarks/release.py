@@ -31,7 +31,7 @@ import snugvl
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 
-LONGEST, LONG = 48, 256
+LONGEST = 48
 AT_ONCE = 4
 LIKELIEST = 5
 CELL = "4096:0:4:7200MiB"
@@ -71,23 +71,6 @@ def prompts(count: int) -> list[str]:
     from training.format_cost import questions
 
     return list(questions(count))
-
-
-def speed(path: str, weights: Any) -> float:
-    """Tokens a second of one answer, after the first: a long one less one token's, the least of three."""
-    with snugvl.load(path, backend="native", weights=weights, context=4096) as model:
-
-        def seconds(tokens: int) -> float:
-            sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-            start = time.perf_counter()
-            *_, last = model.backend.submit(Request((user("Write a long story."),), sampling))
-            assert last.completion_tokens == tokens
-            return time.perf_counter() - start
-
-        for tokens in (LONG, 1, LONG):  # steps are recorded
-            seconds(tokens)
-        long, one = (min(seconds(tokens) for _ in range(3)) for tokens in (LONG, 1))
-        return (LONG - 1) / (long - one)
 
 
 def beside(theirs: Path, count: int) -> dict[str, Any]:
@@ -163,7 +146,8 @@ def main() -> None:
     parser.add_argument("--speed", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.speed:
-        print(speed(*given.speed))
+        path, weights = given.speed
+        print(machine.answer_speed(path, "Write a long story.", weights=weights))
         return
     if given.llamacpp:
         options: dict[str, Any] = {"context": 1024, "concurrency": AT_ONCE}

@@ -43,7 +43,7 @@ from snugvl.engine.drafts import NgramIndex
 from snugvl.engine.engine import Engine
 from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.speculation import Speculation
-from snugvl.tasks import grammar
+from snugvl.tasks import conventions
 from snugvl.tasks.prompts import SCENE
 
 RECORD = (
@@ -89,7 +89,7 @@ def questions(kind: str, count: int, tokens: int) -> list[Request]:
     """So many of a kind."""
     sampling = SamplingParams(max_tokens=tokens)
     if "pictures" in kind:
-        form = grammar.SCENE if kind.startswith("typed") else None
+        form = conventions.SCENE if kind.startswith("typed") else None
         paths = sorted(PICTURES.glob("*.png"))
         seen = [user(Picture(Image.open(path).convert("RGB")), SCENE) for path in paths]
         return [Request((seen[i % len(paths)],), sampling, grammar=form) for i in range(count)]

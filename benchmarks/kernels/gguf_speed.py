@@ -58,7 +58,6 @@ MODELS = (
     ("Qwen/Qwen3-VL-4B-Instruct", "Q8_0"),
 )
 CELL = "4096:1024:4:7200MiB"
-ANSWER = 256
 
 
 def blocks(kind: Any, rows: int, columns: int) -> Weights:
@@ -231,30 +230,6 @@ def whole(model: str, kind: str, work: Path) -> dict[str, Any]:
     return found
 
 
-def answered(path: str) -> float:
-    """Tokens a second of one answer, after the first; of random tokens most text comes with the last.
-
-    So it is the time of a long answer less that of one token, the least of three.
-    """
-    import snugvl
-    from snugvl.core.messages import Request, user
-    from snugvl.core.sampling import SamplingParams
-
-    with snugvl.load(path, device="cuda", backend="native", context=4096, language_only=True) as model:
-
-        def seconds(tokens: int) -> float:
-            sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-            start = time.perf_counter()
-            *_, last = model.backend.submit(Request((user("one two three"),), sampling))
-            assert last.completion_tokens == tokens
-            return time.perf_counter() - start
-
-        for tokens in (ANSWER, 1, ANSWER):  # kernels are compiled and steps recorded
-            seconds(tokens)
-        long, one = (min(seconds(tokens) for _ in range(3)) for tokens in (ANSWER, 1))
-        return (ANSWER - 1) / (long - one)
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -271,7 +246,7 @@ def main() -> None:
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.answer:
-        print(answered(args.answer))
+        print(machine.answer_speed(args.answer, "one two three", device="cuda", language_only=True))
         return
     if args.compile:
         compile_only(args, *map(int, args.compile.split("/")))

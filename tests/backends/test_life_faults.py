@@ -26,8 +26,8 @@ from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
 from snugvl.backends.supervisor import GIVEN_UP_S, Supervision
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.core.messages import Delta, Request, user
+from snugvl.core.resources import sweep
 from snugvl.core.sampling import SamplingParams
-from snugvl.core.scratch import sweep
 from snugvl.errors import CheckpointError, DoesNotFit, EngineError, EngineUnavailable, SnugvlError
 from tests.backends.children import QUICK, processes, started
 from tests.backends.process.faults import held

@@ -9,8 +9,8 @@ import pytest
 
 import snugvl
 from snugvl.backends.child.requests import capabilities_of
-from snugvl.backends.vllm.facts import read_facts
 from snugvl.backends.vllm.requests import ServedModel, body_of
+from snugvl.backends.vllm.settings import read_facts
 from snugvl.core.messages import Request, Text, Tool, ToolForm, ToolUse, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError

@@ -1,13 +1,13 @@
 """The counting script and the snapshot of plans: what a change to the house is measured with."""
 
 import gzip
-import importlib
 import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import house
+from tests.planner import plan_snapshot
 
 SOURCE = '''
 """Of everything."""
@@ -56,8 +56,6 @@ def test_each_figure_is_counted_by_its_definition(tmp_path: Path) -> None:
 def test_a_snapshot_tells_what_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(house.__file__).parent))
-    plan_snapshot = importlib.import_module("plan_snapshot")
     monkeypatch.setattr(plan_snapshot, "ggufs", lambda _: ())  # writing files of exact shapes takes seconds
     before, after = tmp_path / "before.gz", tmp_path / "after.gz"
     with plan_snapshot.built():

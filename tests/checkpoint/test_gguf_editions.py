@@ -6,7 +6,6 @@ from pathlib import Path
 import gguf
 import pytest
 
-from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts, entries, q4_k_m
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
@@ -19,6 +18,7 @@ from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate
 from snugvl.planner.wishes import Wishes
 from tests.checkpoint import gguf_samples
+from tests.planner import random_plans
 
 
 def nbytes(facts: ModelFacts, *roles: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from snugvl.bench.result import StartTimes, load
 from snugvl.cli.bench import _keep
-from snugvl.core import last_start
+from snugvl.core.ledger import last_start_file, read_last_start
 from tests.bench.fake import Fake, answer, refusal, serving, streamed
 from tests.bench.results import result, run
 from tests.command import Ran
@@ -319,9 +319,9 @@ def test_the_speed_of_a_server_that_was_started_is_kept_for_a_report(
     """Not that of a server somewhere else."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _keep(result(run(1)))
-    assert last_start.load(last_start.last_start_file()) == {}
+    assert read_last_start(last_start_file()) == {}
     _keep(result(run(1), start=StartTimes(2.0, None)))
-    speed = last_start.load(last_start.last_start_file())["speed"]
+    speed = read_last_start(last_start_file())["speed"]
     assert speed["clients"] == 1
     assert any(name.startswith("time to first token") for name in speed)
     assert any(name.startswith("decode of one request") for name in speed)

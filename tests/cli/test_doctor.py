@@ -15,8 +15,7 @@ from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware import calibration, probe
 from snugvl.hardware.calibration import ContextStages
 from snugvl.hardware.describe import describe
-from snugvl.hardware.machine import Gpu, Machine, Tenant
-from snugvl.hardware.recording import replay
+from snugvl.hardware.machine import Gpu, Machine, Tenant, replay
 from tests.command import Ran
 
 Run = Callable[..., Ran]
@@ -77,7 +76,7 @@ def test_a_terminal_gets_colour_and_wrapped_lines(
 
 
 def test_names_of_processes_cannot_steer_the_terminal(snugvl: Run, tmp_path: Path) -> None:
-    from snugvl.hardware.recording import record
+    from snugvl.hardware.machine import record
 
     machine = describe("rtx-3090", held=GIB)
     evil = Tenant("evil\x1b[2J\x07", GIB, 5)

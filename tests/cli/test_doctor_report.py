@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.core import last_start
 from snugvl.core.kernel_checks import OK, CheckedOn, KernelCheck, KernelVerdict, add, checks_file
+from snugvl.core.ledger import keep_last_start, last_start_file
 from snugvl.diagnose.report import report, struck_out
 from snugvl.hardware import probe
 from snugvl.hardware.describe import describe
@@ -80,7 +80,7 @@ def test_it_names_nobody(snugvl: Run, here: Machine, tmp_path: Path) -> None:
     odd = replace(BAD, verdict="raises OSError in /home/mallory/.triton")
     add(checks_file(), check(build.version, GOOD, odd))
     start = {"network": "Mallory at wintermute", "rows": [], "model": "my-private-model"}
-    last_start.save(last_start.last_start_file(), "start", start)
+    keep_last_start(last_start_file(), "start", start)
     file = tmp_path / "report.md"
     ran = snugvl("doctor", "--report", file)
     assert ran.code == 0

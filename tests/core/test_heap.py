@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from snugvl.core import heap
+from snugvl.core import resources
 
 ROUNDS = """
 import resource, sys
 if "keep" in sys.argv:
-    from snugvl.core.heap import keep_freed_memory
+    from snugvl.core.resources import keep_freed_memory
     keep_freed_memory()
 
 def pages():
@@ -42,7 +42,7 @@ def touched(*arguments: str, environment: dict[str, str] | None = None) -> int:
 
 def test_freed_memory_is_used_again() -> None:
     assert touched("keep") < A_ROUND / 10
-    assert touched(environment=heap.ENVIRONMENT) < A_ROUND / 10
+    assert touched(environment=resources.ENVIRONMENT) < A_ROUND / 10
 
 
 def test_without_it_the_system_is_asked_each_time() -> None:
@@ -51,5 +51,5 @@ def test_without_it_the_system_is_asked_each_time() -> None:
 
 
 def test_a_c_library_without_mallopt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: object())
-    heap.keep_freed_memory()
+    monkeypatch.setattr(resources.ctypes, "CDLL", lambda _: object())
+    resources.keep_freed_memory()

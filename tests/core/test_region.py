@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 
 CHILD = """
 import sys
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 region = Region.inherited(*sys.argv[1:])
 print(bytes(region.view[:4]).decode(), end="")
 region.put([memoryview(b"back"), memoryview(b"!")])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.core import scratch
-from snugvl.core.scratch import OWNER, Scratch, sweep
+from snugvl.core import resources
+from snugvl.core.resources import OWNER, Scratch, sweep
 
 MAKES = """
 import sys
-from snugvl.core.scratch import Scratch
+from snugvl.core.resources import Scratch
 made = Scratch("test")
 (made.path / "weights").write_text("many")
 print(made.path, flush=True)
@@ -58,7 +58,7 @@ def test_of_a_process_that_ends_nothing_is_left(folder: Path, killed: bool) -> N
 def test_what_is_nobodys_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of other programs, and those on a disk that can't lock files: nobody knows who lives."""
     (folder / "snugvl-other").mkdir()
-    monkeypatch.setattr(scratch, "_lock", lambda _: False)
+    monkeypatch.setattr(resources, "_lock", lambda _: False)
     made = Scratch("test")
     assert not (made.path / OWNER).exists()
     monkeypatch.undo()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.advice import advise, unusable
 from snugvl.hardware.describe import describe
-from snugvl.hardware.machine import Machine, Tenant
-from snugvl.hardware.recording import replay
+from snugvl.hardware.machine import Machine, Tenant, replay
 from snugvl.hardware.software import (
     BuildTools,
     TorchBuild,

@@ -14,8 +14,7 @@ from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.errors import InputError
 from snugvl.hardware.describe import describe
 from snugvl.hardware.gpus import reserved_bytes
-from snugvl.hardware.machine import RESERVED, Gpu, Machine, Tenant
-from snugvl.hardware.recording import record, replay
+from snugvl.hardware.machine import RESERVED, Gpu, Machine, Tenant, record, replay
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
 

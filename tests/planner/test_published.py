@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from benchmarks.random_plans import GGUFS, ggufs
 
 from snugvl.checkpoint.catalogue import catalogue_facts, q4_k_m
 from snugvl.checkpoint.catalogue import four_bits as awq
@@ -21,6 +20,7 @@ from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 from tests.docs.published_vllm import fp8
+from tests.planner.random_plans import GGUFS, ggufs
 
 VLLM = {"backend": "vllm"}
 

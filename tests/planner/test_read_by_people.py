@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from benchmarks import random_plans
 from snugvl.cli.app import app
 from snugvl.cli.options import MachineChoice
 from snugvl.core.memory_kinds import Kind
@@ -24,6 +23,7 @@ from snugvl.planner.report.plain import parts, plain
 from snugvl.planner.report.sections import Report, report
 from snugvl.planner.solve import Candidate
 from snugvl.planner.wishes import Wishes
+from tests.planner import random_plans
 
 
 @pytest.fixture(scope="module", autouse=True)

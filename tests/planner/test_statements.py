@@ -1,6 +1,6 @@
 """What a plan states, as a person acts on it: the right value of each statement that was wrong once.
 
-`benchmarks/random_plans.py` follows what is printed for thousands of random machines and wishes; some dozen
+`random_plans.py` follows what is printed for thousands of random machines and wishes; some dozen
 of them are followed here. The tests below it are single cases, each with what once was said.
 """
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.sizes import GIB, MIB, exact_size, parse_size
@@ -30,6 +29,7 @@ from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import way_out
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
+from tests.planner import random_plans
 
 CASES = 16
 MIXTURE = "Qwen/Qwen3-VL-30B-A3B-Instruct"

@@ -1,6 +1,6 @@
 """Many clients at once that do everything clients do, against a real `snugvl serve`; and what is left of it.
 
-    PYTHONPATH=benchmarks python -m tests.server.load [--requests 5000] [--concurrent 200]
+    python -m tests.server.load [--requests 5000] [--concurrent 200]
                                 [--limit 256] [--cpus 0,1] [--seed 0] [--out FILE]
 
 Each of the clients sends one request after the other: text and pictures, whole and streamed, in every
@@ -23,14 +23,14 @@ from statistics import linear_regression, quantiles
 from typing import Any
 
 import httpx
+from benchmarks.serving import Held, Served, serve
 
-from server_requests import KINDS, MODEL, Kind, chat
-from serving import Held, Served, serve
+from tests.server.client_requests import KINDS, MODEL, Kind, chat
 
 GIB = 1024**3
 MIB = 1024**2
 SAMPLE = 500  # requests between two looks at memory
-SETTLE = 2000  # requests after which memory should no longer grow: caches and `core/heap.py` are full
+SETTLE = 2000  # requests after which memory should no longer grow: caches and `core/resources.py` are full
 GROWTH_MIB = 16.0  # over 4,000 requests; 4 KiB a request would be a leak
 FILES = 16  # more open than before: what a pool of connections may keep
 TIMEOUT_S = 900.0

@@ -16,7 +16,7 @@ from snugvl.core.messages import Capabilities, Text
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
 from snugvl.model import Model
-from snugvl.tasks import detect, grammar, scene
+from snugvl.tasks import conventions, detect, scene
 from snugvl.tasks.conventions import CONVENTIONS, UNKNOWN, convention_of, grounding, grounding_of, tasks_of
 from snugvl.tasks.results import Detections, Reply
 from tests.tasks.fake import FakeBackend, prompt_of
@@ -185,14 +185,14 @@ def test_each_family_is_asked_in_its_own_words(architecture: str, names: list[st
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [
-        ("", grammar.BOXES),
-        (QWEN2_5, grammar.PIXEL_BOXES),
-        (GEMMA4, grammar.Y_FIRST_BOXES),
+        ("", conventions.BOXES),
+        (QWEN2_5, conventions.PIXEL_BOXES),
+        (GEMMA4, conventions.Y_FIRST_BOXES),
         (INTERNVL, None),
         (PALIGEMMA, None),
     ],
 )
-def test_the_grammar_is_the_familys(architecture: str, expected: grammar.Grammar | None) -> None:
+def test_the_grammar_is_the_familys(architecture: str, expected: conventions.Grammar | None) -> None:
     assert detect.request(PICTURE, ["cup"], model_of(architecture)).grammar == expected
 
 
@@ -362,7 +362,7 @@ def test_a_model_uses_its_convention_from_prompt_to_pixels() -> None:
     )
     (item,) = result.objects  # the model saw 112×112
     assert (item.box.x1, item.box.y1, item.box.x2, item.box.y2) == (28, 56, 112, 168)
-    assert backend.requests[0].grammar == grammar.PIXEL_BOXES
+    assert backend.requests[0].grammar == conventions.PIXEL_BOXES
 
 
 def test_internvl_marks_are_ours_and_what_a_name_holds_is_not() -> None:

@@ -7,7 +7,7 @@ from PIL import Image
 
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.tasks import ask, caption, detect, grammar, scene
+from snugvl.tasks import ask, caption, conventions, detect, scene
 from snugvl.tasks.results import Reply
 from tests.masks import allowed_by
 from tests.tasks.fake import BOXES, SCENE, FakeBackend
@@ -34,7 +34,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, VOCAB)
 
 
-def follows(compiler: GrammarCompiler, tokenizer: Tokenizer, rule: grammar.Grammar, text: str) -> bool:
+def follows(compiler: GrammarCompiler, tokenizer: Tokenizer, rule: conventions.Grammar, text: str) -> bool:
     state = compiler.compile(rule).start()
     for token in [*tokenizer.encode(text), min(tokenizer.eos_ids)]:
         if not allowed_by(state, VOCAB)[token]:
@@ -88,7 +88,7 @@ BAD_SCENES = [
 
 @pytest.mark.parametrize("text", GOOD_BOXES)
 def test_boxes_it_allows_are_read(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
-    assert follows(compiler, tokenizer, grammar.BOXES, text)
+    assert follows(compiler, tokenizer, conventions.BOXES, text)
     capabilities = FakeBackend().capabilities
     found = detect.result(Reply(text=text, finish_reason="stop"), (100, 100), [], capabilities)
     assert len(found.objects) == text.count("bbox_2d")
@@ -96,23 +96,23 @@ def test_boxes_it_allows_are_read(compiler: GrammarCompiler, tokenizer: Tokenize
 
 @pytest.mark.parametrize("text", BAD_BOXES)
 def test_boxes_it_forbids(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
-    assert not follows(compiler, tokenizer, grammar.BOXES, text)
+    assert not follows(compiler, tokenizer, conventions.BOXES, text)
 
 
 @pytest.mark.parametrize("text", GOOD_SCENES)
 def test_scenes_it_allows_are_read(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
-    assert follows(compiler, tokenizer, grammar.SCENE, text)
+    assert follows(compiler, tokenizer, conventions.SCENE, text)
     assert scene.result(Reply(text=text, finish_reason="stop")).text == ("SALE",)
 
 
 @pytest.mark.parametrize("text", BAD_SCENES)
 def test_scenes_it_forbids(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
-    assert not follows(compiler, tokenizer, grammar.SCENE, text)
+    assert not follows(compiler, tokenizer, conventions.SCENE, text)
 
 
 def test_which_tasks_have_a_grammar() -> None:
     image, capabilities = Image.new("RGB", (9, 9)), FakeBackend().capabilities
-    assert scene.request(image, capabilities).grammar == grammar.SCENE
-    assert detect.request(image, ["cup"], capabilities).grammar == grammar.BOXES
+    assert scene.request(image, capabilities).grammar == conventions.SCENE
+    assert detect.request(image, ["cup"], capabilities).grammar == conventions.BOXES
     assert caption.request(image, capabilities, detail="short").grammar is None
     assert ask.request([image], "What?", capabilities).grammar is None

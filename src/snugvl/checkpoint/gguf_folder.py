@@ -32,7 +32,7 @@ from snugvl.checkpoint.gguf_tokenizer import KEPT, tokenizer_files
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import cache_folder
-from snugvl.core.scratch import Scratch
+from snugvl.core.resources import Scratch
 from snugvl.errors import CheckpointError
 from snugvl.version import __version__
 

@@ -185,13 +185,13 @@ def _put(result: BenchmarkResult, json: Path | None, tell: Tell) -> None:
 def _keep(result: BenchmarkResult) -> None:
     """Keep the first level's speed for `snugvl doctor --report`, where the server was started for it."""
     from snugvl.bench.result import METRICS
-    from snugvl.core import last_start
+    from snugvl.core.ledger import keep_last_start, last_start_file
 
     if result.start is not None and result.levels:
         level = result.levels[0]
         figures = {f"{metric.name}, {metric.unit}": metric.shown(level) for metric in METRICS}
         about = {"when": result.taken_at, "clients": level.clients}
-        last_start.save(last_start.last_start_file(), "speed", about | figures)
+        keep_last_start(last_start_file(), "speed", about | figures)
 
 
 def _print(found: BenchmarkReport) -> None:

@@ -144,11 +144,11 @@ def _check(model: str, *, json: bool) -> None:
 
 def _report_to(path: Path, machine: Machine) -> None:
     """Write the file for an issue, or print it."""
-    from snugvl.core import last_start
+    from snugvl.core.ledger import last_start_file, read_last_start
     from snugvl.diagnose.report import report
     from snugvl.hardware.software import torch_build
 
-    text = report(machine, torch_build(), _checks_on(machine), last_start.load(last_start.last_start_file()))
+    text = report(machine, torch_build(), _checks_on(machine), read_last_start(last_start_file()))
     if str(path) == "-":
         write(printable(text))
         return
@@ -192,7 +192,7 @@ def _explain(log: str, *, json: bool) -> None:
 
 
 def _record(machine: Machine, path: Path) -> None:
-    from snugvl.hardware.recording import record
+    from snugvl.hardware.machine import record
 
     path.write_text(record(machine), encoding="utf-8")
     say(f"wrote {path}; it names the processes that hold GPU memory")
@@ -200,7 +200,7 @@ def _record(machine: Machine, path: Path) -> None:
 
 def as_document(machine: Machine, advice: Advice, build: TorchBuild | None) -> dict[str, Any]:
     """The report as `--json` prints it; docs/machine.md describes it."""
-    from snugvl.hardware.recording import as_json
+    from snugvl.hardware.machine import as_json
 
     return {
         "schema": SCHEMA,

@@ -189,7 +189,7 @@ def machine_from(options: MachineChoice) -> Machine:
         InputError: a recording that can't be read.
     """
     if options.machine is not None:
-        from snugvl.hardware.recording import replay
+        from snugvl.hardware.machine import replay
 
         return replay(options.machine)
     if options.described:

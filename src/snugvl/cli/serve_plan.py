@@ -439,7 +439,7 @@ def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
 
 def _facts(planned: Planned, load: LoadOptions) -> Facts:
     """Facts from the model's files, from the plan (the device) and from the options (thinking)."""
-    from snugvl.backends.vllm.facts import read_facts
+    from snugvl.backends.vllm.settings import read_facts
     from snugvl.diagnose.facts import Card
     from snugvl.planner.plan import allocation_of
 

@@ -1,9 +1,22 @@
-"""The ledger: every component of memory, planned and measured, side by side; and the plan behind it."""
+"""The ledger: every component of memory, planned and measured, side by side; and the plan behind it.
 
+Kept for `snugvl doctor --report`: the last start of our own engine on this machine, its memory, and what
+`snugvl bench` measured of one; figures, formats and names of networks, none of a model, a file or a person.
+"""
+
+import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
 
+from snugvl.core.folders import cache_folder, write_whole
 from snugvl.core.memory_kinds import Kind
+
+LARGEST_FILE_BYTES: Final = 1 << 20
+StartPart = Literal["start", "speed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +94,26 @@ class Ledger:
     def row(self, name: str) -> LedgerRow | None:
         """The component of that name; None where there is none."""
         return next((row for row in self.rows if row.name == name), None)
+
+
+def last_start_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """The file that keeps the last start."""
+    return cache_folder(environ) / "last_start.json"
+
+
+def read_last_start(path: Path) -> dict[str, dict[str, Any]]:
+    """Both parts of the last start that are there, by name. Never fails."""
+    with suppress(OSError, ValueError, RecursionError):
+        with path.open("rb") as file:
+            value = json.loads(file.read(LARGEST_FILE_BYTES))
+        if isinstance(value, dict):
+            return {name: part for name, part in value.items() if isinstance(part, dict)}
+    return {}
+
+
+def keep_last_start(path: Path, part: StartPart, value: Mapping[str, object]) -> None:
+    """Keep a part in place of what was there; where that can't be written, nothing is kept."""
+    document = json.dumps(read_last_start(path) | {part: dict(value)}, indent=1)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda draft: draft.write_text(document + "\n", encoding="utf-8"))

@@ -429,11 +429,6 @@ def _part(value: Part | str | Image) -> Part:
     return value if isinstance(value, Text | Picture | Video) else Picture(value)
 
 
-def messages_of(values: Message | Sequence[Message]) -> tuple[Message, ...]:
-    """One message or several, as a tuple."""
-    return (values,) if isinstance(values, Message) else tuple(values)
-
-
 def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
     """Number of characters that a conversation and its tools bring to the prompt."""
     count = 0

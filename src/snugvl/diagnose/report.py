@@ -33,7 +33,7 @@ def report(
     machine: Machine, build: TorchBuild | None, checks: Sequence[KernelCheck],
     last: Mapping[str, Mapping[str, Any]],
 ) -> str:  # fmt: skip
-    """The whole file, in Markdown. `last`: see `core/last_start.py`."""
+    """The whole file, in Markdown. `last`: see `read_last_start`."""
     lines = [
         "# snugvl: this machine", "", *_machine(machine, build), *_start(last.get("start")),
         *_speed(last.get("speed")), *_checks(checks),

@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 import torch
 
-from snugvl.core.heap import give_back_heap
+from snugvl.core.resources import give_back_heap
 from snugvl.layers.shared import clear_shared, give_back_free_blocks
 
 logger = logging.getLogger(__name__)

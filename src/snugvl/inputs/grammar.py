@@ -26,8 +26,8 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from snugvl.core.heap import give_back_heap
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
+from snugvl.core.resources import give_back_heap
 from snugvl.engine.sampling.grammar import GrammarState, Openings, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS, QueueFull

@@ -19,7 +19,7 @@ from struct import Struct
 from threading import BoundedSemaphore, Lock
 from typing import IO, Any, Final
 
-from snugvl.core.heap import give_back_heap
+from snugvl.core.resources import give_back_heap
 from snugvl.errors import EngineError
 
 CPU_S: Final = 2.0  # of processor time; real schemas take some milliseconds

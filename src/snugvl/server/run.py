@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from snugvl.core.heap import keep_freed_memory
+from snugvl.core.resources import keep_freed_memory
 from snugvl.core.service import EngineService, Health
 from snugvl.errors import EngineError
 from snugvl.server.connection import uvicorn_config

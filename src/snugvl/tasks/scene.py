@@ -5,7 +5,7 @@ from typing import Any, Final
 from snugvl.core.messages import Capabilities, Request, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
-from snugvl.tasks import grammar, prompts
+from snugvl.tasks import conventions, prompts
 from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text, find_json
 from snugvl.tasks.request import Shown, about
@@ -50,7 +50,7 @@ def request(
         max_tokens=MAX_TOKENS,
         capabilities=capabilities,
         max_pixels=max_pixels,
-        grammar=grammar.SCENE,
+        grammar=conventions.SCENE,
     )
 
 

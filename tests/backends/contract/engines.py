@@ -60,8 +60,8 @@ def supervised(engine: HostedEngine) -> Callable[[Path], EngineService]:
 
 def vllm(folder: Path) -> EngineService:
     """A real vLLM on the CPU; see `tests/backends/vllm/real/install.py`."""
-    from snugvl.backends.vllm.facts import read_facts
     from snugvl.backends.vllm.service import VllmEngine
+    from snugvl.backends.vllm.settings import read_facts
     from snugvl.checkpoint.read import facts_of
     from snugvl.planner.inventory import inventory
     from tests.backends.vllm.real.install import pocket

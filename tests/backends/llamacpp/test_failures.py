@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from training.gguf_export import export
 
-from snugvl.backends.llamacpp import command
+from snugvl.backends.llamacpp import settings
 from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.backends.supervisor import Supervision
@@ -36,7 +36,7 @@ FLAGS = ("-c", "512", "-np", "1", "-fit", "off", "--cache-ram", "0", "-t", "1", 
 @pytest.fixture(scope="module")
 def pocket(tmp_path_factory: pytest.TempPathFactory) -> LlamacppChoice:
     """Pocket without its tower on a real llama.cpp."""
-    if not command.find_spec(command.WHEEL):
+    if not settings.find_spec(settings.WHEEL):
         missing("llama.cpp isn't installed: pip install xllamacpp")
     out = tmp_path_factory.mktemp("gguf") / "pocket.gguf"
     export(str(locate(POCKET)), out)
@@ -81,18 +81,18 @@ async def test_there_is_no_such_command() -> None:
 
 async def test_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
     assert "pip install 'snugvl[llamacpp]'" in str(await failure(LlamacppChoice("m")))
 
 
 @pytest.mark.parametrize("said", ["version: 6123 (abc123)", "version: 0.1.0 (build 7000, commit abc)"])
 async def test_it_is_too_old(tmp_path: Path, said: str) -> None:
     error = await failure(LlamacppChoice("m", command=program(tmp_path, VERSION.format(said))))
-    assert f"b{command.OLDEST} or later" in str(error)
+    assert f"b{settings.OLDEST} or later" in str(error)
 
 
 def test_a_version_that_will_do_is_known(tmp_path: Path) -> None:
-    found = command.find(program(tmp_path, NEW))
+    found = settings.find(program(tmp_path, NEW))
     assert (found.version, found.guided) == ("b10989", False)
 
 

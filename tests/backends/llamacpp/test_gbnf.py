@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from snugvl.backends.llamacpp.gbnf import gbnf_of, left_out
-from snugvl.tasks.grammar import BOXES, PIXEL_BOXES, SCENE, Y_FIRST_BOXES
+from snugvl.tasks.conventions import BOXES, PIXEL_BOXES, SCENE, Y_FIRST_BOXES
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from snugvl.backends.llamacpp import command
+from snugvl.backends.llamacpp import settings
 from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.core.messages import Grammar, Request, ToolUse, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.tasks.grammar import BOXES
+from snugvl.tasks.conventions import BOXES
 from tests.backends.contract.engines import read
 from tests.backends.contract.requests import SCHEMA, TOOLS, constrained
 from tests.backends.llamacpp.test_failures import engine, pocket
@@ -23,7 +23,7 @@ from tests.backends.waiting import ready
 
 __all__ = ["pocket"]
 pytestmark = pytest.mark.anyio
-RUN = f'#!/bin/sh\nexec {sys.executable} -m {command.MODULE} "$@"\n'
+RUN = f'#!/bin/sh\nexec {sys.executable} -m {settings.MODULE} "$@"\n'
 BEYOND: tuple[tuple[dict[str, Any], str], ...] = (
     ({"grammar": Grammar("regex", "[a-f]{3}")}, "regular expressions"),
     ({"grammar": Grammar("lark", "start: /[a-f]{3}/")}, "Lark grammars beyond"),

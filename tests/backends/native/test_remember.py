@@ -9,8 +9,7 @@ import torch
 from snugvl.backends.measure import CONTEXT, LATE
 from snugvl.backends.native.remember import FEW, GRAIN_BYTES, keeper
 from snugvl.backends.place import TargetDevice
-from snugvl.core import last_start
-from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow, last_start_file, read_last_start
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.calibration import recall
@@ -146,7 +145,7 @@ def test_the_last_start_is_kept_for_a_report() -> None:
     """Planned beside taken, with what has started; the newest counts."""
     for nbytes in (300 * MIB, 400 * MIB):
         keeper(PLACE, "subject", about={"network": "Toy"})(ledger(nbytes, 60 * MIB), Load())
-    start = last_start.load(last_start.last_start_file())["start"]
+    start = read_last_start(last_start_file())["start"]
     assert start["network"] == "Toy"
     taken = {row["name"]: row["measured_bytes"] for row in start["rows"]}
     assert taken[CONTEXT] == 400 * MIB

@@ -32,7 +32,7 @@ from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.ledger import Ledger
 from snugvl.core.messages import Capabilities, Delta, GoOn, Picture, Request, Text, Usage, going_on
 from snugvl.core.options import Progress
-from snugvl.core.scratch import Scratch
+from snugvl.core.resources import Scratch
 from snugvl.core.service import Load, Tokens
 from snugvl.errors import (
     CheckpointError,

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from snugvl.backends.process.wire import Arena
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory of Linux")
 

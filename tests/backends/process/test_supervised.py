@@ -17,7 +17,7 @@ from snugvl.backends.preparers import LIGHT, LONG_TEXT
 from snugvl.backends.process.supervised import SupervisedEngine, Supervision
 from snugvl.backends.process.wire import Arena
 from snugvl.core.messages import Picture, Request, Text, user
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import (
     EngineError,

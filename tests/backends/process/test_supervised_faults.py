@@ -15,8 +15,8 @@ from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.backends.spawned import Log
 from snugvl.backends.supervisor import Lives
 from snugvl.core.messages import Request, user
+from snugvl.core.resources import OWNER
 from snugvl.core.sampling import SamplingParams
-from snugvl.core.scratch import OWNER
 from snugvl.errors import EngineError
 from tests.backends.process.supervised import FOREVER, QUICK, engine, read, run, say
 from tests.backends.process.test_supervised import arena_of

@@ -31,7 +31,7 @@ from snugvl.core.messages import (
     Video,
     user,
 )
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, RequestError, SnugvlError
 

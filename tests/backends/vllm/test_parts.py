@@ -18,12 +18,10 @@ from snugvl.backends.child.requests import ServedModel, target_size
 from snugvl.backends.child.settings import Facts, changed_flags, changed_variables, flag_value
 from snugvl.backends.child.watch import GPU_BYTES, Activity, Stalled
 from snugvl.backends.spawned import Log
-from snugvl.backends.vllm.answer import VllmChunks
-from snugvl.backends.vllm.facts import apply_limits, read_facts
 from snugvl.backends.vllm.measure import FORM, read_counters, read_measurements
 from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, body_of
-from snugvl.backends.vllm.service import VllmApi
-from snugvl.backends.vllm.settings import common_flags, max_pixels, most_images
+from snugvl.backends.vllm.service import VllmApi, VllmChunks
+from snugvl.backends.vllm.settings import apply_limits, common_flags, max_pixels, most_images, read_facts
 from snugvl.core.messages import (
     Delta,
     Grammar,

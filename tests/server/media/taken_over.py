@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 from snugvl.errors import ImageError
 from snugvl.server.media import worker
 

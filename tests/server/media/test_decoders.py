@@ -14,7 +14,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 from snugvl.errors import EngineUnavailable, ImageTooLarge
 from snugvl.inputs.image import open_image
 from snugvl.server.media import pipe

@@ -26,7 +26,7 @@ from snugvl.backends.child.watch import Activity, Stalled
 from snugvl.backends.process.launch import without_secrets
 from snugvl.backends.spawned import Log, LogForm, SpawnedProcess, Stage
 from snugvl.backends.supervisor import Ending, Supervision
-from snugvl.core.scratch import Scratch
+from snugvl.core.resources import Scratch
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.hardware import nvml
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from snugvl.backends.child.service import ChildEngine
-from snugvl.backends.llamacpp import command
+from snugvl.backends.llamacpp import settings
 from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.llamacpp.settings import llamacpp_choice
 from snugvl.backends.native.allocation import choose
@@ -121,7 +121,7 @@ def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> C
         DoesNotFit: with the plan's numbers.
         RequestError: an option that no plan can meet.
     """
-    command.find(None)  # before anything is planned
+    settings.find(None)  # before anything is planned
     locate(options.model)
     facts = replace(facts_of(options.model, offline=True), name=options.model)
     choice = _elsewhere(facts, options) or choose(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psutil
 
-from snugvl.backends.child.measure import Gauge, samples
+from snugvl.backends.child.watch import Gauge, samples
 from snugvl.backends.spawned import LogForm
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind

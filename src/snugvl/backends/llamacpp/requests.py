@@ -21,8 +21,7 @@ from snugvl.backends.child.requests import (
     try_grammar,
     without_control_tokens,
 )
-from snugvl.backends.llamacpp.api import LlamacppApi, ServedGguf
-from snugvl.backends.llamacpp.facts import GgufModel
+from snugvl.backends.llamacpp.facts import GgufModel, LlamacppApi, ServedGguf
 from snugvl.backends.llamacpp.gbnf import gbnf_of, left_out
 from snugvl.core.messages import (
     GoOn,

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 from snugvl.backends.measure import CONTEXT, GRAPHS, LATE
 from snugvl.backends.place import TargetDevice
-from snugvl.core import last_start
-from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow, keep_last_start, last_start_file
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.calibration import ANY_ENGINE, COMPONENT, Measurement
@@ -53,7 +52,7 @@ def keeper(
             _add([_measurement(place, ANY_ENGINE, COMPONENT, measured=place.context_bytes)])
         if grown:
             kept.update(grown)
-            last_start.save(last_start.last_start_file(), "start", {**(about or {}), **_told(ledger)})
+            keep_last_start(last_start_file(), "start", {**(about or {}), **_told(ledger)})
             _add(*_measurements(place, subject, ledger, grown))
 
     return keep

@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from snugvl.backends.preparers import GivenUp, Preparation, Preparers
 from snugvl.backends.process import wire
 from snugvl.backends.process.wire import Channel, EngineChoice, Event
-from snugvl.core.heap import keep_freed_memory
 from snugvl.core.ledger import Ledger
 from snugvl.core.messages import GoOn, Request, Text, user
 from snugvl.core.options import Progress
-from snugvl.core.region import Region
+from snugvl.core.resources import Region, keep_freed_memory
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Load, Recorder, Snapshot, Tokens, mark
 from snugvl.errors import ENDINGS, RequestTooLarge, SnugvlError

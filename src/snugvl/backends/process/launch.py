@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 
 # -P: a torch.py in the current folder is not torch.
 COMMAND = (sys.executable, "-P", "-m", "snugvl.backends.process.engine_process")

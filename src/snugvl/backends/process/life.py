@@ -15,7 +15,7 @@ from snugvl.backends.process.wire import Arena
 from snugvl.backends.spawned import LAST_LINES, LogForm, SpawnedProcess
 from snugvl.backends.supervisor import Ending
 from snugvl.core.messages import Delta, Message, Request, ToolUse
-from snugvl.core.scratch import sweep
+from snugvl.core.resources import sweep
 from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import SnugvlError
 

@@ -44,7 +44,7 @@ from snugvl.core.messages import (
     Usage,
 )
 from snugvl.core.options import LoadOptions
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 from snugvl.core.service import Snapshot, Timeline, Tokens
 from snugvl.errors import EngineError, SnugvlError, engine_failed
 from snugvl.hardware.machine import Machine

@@ -11,7 +11,7 @@ from transformers.utils import logging
 from snugvl.backends.transformers.opening import Checkpoint, explained
 from snugvl.core.formats import BITSANDBYTES, Bitsandbytes
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.scratch import Scratch
+from snugvl.core.resources import Scratch
 from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
 
 HOST_WEIGHTS = Kind.HOST.value  # the ledger's row of what waits beside a GPU

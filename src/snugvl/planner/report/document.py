@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 from snugvl.core.options import LoadOptions
 from snugvl.core.reason import Reason
 from snugvl.errors import InputError, RequestError
-from snugvl.hardware.machine import Machine
-from snugvl.hardware.recording import read_value
+from snugvl.hardware.machine import Machine, read_value
 from snugvl.planner.commands import load_options, next_command, plain_command
 from snugvl.planner.engines.transformers.rules import placement
 from snugvl.planner.plan import Choice, Plan

@@ -4,7 +4,7 @@ Each thread of a pool owns one process (`worker.py`) and gives it one job at a t
 the queue. A process that takes too long is killed, one that crashes is noticed; either costs the one request
 that it was working for. What a process answers is checked like anything from outside.
 
-Pixels come through memory that both share (`core/region.py`); through the pipe where there is not enough.
+Pixels come through memory that both share (`core/resources.py`); through the pipe where there is not enough.
 Measured (2 cores, Linux): 0.4 ms for a small picture and 1 to 2 ms for a megapixel beyond decoding it in this
 process. So every picture takes this way, however small.
 """
@@ -23,9 +23,9 @@ from typing import IO, Any, Literal, TypeVar, cast
 
 from PIL import Image
 
-from snugvl.core import heap
+from snugvl.core import resources
 from snugvl.core.messages import Picture
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 from snugvl.core.sizes import MIB
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
 from snugvl.inputs.frames import VideoLimits
@@ -45,7 +45,7 @@ _HEAD_BYTES = 1 << 18  # of a file, with which its size is looked for; all of it
 _LEFT_S = 1.0  # that a job still gets whose client has left: cheaper than a new process
 # No secrets in there: what Python needs to find itself and its packages, and nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")
-_THRIFT = {**heap.ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_THRIFT = {**resources.ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class _Gone(Exception):

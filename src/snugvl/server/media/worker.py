@@ -5,7 +5,7 @@ Everything it needs is imported first; then it gives up what it can: memory beyo
 sockets, core dumps (`shut_doors`), and what it could do to other processes (`confine.py`). A decoder that
 crashes, hangs or is taken over has no network, no files and no secrets in its environment; on Linux it can't
 read, signal or limit another process nor run a program. All that it can do is to answer: with pixels, true or
-not, in memory whose size is sealed (`core/region.py`).
+not, in memory whose size is sealed (`core/resources.py`).
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from snugvl.core.region import Region
+from snugvl.core.resources import Region
 from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.frames import Frames, VideoLimits, decode_video
 from snugvl.inputs.frames import preload as preload_video_reader

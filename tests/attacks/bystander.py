@@ -1,6 +1,6 @@
 """What attacks on a server do to those who only stand by, against a real `snugvl serve` on the CPU.
 
-    python benchmarks/bystander.py [--only NAME…] [--part 1/8] [--list] [--patience 60] [--out FILE]
+    python -m tests.attacks.bystander [--only NAME…] [--part 1/8] [--list] [--patience 60] [--out FILE]
 
 Each attack: somebody streams text without end, somebody asks for /health twenty times a second, and then
 attackers begin, in a process of their own, for 15 seconds at most. When they have left, "hi" is asked once;
@@ -31,12 +31,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from benchmarks.serving import Served, serve
 
-from attack_kit import ATTACK_S, Address, Attack
-from attacks_more import ALL, act_out, png, seen
-from bystander_watch import MIB, Sampler, exchange, health, held, idle_after, kill, request, stream
-from server_requests import MODEL
-from serving import Served, serve
+from tests.attacks.content import ALL, act_out, png, seen
+from tests.attacks.kit import ATTACK_S, Address, Attack
+from tests.attacks.watch import MIB, Sampler, exchange, health, held, idle_after, kill, request, stream
+from tests.server.client_requests import MODEL
 
 GAP_S, HEALTH_S, MEMORY_MIB, NEXT_S, AFTERWARDS_S = 1.0, 0.5, 256.0, 2.0, 2.0
 MAX_CONCURRENT = 256

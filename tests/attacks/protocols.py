@@ -9,8 +9,8 @@ from typing import Any
 
 from PIL import Image
 
-from attack_kit import Attack, Shot
-from attacks import LEAVE_3_S, Shots
+from tests.attacks.kit import Attack, Shot
+from tests.attacks.requests import LEAVE_3_S, Shots
 
 Json = dict[str, Any]
 Make = Callable[[int], Json]

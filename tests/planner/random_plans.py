@@ -1,6 +1,6 @@
 """Random machines × wishes: what `snugvl plan` prints is followed, and must hold.
 
-    python -m benchmarks.random_plans [--cases 10000] [--seed 0] [--show 10]
+    python -m tests.planner.random_plans [--cases 10000] [--seed 0] [--show 10]
 
 Each case is a command line of `snugvl plan`, run through the real parser in this process. Of what it prints:
 

@@ -1,6 +1,6 @@
 """Two checkouts of the server over an engine that computes nothing, in turns: what each protocol costs.
 
-    python benchmarks/protocol_pairs.py OTHER [ROUNDS]    OTHER: a checkout with the code to compare with
+    python -m tests.server.protocol_pairs OTHER [ROUNDS]    OTHER: a checkout with the code to compare with
 
 Microseconds of a request, asked by one client and by 8 at once, and of a streamed delta, each with the
 processor time of the server, which a busy machine changes least: of the clock the least of all rounds, of
@@ -120,7 +120,7 @@ def measured(
 
 def main() -> None:
     """Print the table."""
-    here, other = Path(__file__).resolve().parent.parent, Path(sys.argv[1]).resolve()
+    here, other = Path(__file__).resolve().parents[2], Path(sys.argv[1]).resolve()
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 7
     found: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
     with ExitStack() as stack:

@@ -13,10 +13,10 @@ from zlib import compress, crc32
 
 from PIL import Image
 
-from attack_kit import Address, Attack, Shot, act, chat, schema
-from attacks import HTTP, ISSUE, LEAVE_3_S, counted, shots, text, tokenize, tool, uploads
-from attacks_protocols import PROTOCOLS
-from server_requests import data_url
+from tests.attacks.kit import Address, Attack, Shot, act, chat, schema
+from tests.attacks.protocols import PROTOCOLS
+from tests.attacks.requests import HTTP, ISSUE, LEAVE_3_S, counted, shots, text, tokenize, tool, uploads
+from tests.server.client_requests import data_url
 
 STRING = {"type": "string"}
 

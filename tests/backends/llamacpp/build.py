@@ -2,9 +2,9 @@
 
     pip download --no-deps --no-binary llama-cpp-python llama-cpp-python
     tar xf llama_cpp_python-*.tar.gz
-    python benchmarks/llamacpp_build.py tree llama_cpp_python-*/vendor/llama.cpp TREE   # what the build needs
-    python benchmarks/llamacpp_build.py pack TREE FILE.tar.xz                           # to carry it
-    python benchmarks/llamacpp_build.py build TREE OUT [--cpu] [--cublas FOLDER]        # OUT/llama-server
+    python -m tests.backends.llamacpp.build tree …/vendor/llama.cpp TREE        # what the build needs
+    python -m tests.backends.llamacpp.build pack TREE FILE.tar.xz                          # to carry it
+    python -m tests.backends.llamacpp.build build TREE OUT [--cpu] [--cublas FOLDER]       # OUT/llama-server
 
 `tree` leaves out tests, examples, the web page, other processors, other graphics interfaces, other networks
 than ours, and of CUDA's kernels those whose shapes none of our models has: heads of another width, products

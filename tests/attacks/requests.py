@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from attack_kit import Attack, Shot, chat, form, schema
+from tests.attacks.kit import Attack, Shot, chat, form, schema
 
 MIB = 1 << 20
 LEAVE_3_S = (3.0, 3.0)

@@ -11,10 +11,10 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 import psutil
+from benchmarks.serving import Served
 
-from attack_kit import Address
-from server_requests import ENDLESS
-from serving import Served
+from tests.attacks.kit import Address
+from tests.server.client_requests import ENDLESS
 
 MIB = 1 << 20
 SAMPLE_S = 0.1

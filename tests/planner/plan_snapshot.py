@@ -1,7 +1,7 @@
 """Plans of many described machines × wishes, kept before the planner is moved about, and compared afterwards.
 
-    PYTHONPATH=. python benchmarks/plan_snapshot.py --out BEFORE.jsonl.gz [--cases 10000] [--seed 0]
-    PYTHONPATH=. python benchmarks/plan_snapshot.py --against BEFORE.jsonl.gz [--show 5]
+    python -m tests.planner.plan_snapshot --out BEFORE.jsonl.gz [--cases 10000] [--seed 0]
+    python -m tests.planner.plan_snapshot --against BEFORE.jsonl.gz [--show 5]
 
 The cases are those of `random_plans.py`: a command line each, run through the real parser. What is kept of a
 case is the whole JSON document of `snugvl plan --json`, or the error's text. Compared, it prints how many
@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from random_plans import Case, built, ggufs, planned, random_case
 from snugvl.planner.report.document import document
+from tests.planner.random_plans import Case, built, ggufs, planned, random_case
 
 
 def kept(case: Case) -> Any:

@@ -1,0 +1,1 @@
+"""Attacks on a server, and what they do to others who use it; not run by pytest: `bystander.py`."""
