@@ -49,6 +49,7 @@ class Gpu:
         api: API by which programs reach it; only llama.cpp uses those other than CUDA.
         listed: its name in `llama-server --list-devices`, such as "Vulkan1"; empty where it wasn't asked.
         unified: whether its memory is host memory.
+        cycles_per_s: clock cycles of all multiprocessors together, from the table of known GPUs, or None.
     """
 
     index: int
@@ -69,6 +70,7 @@ class Gpu:
     api: Api = "cuda"
     listed: str = ""
     unified: bool = False
+    cycles_per_s: float | None = None
 
     @property
     def held_bytes(self) -> int:

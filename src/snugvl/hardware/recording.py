@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from snugvl.errors import InputError
+from snugvl.hardware import gpus
 from snugvl.hardware.machine import Machine
 
 SCHEMA: Final = 1
@@ -59,7 +60,12 @@ def replay(path: Path) -> Machine:
         _check(machine)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
-    return dataclasses.replace(machine, source="recorded")
+    known = [(gpu, gpus.find(gpu.name, gpu.total_bytes)) for gpu in machine.gpus]
+    filled = tuple(  # recordings of before 0.3 don't have it
+        dataclasses.replace(gpu, cycles_per_s=gpu.cycles_per_s or (model.cycles_per_s if model else None))
+        for gpu, model in known
+    )
+    return dataclasses.replace(machine, source="recorded", gpus=filled)
 
 
 def read_value(kind: Any, value: Any, where: str) -> Any:
