@@ -80,11 +80,10 @@ def told(choice: Choice | None) -> str:
     if choice is None:
         return "nothing"
     settings, rate = choice.settings, choice.speed.decode_tokens_per_s or 0.0
-    how = "about" if choice.speed.predicted else "up to"
     beside = f", {format_size(beside_gpu_bytes(choice))} in host memory" if beside_gpu_bytes(choice) else ""
     weights = "" if choice.option.model.facts.gguf else f" {settings.weights}"
     got = f"{settings.context:,} tokens, images of {choice.tokens:,}"
-    return f"{short(choice.option.model.name)}{weights}, {how} {rate:.0f} tokens/s, {got}{beside}"
+    return f"{short(choice.option.model.name)}{weights}, about {rate:.0f} tokens/s, {got}{beside}"
 
 
 def people() -> Iterator[list[str]]:

@@ -21,6 +21,7 @@ from snugvl.planner.footprint.images import scales
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import catalogue_candidates
 from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.speed import rate_text
 from snugvl.planner.wishes import Wishes
 
 PAGE = Path(__file__).parents[2] / "docs" / "ladder.md"
@@ -36,7 +37,7 @@ Written by `tests/docs/ladder.py` with the planner's own code; a test fails when
 `snugvl plan --gpu NAME --os SYSTEM --held SIZE --offline`: one image a request, one request at a time, the
 best model of the catalogue that some engine can run today. Nothing here was measured on these cards; the
 formulas and what they were checked against are in [plan.md](plan.md). Under WSL2 1 GiB is taken to be held by
-the desktop, on Linux 512 MiB. Speeds are upper bounds (roofline).
+the desktop, on Linux 512 MiB. Speeds are likely ones, with the range that is computed ([how](plan.md#speed)).
 """
 
 
@@ -75,7 +76,7 @@ def best_table(plans: Sequence[tuple[int, Machine, Plan]]) -> list[str]:
 
 def cells(choice: Choice) -> str:
     """The columns of one choice."""
-    settings, speed = choice.settings, choice.speed.decode_tokens_per_s
+    settings, speed = choice.settings, choice.speed
     image = f"{choice.tokens:,} tokens"
     if scales(choice.option.model) and settings.max_pixels:
         image += f" ({megapixels(settings.max_pixels)})"
@@ -88,7 +89,9 @@ def cells(choice: Choice) -> str:
             f"{settings.context:,}",
             image,
             memory,
-            f"≤ {speed:,.0f}" if speed else "–",
+            f"{rate_text(speed.decode_tokens_per_s)} ({rate_text(speed.least)} to {rate_text(speed.most)})"
+            if speed.decode_tokens_per_s and speed.least and speed.most
+            else "–",
         ]
     )
 

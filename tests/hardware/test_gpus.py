@@ -1,5 +1,7 @@
 """The table of GPUs and how names find their row."""
 
+import math
+
 import pytest
 
 from snugvl.core.sizes import GIB, MIB
@@ -109,3 +111,17 @@ def test_suggestions_are_accepted() -> None:
     for wrong in ("rtx-5061", "v10", "gtx 1650s", "l4o", "quadro 5000"):
         for name in gpus.nearest(wrong):
             gpus.lookup(name)
+
+
+def test_multiprocessors_and_clock_agree_with_the_datasheets_matrix_speed() -> None:
+    """Operations a multiprocessor and clock are a power of two, whoever counted them."""
+    both = [model for model in gpus.known() if model.cycles_per_s and model.bf16_flops]
+    assert len(both) > 90
+    for model in both:
+        assert model.cycles_per_s is not None
+        assert model.bf16_flops is not None
+        each = model.bf16_flops / model.cycles_per_s
+        nearest = 2 ** round(math.log2(each))
+        assert each == pytest.approx(nearest, rel=0.01), model.name
+    assert gpus.lookup("rtx-5060").cycles_per_s == pytest.approx(30 * 2.497e9, rel=0.01)
+    assert gpus.lookup("h200").cycles_per_s == 132 * 1830e6

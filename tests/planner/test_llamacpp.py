@@ -18,7 +18,7 @@ from snugvl.core.sizes import GIB
 from snugvl.hardware.calibration import DATA_CENTRE_CONTEXT_BYTES
 from snugvl.hardware.describe import describe
 from snugvl.hardware.devices import with_others
-from snugvl.hardware.machine import Gpu, Machine
+from snugvl.hardware.machine import Machine
 from snugvl.planner.capabilities import options
 from snugvl.planner.commands import plain_command, visible
 from snugvl.planner.engines.llamacpp.footprint import (
@@ -297,33 +297,6 @@ def test_quantised_caches_are_smaller_and_need_room_on_a_gpu(load: Load) -> None
     assert cache_bytes(model, half, gpu=True)[0] * 32 == cache_bytes(model, whole, gpu=True)[0] * 17
     more = decoder_bytes(model, half, gpu=True) - decoder_bytes(model, whole, gpu=True)
     assert more == 2 * 2 * 8 * 128 * 32768, "one layer's keys and values in f16, for flash attention"
-
-
-# Published: decode tokens a second of one request (anchors, "Published speeds on consumer cards"); a vision
-# model's decoder is that of the language model of its size.
-PUBLISHED = (
-    ("RTX 2080", "Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M", 110.6),
-    ("RTX 2080", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 69.3),
-    ("RTX 5070", "Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M", 322.0),
-    ("RTX 5070", "Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M", 156.0),
-    ("RTX 5070", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 103.0),
-    ("RTX 3060", "Qwen/Qwen3-VL-2B-Instruct", "Q8_0", 148.0),
-    ("RTX 3060", "Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M", 200.0),
-    ("RTX 3090 Ti", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 133.0),
-    ("RTX 5090", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 227.0),
-    ("GTX 1050 Ti", "Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M", 34.5),
-    ("GTX 1050 Ti", "Qwen/Qwen3.5-4B", "Q4_K_M", 13.6),
-)
-
-
-@pytest.mark.parametrize(("card", "name", "kind", "published"), PUBLISHED)
-def test_speed_is_what_people_publish(load: Load, card: str, name: str, kind: str, published: float) -> None:
-    old = Gpu(0, card, 4 << 30, 4 << 30, (6, 1), 112e9)  # before what our table begins with
-    gpu = old if card == "GTX 1050 Ti" else describe(card).gpus[0]
-    settings = Settings("llamacpp", context=1024, images=0, chunk=512)
-    rate = RULES.decode_rate(load(name, kind), settings, gpu)
-    assert rate is not None
-    assert published / 1.3 <= rate <= published * 1.3
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from snugvl.checkpoint.catalogue import catalogue_facts, q4_k_m
 from snugvl.checkpoint.catalogue import four_bits as awq
 from snugvl.checkpoint.facts import ModelFacts
-from snugvl.checkpoint.read import facts_of
 from snugvl.core.memory_kinds import Kind
 from snugvl.hardware.describe import describe
 from snugvl.planner.engines.llamacpp.footprint import cache_bytes
@@ -295,24 +294,3 @@ def test_a_cache_in_eight_bits_is_what_lm_studio_logged(tmp_path: Any) -> None:
     assert facts is not None
     cache, states = cache_bytes(inventory(facts), Settings("llamacpp", kv="fp8", context=16_384), gpu=True)
     assert (cache, states) == (1224 << 20, 0)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "system", "ram", "published"),
-    [
-        ("rx-7900-xtx", "linux", "64GiB", 105.7),
-        ("m4", "macos", "16GiB", 20.87),
-        ("m1-max", "macos", "64GiB", 46.2),
-    ],
-)
-def test_speed_on_other_makers_gpus_is_what_people_publish(
-    gpu: str, system: str, ram: str, published: float, tmp_path: Any
-) -> None:
-    """An 8B as Q4_K_M: ggml-org/llama.cpp#26284, brand-o/normiebench#3 and #40 (Llama 3.1)."""
-    model = facts_of(ggufs(tmp_path, GGUFS[3:])[0], offline=True)
-    on = describe(gpu, os=system, ram=ram)
-    choice = solve([Candidate(model)], on, Wishes(images=0, context=1024)).choice
-    assert choice is not None
-    rate = choice.speed.decode_tokens_per_s
-    assert rate is not None
-    assert published / 1.3 < rate < published * 1.3

@@ -103,9 +103,8 @@ def test_better_models_that_are_slower_are_named_with_their_speed() -> None:
     for line, slower in zip(found.why_not[:2], plan.slower, strict=True):
         assert slower.quality > plan.choice.quality
         assert line.startswith(f"{slower.option.model.name} in ")
-        assert re.search(
-            r"also fits, .* but slower: at most \d+ tokens/s, first token after at least \d+ s", line
-        )
+        rate = r"about [\d.]+ tokens/s \([\d.]+ to [\d.]+, computed, by assumed rates of host memory\)"
+        assert re.search(rf"also fits, .* but slower: {rate}, first token after at least \d+ s", line)
         assert line in text
         assert slower.speed.decode_tokens_per_s < plan.choice.speed.decode_tokens_per_s  # type: ignore[operator]
 
@@ -141,7 +140,7 @@ def test_what_runs_whole_stands_before_a_token_in_ten_seconds() -> None:
     name = plan.instead.option.model.name
     assert f"only with layers in host memory, at about 0.1 tokens/s; {name} fits whole\n" in text
     assert found.steps[0].remark.startswith(f"{name} in ")
-    assert "fits whole and runs at up to" in found.steps[0].remark
+    assert "fits whole and runs at about" in found.steps[0].remark
     assert found.commands[:2] == (f"snugvl pull {name}", found.commands[1])
     assert found.steps[1].remark.startswith("Qwen/Qwen3-VL-32B-Instruct, as asked, at about 0.1 tokens/s")
 
@@ -222,7 +221,7 @@ def test_waits_are_given_as_they_are_known_and_equal_speeds_explained() -> None:
     texts = [read("Qwen/Qwen3.5-2B", "none", ram=ram)[2] for ram in ("16GiB", "64GiB")]
     for text, weights in zip(texts, ("bf16", "fp32"), strict=True):
         assert f"  weights  {weights} (on a processor bf16 and fp32 are equally quick" in text
-        assert re.search(r"first token after at least \d+ s ", text), "once 36.53 s"
+        assert re.search(r"first token after at least \d+ s\n", text), "once 36.53 s"
 
 
 def test_words_of_formats_and_shares_are_usual_ones() -> None:

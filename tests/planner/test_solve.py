@@ -292,7 +292,8 @@ def test_nobody_is_led_to_what_nobody_would_wait_for() -> None:
     led = require(solve(CATALOGUE, host, Wishes()))
     assert "2B" in led.option.model.name
     assert led.speed.decode_tokens_per_s is not None
-    assert led.speed.decode_tokens_per_s >= 5
+    assert led.speed.most is not None
+    assert led.speed.most >= 5
     named = require(one("8B", on=replace(host, ram_free_bytes=30 * GIB)))
     assert named.speed.decode_tokens_per_s is not None
 

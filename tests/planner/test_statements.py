@@ -76,9 +76,10 @@ def test_a_mixture_has_a_speed_of_the_experts_that_a_token_reads() -> None:
     assert model.experts_read == 8 / 128
     choice = chosen(MIXTURE, "h100")
     rate = choice.speed.decode_tokens_per_s
-    # 3.3 G values of a token in bf16, and half of 32,768 tokens of cache.
+    # 3.3 G values of a token in bf16, and half of 32,768 tokens of cache; 48 layers of vLLM's beside.
     assert rate is not None
-    assert 300 < rate < 3350e9 / (3.3e9 * 2)
+    assert choice.speed.most is not None
+    assert 1 / (3.3e9 * 2 / 3350e9 * 1.7 + 48 * 130e-6) < rate < choice.speed.most < 3350e9 / (3.3e9 * 2)
     narrow = Settings("vllm", chunk=512)
     assert experts_workspace(model, narrow) == 512 * 8 * (2048 + 2048) * 2
 
@@ -249,7 +250,8 @@ def test_texts_say_nothing_that_helps_nobody() -> None:
     assert text.startswith("pocket fits NVIDIA GPU (8.00 GiB, Linux), with")
     card = describe("rtx-3090")
     text = plain(report(solve([Candidate(facts("pocket"))], card, Wishes()), card))
-    assert "not limited by memory, which allows over 1,000 tokens/s (roofline" in text
+    rate = require(solve([Candidate(facts("pocket"))], card, Wishes())).speed.decode_tokens_per_s
+    assert 1000 < (rate or 0) <= 10_000, "the host's part of a step, where there is little to read"
     assert "first token" not in text
     large = solve([Candidate(facts("Qwen/Qwen3-VL-32B-Instruct"))], on, Wishes())
     assert "would be needed; " in plain(report(large, on))

@@ -37,6 +37,8 @@ class Format:
         zero: whether a group also has a zero point: the code that means 0, not a whole number.
         since: compute capability of the oldest GPUs whose kernels read it; (0, 0): of all that our engine
             runs on; None: there are no kernels, and it is for CPUs alone.
+        instructions: of a thread that a weight costs in a decode step, fitted to measured steps of our engine
+            (`benchmarks/planned_speed.py --fit`).
         measured: KL to float32 in nats a token, by model. Where nothing was measured, the format is for
             those who ask for it: no plan takes it by itself.
         differ: the same in words: how answers differ from those of the original weights.
@@ -48,6 +50,7 @@ class Format:
     group: int = 128
     zero: bool = False
     since: tuple[int, int] | None = (0, 0)
+    instructions: float = 0.0
     measured: Mapping[str, float] = field(default_factory=dict)
     differ: str = ""
     written: tuple[float, float, float] | None = None
@@ -79,13 +82,14 @@ class Format:
 CODER, SMOLLM2 = "Qwen2.5-Coder-1.5B", "SmolLM2-135M"
 FORMATS: Final[Mapping[str, Format]] = {
     "bf16": Format((16,)),
-    "fp8": Format((8,), measured={"pocket": 0.00031, CODER: 0.00294}),
-    "int8": Format((8,), measured={"pocket": 0.00008, CODER: 0.00056}),
+    "fp8": Format((8,), instructions=6.2, measured={"pocket": 0.00031, CODER: 0.00294}),
+    "int8": Format((8,), instructions=7.0, measured={"pocket": 0.00008, CODER: 0.00056}),
     "int6": Format(
         (4, 2),
         group=64,
         zero=True,
         since=(8, 0),
+        instructions=14.5,
         measured={"pocket": 0.00028, CODER: 0.00194, SMOLLM2: 0.011},
         differ="hardly differ",
     ),
@@ -94,6 +98,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         group=64,
         zero=True,
         since=(8, 0),
+        instructions=10.8,
         measured={"pocket": 0.00111, CODER: 0.00658, SMOLLM2: 0.0337},
         differ="differ little",
         written=(5.5, 0.0335, 0.0195),
@@ -101,6 +106,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     "int4": Format(
         (4,),
         zero=True,
+        instructions=3.6,
         measured={"pocket": 0.00352, CODER: 0.0374, SMOLLM2: 0.141},
         differ="differ noticeably (small models more, large ones less)",
         written=(4.75, 0.131, 0.0509),

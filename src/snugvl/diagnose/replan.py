@@ -53,7 +53,8 @@ def machine_of(facts: RunFacts) -> Machine | None:
     if facts.run.has("over_free", "summary"):
         free = min(free + budgets(machine)[0].device.context_bytes, total)
     (gpu,) = machine.gpus
-    told = Gpu(0, gpu.name, total, free, gpu.compute_capability, gpu.bandwidth, gpu.bf16_flops)
+    told = replace(Gpu(0, gpu.name, total, free), compute_capability=gpu.compute_capability)
+    told = replace(told, bandwidth=gpu.bandwidth, bf16_flops=gpu.bf16_flops, cycles_per_s=gpu.cycles_per_s)
     return replace(machine, gpus=(told,))
 
 

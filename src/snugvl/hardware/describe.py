@@ -169,6 +169,7 @@ def _gpu(
         compute_capability=model.compute_capability if model else None,
         bandwidth=model.bandwidth if model else None,
         bf16_flops=model.bf16_flops if model else None,
+        cycles_per_s=model.cycles_per_s if model else None,
         tenants=tuple(tenant for tenant in holders if tenant.held_bytes),
         cuda_total_bytes=total_bytes - reserved_bytes,
         api=model.api if model else "cuda",

@@ -22,7 +22,8 @@ from snugvl.hardware.machine import Api
 
 MemorySource = Literal["nvml", "nominal", "published", "host memory"]
 
-_CORES_PER_SM: Final = {7: 64, 8: 128, 12: 128}  # by major compute capability, GeForce only
+# By compute capability, of the newest that it is not above.
+_CORES_PER_SM: Final = (((8, 6), 128), ((7, 0), 64), ((6, 1), 128), ((0, 0), 64))
 _TENSOR_OPS: Final = 512  # per SM and clock, fp16 in, fp32 accumulated: GeForce Turing to Blackwell
 _PLAIN_OPS: Final = 256  # GTX 16xx has no tensor cores: 128 fp16 multiply-adds
 _IGNORED = re.compile(
@@ -72,6 +73,7 @@ class GpuModel:
             of another maker. "host memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
+        cycles_per_s: clock cycles of all multiprocessors together, at the datasheet's boost clock, or None.
     """
 
     name: str
@@ -81,6 +83,7 @@ class GpuModel:
     bandwidth: float
     compute_capability: tuple[int, int] | None
     bf16_flops: float | None
+    cycles_per_s: float | None
 
     @property
     def api(self) -> Api:
@@ -178,23 +181,30 @@ def _short(name: str) -> str:
 
 
 def _model(row: dict[str, str]) -> GpuModel:
-    capability = tuple(map(int, row["cc"].split("."))) if row["cc"] else None
+    capability: Any = tuple(map(int, row["cc"].split("."))) if row["cc"] else None
     source: Any = row["mib_source"]
+    cycles = _cycles(row, capability)
     return GpuModel(
         name=row["name"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         total_bytes=int(row["mib"] or 0) * MIB,
         memory_source=source,
         bandwidth=float(row["gb_per_s"]) * 1e9,
-        compute_capability=capability,  # type: ignore[arg-type]
-        bf16_flops=_flops(row, capability),
+        compute_capability=capability,
+        bf16_flops=float(row["tflops"]) * 1e12 if row["tflops"] else _flops(row["name"], cycles, capability),
+        cycles_per_s=cycles,
     )
 
 
-def _flops(row: dict[str, str], capability: tuple[int, ...] | None) -> float | None:
-    if row["tflops"]:
-        return float(row["tflops"]) * 1e12
-    if not (row["cores"] and row["boost_mhz"]) or capability is None or capability[0] not in _CORES_PER_SM:
+def _cycles(row: dict[str, str], capability: tuple[int, int] | None) -> float | None:
+    if not (row["cores"] and row["boost_mhz"]) or capability is None:
         return None
-    per_clock = _PLAIN_OPS if "GTX" in row["name"] else _TENSOR_OPS
-    return int(row["cores"]) / _CORES_PER_SM[capability[0]] * int(row["boost_mhz"]) * 1e6 * per_clock
+    cores = next(cores for least, cores in _CORES_PER_SM if capability >= least)
+    return int(row["cores"]) / cores * int(row["boost_mhz"]) * 1e6
+
+
+def _flops(name: str, cycles: float | None, capability: tuple[int, int] | None) -> float | None:
+    """Operations per second of a GeForce of Turing or later."""
+    if cycles is None or capability is None or capability < (7, 0):
+        return None
+    return cycles * (_PLAIN_OPS if "GTX" in name else _TENSOR_OPS)

@@ -64,6 +64,7 @@ class Gpu:
         api: API by which programs reach it; only llama.cpp uses those other than CUDA.
         listed: its name in `llama-server --list-devices`, such as "Vulkan1"; empty where it wasn't asked.
         unified: whether its memory is host memory.
+        cycles_per_s: clock cycles of all multiprocessors together, from the table of known GPUs, or None.
     """
 
     index: int
@@ -84,6 +85,7 @@ class Gpu:
     api: Api = "cuda"
     listed: str = ""
     unified: bool = False
+    cycles_per_s: float | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -166,6 +168,8 @@ def replay(path: Path) -> Machine:
     Raises:
         InputError: no such file, no recording, of another schema, or with a field that can't be.
     """
+    from snugvl.hardware import gpus  # which describes cards in this module's nouns
+
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -190,7 +194,12 @@ def replay(path: Path) -> Machine:
         _check(machine)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
-    return dataclasses.replace(machine, source="recorded")
+    known = [(gpu, gpus.find(gpu.name, gpu.total_bytes)) for gpu in machine.gpus]
+    filled = tuple(  # recordings of before 0.3 don't have it
+        dataclasses.replace(gpu, cycles_per_s=gpu.cycles_per_s or (model.cycles_per_s if model else None))
+        for gpu, model in known
+    )
+    return dataclasses.replace(machine, source="recorded", gpus=filled)
 
 
 def read_value(kind: Any, value: Any, where: str) -> Any:

@@ -301,6 +301,7 @@ def _gpu(nvml: Any, index: int, device: _Device, memory: _Memory, driver: str | 
         position=device.position,
         link_bandwidth=_link(nvml, owner.handle),
         cuda_total_bytes=_cuda_total(memory, around, mig=device.parent is not None),
+        cycles_per_s=model.cycles_per_s * share if model and model.cycles_per_s else None,
     )
 
 

@@ -25,8 +25,8 @@ class SpeedTier(NamedTuple):
         sequences: that may run at once.
         states: all recurrent states that are kept.
         pool: tokens of the KV pool: what the fastest steps leave (see `Fitter._refined`).
-        rate: whole tokens a second at most of one request on each copy of the model, together, by the
-            roofline; 0 where it isn't known.
+        rate: whole tokens a second that are likely of one request on each copy of the model, together; 0
+            where it isn't known.
     """
 
     graphs: bool

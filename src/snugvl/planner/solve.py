@@ -336,7 +336,7 @@ def _bearable(choice: Choice, wishes: Wishes) -> bool:
     needed = settings.images * largest_image(model, settings.max_pixels).tokens + LEAST_ROOM_TOKENS
     settings = replace(settings, context=max(wishes.context or context, needed))
     speed = roofline(model, settings, choice.budget)
-    rate, first_s = speed.decode_tokens_per_s, speed.first_token_s
+    rate, first_s = speed.most, speed.first_token_s
     return (rate is None or rate >= LEAST_RATE) and (first_s is None or first_s <= MOST_WAITING_S)
 
 

@@ -21,6 +21,7 @@ from snugvl.planner.footprint.total import PROCESS_BYTES, Component, Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import ENGINES, Engine, KVFormat, Settings
+from snugvl.planner.speed import Pace
 from snugvl.planner.wishes import Wishes
 
 NO_GGUF: Final = "it reads no GGUF; llama.cpp does"
@@ -64,7 +65,8 @@ class EngineRules(ABC):
         drops_unused_tower: without images the vision tower isn't loaded.
         process_bytes: host memory of its process without a GPU, idle.
         spare_note: its use of memory that the plan leaves free, for people; empty where there is none.
-        predicts_rate: `decode_rate` says how fast it decodes; else the roofline bounds it.
+        predicts_rate: `decode_rate` says how fast it decodes; else `pace` does.
+        pace: what a decode step costs it on a GPU beside its bytes.
     """
 
     engine: ClassVar[Engine]
@@ -92,6 +94,7 @@ class EngineRules(ABC):
     process_bytes: ClassVar[int] = PROCESS_BYTES
     spare_note: ClassVar[str] = ""
     predicts_rate: ClassVar[bool] = False
+    pace: ClassVar[Pace]
 
     def not_here(self, device: Device, system: OperatingSystem) -> str | None:
         """Why it runs on no machine of this maker, system or age, as a clause, or None."""

@@ -24,7 +24,9 @@ from snugvl.planner.wishes import Wishes
 
 SCHEMA_VERSION = 1
 BUDGET = ("total_bytes", "held_bytes", "margin_bytes", "usable_bytes")
-ROOFLINE = ("decode_tokens_per_s", "first_token_s", "crossing_bytes", "ddr")
+ROOFLINE = (
+    "decode_tokens_per_s", "least", "most", "measured", "first_token_s", "crossing_bytes", "ddr",
+)  # fmt: skip
 # Names in the JSON of what is said of a reason, and its attributes.
 REJECTION = {
     "what": "text", "short_bytes": "short_bytes", "blame": "blame", "blame_bytes": "blame_bytes",

@@ -355,7 +355,7 @@ def _weighed(other: Choice, choice: Choice) -> str:
     kind = "" if facts.gguf is not None else f" in {other.settings.weights_name}"
     said = (
         f"{mine.name}{_paced(choice, ' gives about')} from {next(sizes)} of files, "
-        f"{facts.name}{kind}{_paced(other, _most(other))} from {next(sizes)}"
+        f"{facts.name}{kind}{_paced(other, ' about')} from {next(sizes)}"
     )
     entry, known = published_as(mine.name), find(facts.name)
     if entry is None or (known and known[0] == entry):  # the one that was named, in other weights
@@ -499,7 +499,7 @@ def _ways(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     if choice.option.offload and plan.instead is not None:
         other = plan.instead
         whole = f"{other.option.model.name} in {other.settings.weights_name} fits whole"
-        whole += _paced(other, " and runs at up to")
+        whole += _paced(other, " and runs at about")
         title = f"{choice.option.model.name}, as asked{_paced(choice, ', at about', digits=1)}"
         again = other.option.model.name == choice.option.model.name  # in another format: it is here by then
         asked = _run(choice, plan.wishes, machine, title, pull=pull and not again)
@@ -512,7 +512,7 @@ def _ways(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     yield from _run(choice, plan.wishes, machine, pull=pull)
     if plan.beside is not None:
         beside = plan.beside
-        fast = _paced(beside, f", at{_most(beside)}")
+        fast = _paced(beside, ", at about")
         on = "whole on the GPU" if beside.budget.gpu is not None else "on the processor"
         able = "Also by" if rules_of(beside.option.engine).reads_only_gguf else "Without"
         where = f"{able} llama.cpp {beside.option.model.name} runs {on}{fast}"
@@ -532,11 +532,6 @@ def _paced(choice: Choice, how: str, *, digits: int = 0) -> str:
     """The text of its decoding speed, after the words `how`; empty where it isn't known."""
     rate = choice.speed.decode_tokens_per_s
     return f"{how} {rate:,.{digits}f} tokens/s" if rate else ""
-
-
-def _most(choice: Choice) -> str:
-    """The words before its speed: of a prediction, or of a bound."""
-    return " about" if choice.speed.predicted else " up to"
 
 
 def _llamacpp_step(choice: Choice) -> NextStep:

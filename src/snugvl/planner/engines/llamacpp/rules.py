@@ -50,6 +50,7 @@ from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import Placement, Settings
+from snugvl.planner.speed import Pace
 from snugvl.planner.wishes import Wishes
 
 CHUNKS: Final = (512, 256, 128)  # of `-ub`, fastest first
@@ -57,13 +58,18 @@ BATCH: Final = 2048  # tokens handed over at once; a step computes `-ub` of them
 # Builds of before October 2026 try the tower at their start with a picture of so many tokens, whatever
 # `--image-max-tokens` says, and keep the memory.
 TRIED_TOKENS: Final = 46 * 46
-SHARE: Final = 0.91
 SHARE_BEFORE_TURING: Final = 0.4
 SHARE_OF_OTHERS: Final = 0.72  # of AMD, Intel and Apple, between 0.63 (M1 Max) and 0.9 (M4)
 TURING: Final = (7, 0)
-LAYER_S: Final = 65e-6
-MIXED_LAYER_S: Final = 120e-6
 TURNS_S: Final = 40e-6  # of a layer whose experts a processor computes
+# With speeds that people publish (`benchmarks/results/speeds.csv`), and the H200 of ours.
+MEASURED: Final = frozenset(
+    f"NVIDIA {card}"
+    for card in (
+        "H200", "GeForce GTX 1050 Ti", "GeForce RTX 2080", "GeForce RTX 3060", "GeForce RTX 3070",
+        "GeForce RTX 3090 Ti", "GeForce RTX 4070 Ti", "GeForce RTX 5070", "GeForce RTX 5090",
+    )
+) | {"AMD Radeon RX 7900 XTX", "Apple M1 Max", "Apple M4"}  # fmt: skip
 STEPS_BESIDE: Final = (2048, 1024, 512)  # of `-ub`, with experts in host memory
 
 
@@ -80,6 +86,7 @@ class LlamacppRules(EngineRules):
     offloads = True
     reads_only_gguf = True
     predicts_rate = True
+    pace = Pace(65e-6, 120e-6, within=1.35, share=0.91, cards=MEASURED, elsewhere=1.5)
     process_bytes = HOST_PROCESS_BYTES
 
     def not_here(self, device: Device, system: OperatingSystem) -> str | None:
@@ -153,8 +160,9 @@ class LlamacppRules(EngineRules):
         if gpu is None or gpu.bandwidth is None:
             return None
         old = gpu.compute_capability is not None and gpu.compute_capability < TURING
-        share = SHARE_OF_OTHERS if gpu.api != "cuda" else SHARE_BEFORE_TURING if old else SHARE
-        layers = model.facts.text.num_layers * (MIXED_LAYER_S if model.mixed else LAYER_S)
+        share = SHARE_OF_OTHERS if gpu.api != "cuda" else SHARE_BEFORE_TURING if old else self.pace.share
+        layer_s = self.pace.mixed_layer_s if model.mixed else self.pace.layer_s
+        layers = model.facts.text.num_layers * layer_s
         return 1 / (_read(model, settings, gpu=True) / (gpu.bandwidth * share) + layers + host)
 
     def step_crossing_bytes(self, model: Inventory, settings: Settings) -> int:

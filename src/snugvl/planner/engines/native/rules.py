@@ -35,8 +35,10 @@ from snugvl.planner.footprint.weights import keeps_fp8, part_bytes, weight_compo
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import DEFAULT_SEQUENCES, Placement, Settings
+from snugvl.planner.speed import Pace
 from snugvl.planner.wishes import Wishes
 
+MEASURED: Final = frozenset(("NVIDIA H100 80GB HBM3", "NVIDIA H200"))  # benchmarks/results/speeds.csv
 RESIDENT: Final = (WHOLE, Parts("int8"), Parts("int8", "int8"))
 # Of the formats of a streamed tower the leaner crosses sooner. Without a wish the head gives way first.
 STREAMED: Final = tuple(replace(each, vision="streamed") for each in RESIDENT)
@@ -54,6 +56,7 @@ class NativeRules(EngineRules):
     has_parts = True
     pooled = True
     in_process = True
+    pace = Pace(15e-6, 67e-6, within=1.25, step_s=1e-4, computes=True, cards=MEASURED)
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """Formats, best first; on a GPU each with all its parts. A GGUF is taken as our engine holds it.

@@ -31,8 +31,10 @@ from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import Settings
+from snugvl.planner.speed import Pace
 from snugvl.planner.wishes import Wishes
 
+MEASURED: Final = frozenset(("NVIDIA H200",))  # benchmarks/results/speeds.csv
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
 
@@ -52,6 +54,7 @@ class TransformersRules(EngineRules):
     one_at_a_time = True
     offloads = True
     in_process = True
+    pace = Pace(0.7e-3, 1.4e-3, within=1.25, cards=MEASURED, elsewhere=2.0)
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """The formats that transformers loads; bitsandbytes makes integers of a plain checkpoint."""

@@ -37,11 +37,14 @@ from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import Settings
+from snugvl.planner.speed import Pace
 from snugvl.planner.wishes import Wishes
 
 PARALLEL: Final = (2, 4, 8)  # GPUs that share a layer
 # (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
+# benchmarks/results/speeds.csv; the last by what is published.
+MEASURED: Final = frozenset(("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GeForce RTX 5090"))
 DIGITS: Final = 10_000
 
 
@@ -57,6 +60,7 @@ class VllmRules(EngineRules):
     honours = frozenset(("kv_cache",))
     fp8_cache_since = (8, 9)
     drops_unused_tower = True
+    pace = Pace(80e-6, 130e-6, within=1.5, eager_layer_s=1.1e-3, cards=MEASURED, elsewhere=2.0)
     spare_note = "vLLM makes it KV cache"
 
     def not_here(self, device: Device, system: OperatingSystem) -> str | None:
