@@ -232,19 +232,20 @@ def hadamard(size: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Rotations of a matrix' inputs and outputs; None: none. `power`: each column is multiplied with so much
-    of its input's root mean square, the input divided by it."""
+    """Rotations of a matrix' inputs and outputs; None: none. Each column is multiplied with its
+    input's root mean square to the `power`, and its own to the −`weights`, the input divided by that."""
 
     inputs: torch.Tensor | None = None
     outputs: torch.Tensor | None = None
     power: float = 0.0
+    weights: float = 0.0
 
 
-def turns(net: Network, kind: str, power: float) -> dict[str, Turned]:
+def turns(net: Network, kind: str, power: float, weights: float) -> dict[str, Turned]:
     """By matrix: none, those that fold into weights ("rotated"), and with that of `down_proj`'s inputs, which
     has to be computed at each token ("online")."""
     if kind == "base":
-        return {name: Turned(power=power) for name in NAMES}
+        return {name: Turned(power=power, weights=weights) for name in NAMES}
     stream = hadamard(net.hidden)
     head = hadamard(net.dim)
     values = torch.block_diag(*[head] * net.heads)
@@ -294,8 +295,10 @@ def round_layer(
         if not name:
             return
         turn, norm, weight = turned[name], layer.norm(name), exact.weights[name]
-        if norm is not None:
+        if turn.inputs is not None and norm is not None:
             weight = weight * norm
+        elif norm is not None:
+            x, was = x * norm, was * norm
         lacking = linear(was - x, weight)
         if stream is not None:
             lacking += stream_was - stream
@@ -305,7 +308,9 @@ def round_layer(
             x, weight = x @ turn.inputs, weight @ turn.inputs
         if turn.outputs is not None:
             lacking, weight = lacking @ turn.outputs, turn.outputs.T @ weight
-        scale = _scale(x, turn.power, layer.network.heads // layer.network.kv * (name == "o_proj"))
+        scale = _scale(
+            weight, x.square().mean(0), turn, layer.network.heads // layer.network.kv * (name == "o_proj")
+        )
         x, weight = x / scale, weight * scale
         moments = rounding.Moments(weight.shape[1], weight.device, rows=len(weight))
         torch.set_float32_matmul_precision("medium")  # inputs rounded to bf16
@@ -317,20 +322,79 @@ def round_layer(
             made = turn.outputs @ made
         if turn.inputs is not None:
             made = made @ turn.inputs.T
-        layer.weights[name] = made if norm is None else made / norm
+        layer.weights[name] = made if norm is None or turn.inputs is None else made / norm
 
 
-def _scale(x: torch.Tensor, power: float, shared: int) -> torch.Tensor:
-    """Factors of columns `[columns]`; those of heads that share their values (`shared` each) are the same."""
-    squares = x.square().mean(0)
+HEAD = 128  # values
+MOST_ROWS = {"gate_up_proj": 2048, "down_proj": 256}
+
+
+def matrices(judge: "Judge", index: int) -> dict[str, dict[str, Any]]:
+    """Of each matrix of a layer: some rows of it, and mean products of exact inputs for calibration and held
+    out, each token over the root mean square of the stream that the product is added to."""
+    kept = judge.work / f"products{index}.pt"
+    if not kept.exists():
+        layer, made = judge.net.layer(index), dict[str, dict[str, Any]]()
+        torch.set_float32_matmul_precision("medium")  # inputs rounded to bf16
+        of = zip(("given", "held"), judge.states(index), (judge.given, judge.held), strict=True)
+        for which, states, tokens in of:
+            for name, x, stream in layer.inputs(states, tokens.lengths):
+                if not name:
+                    break
+                if stream is not None:
+                    x = x / stream.square().mean(-1, keepdim=True).sqrt()
+                norm, rows = layer.norm(name), MOST_ROWS.get(name)
+                weight = layer.weights[name][:rows] * (1 if norm is None else norm)
+                norm = torch.ones(x.shape[1]) if norm is None else norm
+                made.setdefault(name, {"weight": weight, "norm": norm})[which] = x.T @ x / len(x)
+        torch.set_float32_matmul_precision("highest")
+        torch.save(made, kept)
+    found: dict[str, dict[str, Any]] = torch.load(kept, mmap=True)
+    return found
+
+
+def alone(judge: "Judge", index: int, bits: int, group: int, way: str, names: Sequence[str]) -> None:
+    """Print what single matrices lose on exact held-out inputs, relative to their outputs."""
+    how, turned, settings = meant(judge.net, bits, group, way)
+    row: dict[str, Any] = {"way": way, "layer": index, "bits": bits, "group": group, "lost": {}}
+    print(f"{way + f', {bits} bits, {group}':<34}layer {index:<4}", end="")
+    for name in names:
+        found, began = matrices(judge, index)[name], time.process_time()
+        weight, given, held = (found[each].clone() for each in ("weight", "given", "held"))
+        whole = ((weight @ held) * weight).sum()
+        exact = weight
+        turn = turned[name]
+        norm = found["norm"] if turn.inputs is None else torch.ones(len(given))
+        given, weight = given * norm * norm[:, None], weight / norm
+        scale = _scale(weight, given.diagonal(), turn, judge.net.heads // judge.net.kv * (name == "o_proj"))
+        given, weight = given / scale / scale[:, None], weight * scale
+        if turn.inputs is not None:
+            given, weight = turn.inputs.T @ given @ turn.inputs, weight @ turn.inputs
+        moments = rounding.Moments(len(given), given.device, rows=None)
+        moments.sums, moments.count = given, 1
+        with mock.patch.multiple(rounding, **settings):
+            made = how(weight, moments)
+        if turn.inputs is not None:
+            made = made @ turn.inputs.T
+        off = made / scale * norm - exact
+        row["lost"][name] = float(((off @ held) * off).sum() / whole)
+        print(
+            f"{name[:-5]} {row['lost'][name]:.3e} ({time.process_time() - began:.0f} s)  ", end="", flush=True
+        )
+    print()
+    with (judge.work / "alone.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _scale(weight: torch.Tensor, squares: torch.Tensor, turn: Turned, shared: int) -> torch.Tensor:
+    """Factors of columns `[columns]` for mean squares of inputs; `shared` heads have the same values, and so
+    the same factors."""
     if shared:
-        heads = squares.view(2, shared, -1)
+        heads = squares.view(-1, shared, HEAD)
         squares = heads.mean(1, keepdim=True).expand_as(heads).reshape(-1)
-    squares = squares / squares.mean()
-    return (squares + rounding_floor).pow(power / 2)
-
-
-rounding_floor = 1e-4
+    own = weight.square().mean(0)
+    own = (own / own.mean() + 1e-4).pow(-turn.weights / 2)
+    return own * (squares / squares.mean() + 1e-4).pow(turn.power / 2)
 
 
 def lost(layer: Layer, exact: Layer, held: torch.Tensor, lengths: Sequence[int]) -> dict[str, float]:
@@ -389,16 +453,28 @@ class Judge:
             file.write(json.dumps(row | more) + "\n")
 
 
-def trial(judge: Judge, index: int, bits: int, group: int, way: str) -> None:
-    """One way on one layer: KIND[,SETTING=VALUE…], KIND: load, base, rotated, online, load-rotated."""
+def meant(net: Network, bits: int, group: int, way: str) -> tuple[Rounder, dict[str, Turned], dict[str, Any]]:
+    """(the rounding, rotations, changed constants of `rounding`) of KIND[,SETTING=VALUE…]; KIND: load, base,
+    rotated, online, load-rotated, load-online."""
     kind, *given = way.split(",")
-    settings = {key: float(value) for key, value in (each.split("=") for each in given)}
-    began, layer = time.process_time(), judge.net.layer(index)
+    settings = {"TRUST": rounding.TRUST}
+    settings |= {key: float(value) for key, value in (each.split("=") for each in given)}
     how = (plainly if kind.startswith("load") else compensated)(bits, group)
-    turned = turns(judge.net, kind.removeprefix("load").strip("-") or "base", settings.pop("POWER", 0.0))
+    turned = turns(
+        net,
+        kind.removeprefix("load").strip("-") or "base",
+        settings.pop("POWER", 0.0),
+        settings.pop("WEIGHTS", 0.0),
+    )
+    return how, turned, {key: type(getattr(rounding, key))(value) for key, value in settings.items()}
+
+
+def trial(judge: Judge, index: int, bits: int, group: int, way: str) -> None:
+    """One way on one layer, judged by what comes out of the network."""
+    began, layer = time.process_time(), judge.net.layer(index)
+    how, turned, settings = meant(judge.net, bits, group, way)
     share = settings.pop("SHARE", rounding.SHARE)
-    changed = {key: type(getattr(rounding, key))(value) for key, value in settings.items()}
-    with mock.patch.multiple(rounding, **changed):
+    with mock.patch.multiple(rounding, **settings):
         round_layer(layer, judge.states(index)[0], judge.given.lengths, turned, how, share)
     judge.show(f"{way}, {bits} bits, {group}", index, layer, began, bits=bits + 32 / group)
 
@@ -450,10 +526,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("work", type=Path)
-    parser.add_argument("what", choices=("collect", "layer", "peer"))
+    parser.add_argument("what", choices=("collect", "alone", "layer", "peer"))
     parser.add_argument("--layers", type=int, nargs="+", default=(2, 14, 25))
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--types", nargs="+", default=(RELEASED,), help="ggml's, of peer")
+    parser.add_argument("--names", nargs="+", default=NAMES, help="matrices of alone")
     parser.add_argument("--group", type=int, default=64)
     parser.add_argument("--ways", nargs="+", default=("load", "base"))
     given = parser.parse_args()
@@ -471,6 +548,8 @@ def main() -> None:
         ):
             for way in given.ways if given.what == "layer" else ():
                 trial(judge, index, given.bits, given.group, way)
+            for way in given.ways if given.what == "alone" else ():
+                alone(judge, index, given.bits, given.group, way, given.names)
 
 
 if __name__ == "__main__":

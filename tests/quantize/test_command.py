@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
@@ -42,8 +42,54 @@ def test_what_is_not_rounded_stays_as_it_was(
     state = {name: each for path in out.glob("*.safetensors") for name, each in load_file(path).items()}
     plain = load_file(tiny_whole / "model.safetensors")
     matrices = {name for name in plain if name.split(".")[-2] in checkpoints.LINEARS and "visual" not in name}
+    norms = {name for name in plain if name.endswith("_layernorm.weight") and "visual" not in name}
     assert matrices.isdisjoint(state)
-    assert all(torch.equal(state[name], value) for name, value in plain.items() if name not in matrices)
+    assert all(
+        torch.equal(state[name], value) for name, value in plain.items() if name not in matrices | norms
+    )
+    assert len(norms) == 8
+    for name in norms:
+        powers = (plain[name].float() / state[name].float()).log2()
+        assert torch.equal(powers, powers.round()), "what columns were multiplied with"
+        assert state[name].dtype == plain[name].dtype
+
+
+READERS = {
+    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_norms_take_the_sizes_of_columns(
+    quantize: Run, files: Path, tiny_whole: Path, tmp_path: Path, *, given: bool
+) -> None:
+    """Columns of many sizes are made alike, and the norm before them makes up for it."""
+    source = Path(shutil.copytree(tiny_whole, tmp_path / "source"))
+    (name,) = source.glob("*.safetensors")
+    state, chance = load_file(name), torch.Generator().manual_seed(0)
+    for norm in [each for each in state if each.endswith("_layernorm.weight") and "visual" not in each]:
+        layer, kind, _ = norm.rsplit(".", 2)
+        sizes = 2.0 ** torch.randint(-4, 5, state[norm].shape, generator=chance)
+        state[norm] = (state[norm] / sizes).to(state[norm])
+        for each in READERS[kind]:
+            weight = state[f"{layer}.{each}.weight"]
+            state[f"{layer}.{each}.weight"] = (weight * sizes).to(weight)
+    save_file(state, name, metadata={"format": "pt"})
+    out = tmp_path / "out"
+    ran = quantize(out, *(("--with", files / "a.txt") if given else ()), "--bits", "5.5", model=source)
+    assert ran.code == 0, ran.err
+    made, exact = (load_model(each, dtype=torch.float32, device=CPU).decoder.layers for each in (out, source))
+    for ours, theirs in zip(made, exact, strict=True):
+        for norm, matrix in (
+            ("input_layernorm", "self_attn.qkv_proj"), ("post_attention_layernorm", "mlp.gate_up_proj")
+        ):  # fmt: skip
+            assert not torch.equal(ours.get_submodule(norm).weight, theirs.get_submodule(norm).weight)
+            mine, wide = (
+                each.get_submodule(matrix).weights.wide(torch.float32) * each.get_submodule(norm).weight
+                for each in (ours, theirs)
+            )
+            assert (mine - wide).norm() < 0.25 * wide.norm()
 
 
 def test_what_was_written_can_be_checked(quantize: Run, tmp_path: Path, tiny_whole: Path) -> None:

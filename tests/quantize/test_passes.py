@@ -83,6 +83,8 @@ def test_a_layer_is_told_what_the_rounded_ones_before_it_have_lost(
     assert not opening.lost.any(), "nothing was rounded before"
     exact, behind = (load_model(tiny_whole, dtype=torch.float32, device=torch.device("cpu")) for _ in "ab")
     layers: Any = behind.decoder.layers
+    for layer in (*layers, *exact.decoder.layers):
+        passes._fold(layer, MATRICES)
     places = [(layer, name) for layer in (0, 1) for name in MATRICES]
     for (layer, name), (moments, made) in zip(places, told, strict=False):
         matrix = layers[layer].get_submodule(name)
@@ -100,6 +102,27 @@ def test_a_layer_is_told_what_the_rounded_ones_before_it_have_lost(
             assert wanted.norm() > 0
         assert (moments.lost - wanted).norm() <= 1e-3 * wanted.norm(), (layer, name)
         matrix.weight.copy_(made.values())
+
+
+def test_a_folded_layer_computes_what_it_did(tiny_whole: Path) -> None:
+    plain, folded = (load_model(tiny_whole, dtype=torch.float32, device=torch.device("cpu")) for _ in "ab")
+    layers: Any = folded.decoder.layers
+    for layer in layers:
+        for name, norm in passes.fed(layer).items():
+            matrix, sizes = layer.get_submodule(name), 2.0 ** torch.randint(-3, 4, norm.weight.shape)
+            matrix.weight.mul_(sizes)  # so that there is something to fold
+            norm.weight.div_(sizes)
+        before = {name: layer.get_submodule(name).weight.clone() for name in MATRICES}
+        factors = passes._fold(layer, MATRICES)
+        assert list(factors) == ["self_attn.qkv_proj", "mlp.gate_up_proj"]
+        for name, found in factors.items():
+            assert torch.equal(layer.get_submodule(name).weight, before[name] * found)
+            assert not (found == 1).all()
+    ids = Prompt([3, 1, 4, 1, 5, 9, 2, 6])
+    assert torch.equal(logits(plain, ids), logits(folded, ids)), "powers of two change no bit"
+    assert passes._fold(layers[0], ["self_attn.o_proj", "mlp.down_proj"]) == {}
+    layers[0].input_layernorm.offset = 1.0  # stored as how far it is from 1: there a factor isn't exact
+    assert list(passes._fold(layers[0], MATRICES)) == ["mlp.gate_up_proj"]
 
 
 def test_matrices_come_in_the_order_in_which_they_are_called(tiny_whole: Path, tmp_path: Path) -> None:

@@ -151,3 +151,25 @@ def test_our_own_format_has_wide_groups_of_all_widths_unless_others_are_asked_fo
     assert schemes[0] == (4, 64)  # which is measured
     (asked,) = choice_of(matrix, group=32).schemes.values()
     assert {group for bits, group in asked if bits == 4} == {32}
+
+
+def test_columns_of_many_sizes_lose_less_when_they_are_made_alike() -> None:
+    """Norms' weights take the factors, so inputs are divided by what columns are multiplied with."""
+    chance = torch.Generator().manual_seed(3)
+    values = (
+        torch.randn(64, 128, generator=chance)
+        * torch.logspace(-2, 1, 128)[torch.randperm(128, generator=chance)]
+    )
+    values[:, 5] = 0
+    factors = rounding.factors_of(values)
+    assert torch.equal(factors.log2(), factors.log2().round())
+    assert bool((factors > 0).all())
+    sizes, after = values.norm(dim=0), (values * factors).norm(dim=0)
+    assert after.max() / after[after > 0].min() < 0.1 * sizes.max() / sizes[sizes > 0].min()
+    moments, alike = (Moments(128, torch.device("cpu")) for _ in range(2))
+    x, held = (inputs(2048, seed=seed) / values.norm(dim=0).clamp(min=0.1) for seed in (1, 2))
+    moments.add(x)
+    alike.add(x / factors)
+    plain = rounded(values, 4, 64, moments, compensate=True)
+    better = rounded(values * factors, 4, 64, alike, compensate=True)
+    assert error(values * factors, better, held / factors) < 0.8 * error(values, plain, held)

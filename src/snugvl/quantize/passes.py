@@ -14,6 +14,9 @@ Then each matrix is rounded for the inputs that it gets behind all that are roun
 along, so that a matrix makes up for a part of what those have lost (`rounding.py`). What a matrix adds to the
 stream counts relative to the stream it is added to: a token whose stream is a thousand times larger (the
 first of many models) would hide all others.
+
+Before its matrices are measured or rounded a layer is folded: columns that read a norm take a factor, and
+the norm's weights are divided by it (`rounding.py`), which changes nothing that the layer computes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,9 +31,11 @@ from torch.nn.functional import linear
 from snugvl.fidelity.distributions import Side, judge
 from snugvl.fidelity.sweep import Sequences, Sweep, SweepSizes
 from snugvl.layers.linear import Linear
+from snugvl.layers.norm import RMSNorm
 from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork
-from snugvl.quantize.rounding import Moments, Rounded, rounded
+from snugvl.models.mixture import MLP
+from snugvl.quantize.rounding import Moments, Rounded, factors_of, rounded
 
 Place = tuple[int, str]
 """A matrix: its layer, and its name in there."""
@@ -38,6 +43,8 @@ Scheme = tuple[int, int]
 """Bits, and columns of a group."""
 Parts = tuple[tuple[str, int], ...]
 """Names of the checkpoint's tensors that are a matrix' rows, and how many."""
+Factors = dict[str, torch.Tensor]
+"""What the weights of the norm are divided by that a matrix reads, by the matrix' name in its layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ def costs(
     def visit(index: int, layer: Layer) -> None:
         sweep.advance(index, layer, range(1, 1 + len(begun)))
         mine = [place for place in schemes if place[0] == index]
+        _fold(layer, [name for _, name in mine])
         with _seen(layer, [name for _, name in mine]) as moments:
             sweep.advance(index, layer, [0], keep=False)
         for place in mine:
@@ -104,7 +112,7 @@ def quantise(
     sequences: Sequence[Sequences],
     sizes: SweepSizes,
     schemes: Mapping[Place, Scheme],
-    done: Callable[[int, dict[str, Rounded]], None],
+    done: Callable[[int, dict[str, Rounded], Factors], None],
     *,
     compensate: bool,
 ) -> None:
@@ -121,6 +129,7 @@ def quantise(
         made: dict[str, Rounded] = {}
         exact: dict[str, torch.Tensor] = {}
         moments: dict[str, Moments] = {}
+        factors = _fold(layer, list(mine))
         if not compensate:
             with _seen(layer, list(mine)) as moments:
                 sweep.advance(index, layer, keep=False)
@@ -137,9 +146,34 @@ def quantise(
             with _instead(layer, exact):
                 sweep.advance(index, layer, [len(sequences) + number for number in behind])
         sweep.advance(index, layer, behind)
-        done(index, made)
+        done(index, made, factors)
 
     sweep.run(visit)
+
+
+def fed(layer: Layer) -> dict[str, RMSNorm]:
+    """The norms that one matrix alone reads, by that matrix' name.
+
+    Norms that are stored as how far they are from 1 are left out: there a factor isn't exact.
+    """
+    found: dict[str, RMSNorm] = {}
+    if not layer.linear:
+        found["self_attn.qkv_proj"] = layer.input_layernorm
+    if isinstance(layer.mlp, MLP):
+        found["mlp.gate_up_proj"] = layer.post_attention_layernorm
+    return {name: norm for name, norm in found.items() if not norm.offset}
+
+
+def _fold(layer: Layer, names: Sequence[str]) -> Factors:
+    """Multiply columns of these matrices, as far as a norm feeds them alone, and divide its weights."""
+    factors: Factors = {}
+    for name, norm in fed(layer).items():
+        if name in names:
+            matrix = _linear(layer, name)
+            factors[name] = found = factors_of(matrix.weight)
+            matrix.weight.mul_(found)
+            norm.weight.div_(found)
+    return factors
 
 
 Visitor = Callable[[str, torch.Tensor, torch.Tensor | None], None]

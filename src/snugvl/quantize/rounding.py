@@ -19,6 +19,10 @@ squares of
 
 (asymmetric calibration: Li et al. 2025, https://arxiv.org/abs/2504.02692). Only a part of that is taken
 (`SHARE`): the whole of it made answers worse, as it follows the tokens that were seen too closely.
+
+Columns that share a scale should be alike in size. So of a matrix that alone reads a norm each column is
+divided by most of its own size, and the norm's weight multiplied with it (`factors_of`): by powers of two, so
+that nothing changes but what rounding loses.
 """
 
 from dataclasses import dataclass
@@ -35,6 +39,8 @@ SHARE: Final = 0.5  # of what was lost before, that a matrix makes up for
 AT_ONCE: Final = 96  # columns whose errors reach the others together
 SLICE_ROWS: Final = 4096  # rows that are rounded together, so that memory is bounded
 ROUNDS: Final = 2  # of descent
+POWER: Final = 0.75  # of its own size, that a column is divided by
+SMALL: Final = 0.01  # of the mean size, below which columns count as being of this
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +94,14 @@ class Moments:
     def squares(self) -> torch.Tensor:
         """The mean square of each column, `[columns]`."""
         return self.sums.diagonal() / max(self.count, 1)
+
+
+def factors_of(weight: torch.Tensor) -> torch.Tensor:
+    """Powers of two that the columns of `weight` `[rows, columns]` are multiplied with before they are
+    rounded, `[columns]`."""
+    sizes = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float32)
+    even = (sizes / sizes.mean().clamp(min=1e-20)).clamp(min=SMALL)
+    return torch.exp2((even.log2() * -POWER).round()).to(weight)
 
 
 def rounded(values: torch.Tensor, bits: int, group: int, moments: Moments, *, compensate: bool) -> Rounded:

@@ -37,6 +37,7 @@ from snugvl.layers.linear import Linear
 from snugvl.models import own_format
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
+from snugvl.models.tensor_files import TensorFiles
 from snugvl.planner.engines.native.footprint import LATE_BYTES
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.settings import Settings
@@ -237,6 +238,8 @@ class QuantizeJob:
         self._replaced = {name for matrix in self.matrices.values() for name, _ in matrix.parts}
         read = sum(self._entries[name].nbytes for name in self._replaced)
         rest = writing.copied_bytes(self._entries, self._replaced)
+        # They are written with the matrices; on the disk they count with the rest.
+        self._norms = norms_of(opened, self.matrices)
         self._clock = Clock({MEASURE: read, ROUND: read, COPY: rest}, tell)
         self.plan = self._plan(opened, rest)
 
@@ -267,7 +270,7 @@ class QuantizeJob:
             shards = writing.Shards(work, len(layers) + 1)
             self._round(schemes, shards)
             self._clock.begin(COPY, COPY)
-            shards.copy(self._entries, self._replaced, blocks, self._clock.read)
+            shards.copy(self._entries, self._replaced | {*self._norms.values()}, blocks, self._clock.read)
             self._clock.end(COPY)
             shards.finish()
             writing.write_rest(self.side.folder, work, self._settings(schemes))
@@ -300,16 +303,21 @@ class QuantizeJob:
         return found
 
     def _round(self, schemes: dict[At, Scheme], shards: writing.Shards) -> None:
-        def done(index: int, made: dict[str, Rounded]) -> None:
+        def done(index: int, made: dict[str, Rounded], factors: passes.Factors) -> None:
             tensors: dict[str, torch.Tensor] = {}
             for name, whole in made.items():
                 parts = self.matrices[index, name].parts
                 tensors |= own_format.tensors_of(parts, whole.weights())
+            for name, each in factors.items():
+                norm = self._norms[index, name]
+                weight = files.whole(self._entries[norm])
+                tensors[norm] = weight / each.to(weight)  # exact: powers of two
             if tensors:
                 shards.add(tensors)
 
         self._clock.begin(ROUND, ROUND)
-        with closing(self._network()) as network:
+        plain = TensorFiles(self._entries, None, torch.device("cpu"))
+        with closing(plain) as files, closing(self._network()) as network:
             network.readers = self.plan.passes[-1].readers
             sequences = [Sequences(prompt, ()) for prompt in self.material.prompts]
             sizes = self.plan.passes[-1].sizes
@@ -441,6 +449,18 @@ def matrices_of(
             else:
                 wide += 1
     return found, wide
+
+
+def norms_of(opened: OpenCheckpoint, matrices: Mapping[At, Matrix]) -> dict[At, str]:
+    """The checkpoint's name of the norm that each of these matrices alone reads."""
+    targets = targets_of(opened.model)
+    names = {id(target.parameter): opened.stored.entry(name).name for name, target in targets}
+    return {
+        (number, name): names[id(norm.weight)]
+        for number, layer in enumerate(opened.model.decoder.layers)
+        for name, norm in passes.fed(layer).items()
+        if (number, name) in matrices
+    }
 
 
 def _load(prompt: CheckedPrompt, side: Participant) -> QuestionMemory:
