@@ -19,7 +19,6 @@ from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 from tests.docs.published_vllm import fp8
-from tests.planner.random_plans import GGUFS, ggufs
 
 VLLM = {"backend": "vllm"}
 
