@@ -132,13 +132,21 @@ def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
 
 def _copied(model: Inventory, settings: Settings) -> int:
     """Bytes of the largest tensor of weights in host memory: they are copied to the GPU one at a time."""
-    products = (
-        tensor
-        for tensor in model.facts.tensors
-        if tensor.loaded and len(tensor.shape) > 1 and _part(tensor) in (DECODER, EXPERTS)
-    )
     most = {DECODER: settings.offloaded, EXPERTS: max(settings.offloaded, settings.host_experts)}
-    return max((each.nbytes for each in products if 0 <= _layer(each) < most[_part(each)]), default=0)
+    return max((nbytes for part, layer, nbytes in _products(model) if layer < most[part]), default=0)
+
+
+@lru_cache(maxsize=128)
+def _products(model: Inventory) -> tuple[tuple[str, int, int], ...]:
+    """Part, layer and bytes of the tensors of weights that a step multiplies in the decoder's layers."""
+    placed = ((_part(each), _layer(each), each) for each in model.facts.tensors if each.loaded)
+    return tuple(
+        dict.fromkeys(
+            (part, layer, tensor.nbytes)
+            for part, layer, tensor in placed
+            if layer >= 0 and len(tensor.shape) > 1 and part in (DECODER, EXPERTS)
+        )
+    )
 
 
 @lru_cache(maxsize=4096)
