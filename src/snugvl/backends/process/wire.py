@@ -45,8 +45,7 @@ from snugvl.core.messages import (
 )
 from snugvl.core.options import LoadOptions
 from snugvl.core.region import Region
-from snugvl.core.service import Snapshot, Tokens
-from snugvl.core.timeline import Timeline
+from snugvl.core.service import Snapshot, Timeline, Tokens
 from snugvl.errors import EngineError, SnugvlError, engine_failed
 
 if TYPE_CHECKING:  # half of a process's start; what is sent brings it along
