@@ -5,6 +5,8 @@
 - Of each sum of integers it computes whether it overflows, by a dozen operations of its own; the assertion
   that this is for does nothing unless the option `debug` is set, which it isn't.
 - The shape of every value is checked, converted and printed anew, and so is the table of numpy's types.
+- It looks for a common type and a common shape of any two values, though most are alike, and makes a tensor
+  of the same number again and again.
 
 It computes the same, and checks the same.
 """
@@ -15,6 +17,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+
+MOST_NUMBERS = 1024  # that are kept
 
 
 def quicken() -> None:
@@ -80,6 +84,36 @@ def quicken() -> None:
             types[name] = looked_up(kind)
         return types[name]
 
+    common = TritonSemantic.binary_op_type_checking_impl
+    numbers: dict[
+        tuple[object, ...], tl.tensor
+    ] = {}  # beside a tensor of such a type and shape: as one of it
+
+    def alike(
+        self: Any, lhs: Any, rhs: Any, allow_lhs_ptr: bool = False, allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True, div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        if type(lhs) is tl.tensor and lhs.dtype.name in COMMON:
+            if type(rhs) is tl.tensor:
+                if lhs.dtype is rhs.dtype and lhs.shape is rhs.shape:
+                    return lhs, rhs
+            elif type(rhs) in (int, float):
+                key = lhs.dtype.name, id(lhs.shape), type(rhs), rhs or str(rhs), arithmetic_check
+                if key not in numbers:
+                    left, right = common(
+                        self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+                    )
+                    if left is not lhs or right.shape is not lhs.shape:
+                        return left, right
+                    if len(numbers) >= MOST_NUMBERS:
+                        numbers.clear()
+                    numbers[key] = right
+                return lhs, numbers[key]
+        return common(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    # Of two of these nothing else comes, whatever is computed.
+    COMMON = {each.name for each in (tl.int1, tl.int32, tl.int64, tl.float32)}
+    TritonSemantic.binary_op_type_checking_impl = alike
     tl.core.block_type.__init__ = block_of
     tl.tensor.__init__ = tensor_of
     interpreter._get_np_dtype = numpys

@@ -58,7 +58,9 @@ class Fitter:
         self.host = host
         self.cpu = found[0].device.cpu
         self.goals = goals(option.model, wishes, option.context_limit, engine=option.engine, cpu=self.cpu)
-        self._footprints: dict[Settings, Footprint] = {}  # many are asked for again
+        # Many are asked for again.
+        self._footprints: dict[Settings, Footprint] = {}
+        self._variants: dict[Settings, tuple[Settings, ...]] = {}
 
     @cached_property
     def best(self) -> Fitted | None:
@@ -242,9 +244,11 @@ class Fitter:
             on_gpu=not self.cpu,
         )
 
-    def variants(self, base: Settings) -> Iterator[Settings]:
+    def variants(self, base: Settings) -> tuple[Settings, ...]:
         """Settings that differ in speed alone, fastest first."""
-        return self.rules.variants(self.option.model, base, cpu=self.cpu)
+        if base not in self._variants:
+            self._variants[base] = tuple(self.rules.variants(self.option.model, base, cpu=self.cpu))
+        return self._variants[base]
 
     def fastest(self, base: Settings) -> Settings | None:
         """The fastest variant that fits. Where the leanest doesn't, none does."""
@@ -263,15 +267,14 @@ class Fitter:
         kept = SNAPSHOTS if lower == full and goal is not self.goals[0] else 0
         if not beyond:
             return self._keeping(self._leanest(base), kept)
-        fast = next(self.variants(base))
+        fast = self.variants(base)[0]
         if state_bytes(self.option.model, base) and self.rules.pooled and not self.cpu:
             fast = replace(fast, sequences=base.sequences)  # one of the variants; on a CPU there is one
         return self._keeping(fast, kept)
 
     def _leanest(self, base: Settings) -> Settings:
         """The variant that needs the least memory, which is the slowest."""
-        *_, last = self.variants(base)
-        return last
+        return self.variants(base)[-1]
 
     def budget(self, settings: Settings) -> Budget:
         """The budget of the smallest of the GPUs that are used."""
@@ -287,9 +290,11 @@ class Fitter:
 
     def footprint(self, settings: Settings) -> Footprint:
         """The footprint of this option's model under `settings`."""
-        if settings not in self._footprints:
-            self._footprints[settings] = footprint(self.option.model, settings, self.budget(settings).device)
-        return self._footprints[settings]
+        found = self._footprints.get(settings)
+        if found is None:
+            found = footprint(self.option.model, settings, self.budget(settings).device)
+            self._footprints[settings] = found
+        return found
 
     def fits(self, settings: Settings) -> bool:
         """Whether the settings fit within the budget."""

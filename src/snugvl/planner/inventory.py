@@ -80,7 +80,12 @@ class Inventory:
 
     def has(self, kind: Kind, *parts: Part) -> bool:
         """Whether there are tensors of a kind, in any of these parts, or anywhere."""
-        return any(group.kind == kind and (not parts or group.part in parts) for group in self.groups)
+        return _has(self, kind, parts)
+
+
+@lru_cache(maxsize=4096)
+def _has(model: Inventory, kind: Kind, parts: tuple[Part, ...]) -> bool:
+    return any(group.kind == kind and (not parts or group.part in parts) for group in model.groups)
 
 
 @lru_cache(maxsize=128)  # more than the catalogue has forms: what is derived of one serves the next plan

@@ -7,10 +7,12 @@ import signal
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from snugvl.backends.child import life
@@ -217,8 +219,8 @@ class Fed(Activity):
 
     def look(self, line: str, since_s: float) -> None:
         end = time.monotonic() + 20
-        while not self._worked() and time.monotonic() < end:
-            time.sleep(0.01)
+        while not (self._worked() or self._serves()) and time.monotonic() < end:
+            time.sleep(0.02)
         super().look(line, since_s)
 
     def _worked(self) -> bool:
@@ -228,6 +230,14 @@ class Fed(Activity):
             sum(now.cpu_s - then.cpu_s for now, then in pairs) >= WORK_SHARE * self._limit_s
             or sum(now.moved_bytes - then.moved_bytes for now, then in pairs) >= MOVED_BYTES
         )
+
+    def _serves(self) -> bool:
+        """Whether it listens by now: it has no work any more."""
+        words = list[str]()
+        for each in self._family():
+            with suppress(psutil.Error):
+                words += each.cmdline()
+        return "--uds" in words and Path(words[words.index("--uds") + 1]).is_socket()
 
 
 @pytest.mark.parametrize("behaviour", ["spin", "read"])

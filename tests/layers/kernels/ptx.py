@@ -9,6 +9,7 @@ fragments for mma.m16n8k16".
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -34,9 +35,9 @@ def _prmt(a: Register, b: Register, selector: Register) -> Register:
 
 
 def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
-    made = np.zeros_like(a)
+    made, rows = np.zeros_like(a), int(table.flat[0])
     for row in range(8):
-        if int(table.flat[0]) >> row & 1:
+        if rows >> row & 1:
             made |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
     return made
 
@@ -49,23 +50,20 @@ def _pair(register: Register) -> np.ndarray:
 
 def _mma(rows: list[Register], columns: list[Register], before: list[np.ndarray]) -> list[np.ndarray]:
     """m16n8k16 of bf16: registers of each thread, the threads of a warp beside each other."""
-    lane = np.arange(32)
+    lane, warps = np.arange(32), len(rows[0]) // 32
     group, within = lane // 4, lane % 4 * 2
-    made = [np.zeros(len(rows[0]), np.float32) for _ in range(4)]
-    for first in range(0, len(rows[0]), 32):
-        warp = slice(first, first + 32)
-        a, b, c = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
-        for half in range(2):
-            for place in range(2):
-                k = within + 8 * half + place
-                a[group, k] = _pair(rows[2 * half][warp])[:, place]
-                a[group + 8, k] = _pair(rows[2 * half + 1][warp])[:, place]
-                b[k, group] = _pair(columns[half][warp])[:, place]
-                c[group + 8 * half, within + place] = before[2 * half + place][warp]
-        c += a @ b
-        for index, each in enumerate(made):
-            each[warp] = c[group + 8 * (index // 2), within + index % 2]
-    return made
+    a, b, c = (np.zeros((warps, *shape)) for shape in ((16, 16), (16, 8), (16, 8)))
+    left, right = ([_pair(each).reshape(warps, 32, 2) for each in some] for some in (rows, columns))
+    for half in range(2):
+        for place in range(2):
+            k = within + 8 * half + place
+            a[:, group, k] = left[2 * half][..., place]
+            a[:, group + 8, k] = left[2 * half + 1][..., place]
+            b[:, k, group] = right[half][..., place]
+            c[:, group + 8 * half, within + place] = before[2 * half + place].reshape(warps, 32)
+    c += a @ b
+    places = ((group + 8 * (index // 2), within + index % 2) for index in range(4))
+    return [c[:, row, column].reshape(-1).astype(np.float32) for row, column in places]
 
 
 _PLAIN: dict[str, Callable[..., Register]] = {
@@ -79,27 +77,37 @@ _PLAIN: dict[str, Callable[..., Register]] = {
 }
 
 
+@cache
+def _instructions(text: str) -> list[tuple[str, list[list[str]]]]:
+    """Name and operands of each; those of a matrix product are groups of registers."""
+    found = []
+    for line in text.replace("{\n", "").replace("\n}", "").split(";"):
+        match = _LINE.match(line.strip())
+        if match is None or match["name"].startswith(".reg"):
+            continue
+        groups = re.findall(r"{([^}]*)}", line) if match["name"].startswith("mma") else [match["given"]]
+        found.append((match["name"], [[name.strip() for name in each.split(",")] for each in groups]))
+    return found
+
+
 def run(text: str, outputs: int, given: list[np.ndarray]) -> list[np.ndarray]:
     """Registers `$0 …` after the instructions; `given`: those behind them, uint32 or float32."""
     count = len(given[0])
     held: dict[str, np.ndarray] = {f"${outputs + index}": value for index, value in enumerate(given)}
 
     def value(name: str) -> np.ndarray:
-        return held[name] if name in held else np.full(count, _number(name), np.uint32)
+        if name not in held:  # a number, which no register is called
+            held[name] = np.full(count, _number(name), np.uint32)
+        return held[name]
 
-    for line in text.replace("{\n", "").replace("\n}", "").split(";"):
-        found = _LINE.match(line.strip())
-        if found is None or found["name"].startswith(".reg"):
-            continue
-        if found["name"].startswith("mma"):
-            into, rows, columns, before = (
-                [name.strip() for name in each.split(",")] for each in re.findall(r"{([^}]*)}", line)
-            )
-            sums = [value(name).view(np.float32) for name in before]
+    for name, operands in _instructions(text):
+        if name.startswith("mma"):
+            into, rows, columns, before = operands
+            sums = [value(each).view(np.float32) for each in before]
             held |= zip(into, _mma([value(n) for n in rows], [value(n) for n in columns], sums), strict=True)
             continue
-        into, *names = (name.strip() for name in found["given"].split(","))
-        held[into] = _PLAIN[found["name"]](*map(value, names))
+        register, *names = operands[0]
+        held[register] = _PLAIN[name](*map(value, names))
     return [held[f"${index}"] for index in range(outputs)]
 
 

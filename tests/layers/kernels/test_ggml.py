@@ -52,28 +52,35 @@ def test_weights_keep_float16s_digits(dtype: torch.dtype, device: torch.device) 
         assert (y - expected).norm() < 5e-4 * expected.norm()
 
 
+LONE_TILES = {
+    "half a slice": (768, Fragments(16, 2)),
+    "more slices than are loaded at once": (1280, Fragments(16, 1)),
+    "many rows": (512, Fragments(32, 2)),
+}
+
+
+@pytest.mark.parametrize("tile", LONE_TILES)
 @pytest.mark.parametrize("kind", [kind for kind in LAYOUTS if kind in ggml.LONE])
-@pytest.mark.parametrize(
-    ("columns", "tile"), [(768, Fragments(16, 2)), (1280, Fragments(16, 1)), (512, Fragments(32, 2))]
+@pytest.mark.sample(
+    *(f"{kind}-half a slice" for kind in LAYOUTS if kind in ggml.LONE),
+    *(f"{kind}-{tile}" for kind in ("Q8_0", "Q5_K") for tile in LONE_TILES),
 )
 def test_one_row_by_assembly(
-    kind: GgmlType, columns: int, tile: Fragments, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: GgmlType, tile: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a slice, more slices than are loaded at once, many rows.
-
-    On a GPU that is the matrix unit's way, which bf16 goes here, too: `ptx.py` runs the instructions.
-    """
+    """On a GPU that is the matrix unit's way, which bf16 goes here, too: `ptx.py` runs the instructions."""
+    columns, fragments = LONE_TILES[tile]
     weights, wide = stored([(kind, 40)], columns, device)
     x = torch.randn(1, columns, device=device).bfloat16()
     bias, residual = (torch.randn(*shape, 40, device=device).bfloat16() for shape in ((), (1,)))
-    monkeypatch.setattr(ggml, "lone_tile", lambda *_, **__: tile)
+    monkeypatch.setattr(ggml, "lone_tile", lambda *_, **__: fragments)
     if device.type == "cpu":
         monkeypatch.setattr(ggml, "capability", lambda _: (9, 0))
     with assembled() if device.type == "cpu" else nullcontext():
         alone = product(x, weights, dtype=torch.float32)
         added = product(x, weights, bias=bias, residual=residual, dtype=torch.float32)
         gated = None
-        if tile.rows == 16:
+        if fragments.rows == 16:
             gated = product(x, weights, swiglu=True, dtype=torch.float32)
     expected = linear(x.float(), wide)
     close(alone, expected)

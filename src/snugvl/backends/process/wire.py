@@ -25,7 +25,7 @@ from io import BytesIO
 from operator import attrgetter
 from struct import Struct
 from threading import Lock
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from PIL import Image
 
@@ -47,8 +47,10 @@ from snugvl.core.options import LoadOptions
 from snugvl.core.resources import Region
 from snugvl.core.service import Snapshot, Timeline, Tokens
 from snugvl.errors import EngineError, SnugvlError, engine_failed
-from snugvl.hardware.machine import Machine
-from snugvl.planner.plan import Allocation
+
+if TYPE_CHECKING:  # half of a process's start; what is sent brings it along
+    from snugvl.hardware.machine import Machine
+    from snugvl.planner.plan import Allocation
 
 
 class Arena:
@@ -108,9 +110,9 @@ class EngineChoice(LoadOptions):
     """
 
     engine: HostedEngine = "native"
-    planned: Allocation | None = None
+    planned: "Allocation | None" = None
     placement: tuple[tuple[str, str], ...] = ()
-    machine: Machine | None = None
+    machine: "Machine | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ whole meanwhile.
 `kv_bytes` and `kv_component` ask the engine's `rules.py`, which is written with the other functions.
 """
 
+from functools import lru_cache
+
 from snugvl.core.config import RECENT
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines import rules_of
@@ -52,10 +54,13 @@ def block_bytes(model: Inventory, settings: Settings) -> int:
 
 def state_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of one sequence's recurrent states on one GPU; 0 for models without."""
-    total = 0
-    for layer, count in model.kv_layers:
-        total += -(-layer.state(settings.itemsize) // settings.tensor_parallel) * count
-    return -(-total // settings.pipeline_parallel)
+    return _state_bytes(model, settings.itemsize, settings.tensor_parallel, settings.pipeline_parallel)
+
+
+@lru_cache(maxsize=1024)
+def _state_bytes(model: Inventory, itemsize: int, tensor: int, pipeline: int) -> int:
+    total = sum(-(-layer.state(itemsize) // tensor) * count for layer, count in model.kv_layers)
+    return -(-total // pipeline)
 
 
 def state_component(model: Inventory, settings: Settings) -> Component:

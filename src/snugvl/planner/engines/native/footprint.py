@@ -29,6 +29,7 @@ Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/p
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Precision
@@ -85,10 +86,16 @@ PREQUANTIZED_BYTES: Final = 1  # codes of a piece that are moved at once
 
 def prefill_per_token(model: Inventory, settings: Settings) -> int:
     """Peak bytes of a layer's activations for each token of a chunk, without those for image tokens."""
-    w, s = own_widths(model), settings.itemsize
+    return _per_token(model, settings.itemsize, low_bit=settings.weights in LOW_BIT)
+
+
+# A solver asks for thousands of footprints of a few models: what few of the settings decide is kept.
+@lru_cache(maxsize=1024)
+def _per_token(model: Inventory, itemsize: int, *, low_bit: bool) -> int:
+    w, s = own_widths(model), itemsize
     heads = s * (w.q + 2 * w.k)
     moments: tuple[int, ...]
-    if settings.weights in LOW_BIT:
+    if low_bit:
         moments = (
             s * (2 * w.h + 2 * w.q) + heads,
             s * (3 * w.h + w.i + 2 * _at_once(w, s)),
@@ -103,6 +110,7 @@ def prefill_per_token(model: Inventory, settings: Settings) -> int:
     return max(*moments, experts_per_token(model, s)) + 2 * s * w.d + TOKEN_BYTES
 
 
+@lru_cache(maxsize=256)
 def own_widths(model: Inventory) -> Widths:
     """Widths, of MLPs that of those which our engine has beside experts."""
     return replace(widths(model), i=mlp_width(model))
@@ -173,6 +181,7 @@ class Product:
     swiglu: bool = False
 
 
+@lru_cache(maxsize=4096)
 def split_bytes(product: Product, tokens: int, multiprocessors: int, group: int = GROUP) -> int:
     """Bytes of partial tiles of a product of `tokens` rows, 2 to 64 (`layers/kernels/products/linear.py`).
 
@@ -191,17 +200,23 @@ def split_workspace(model: Inventory, settings: Settings, tokens: int, multiproc
     """Bytes of partial tiles of the step's largest product."""
     w, found = own_widths(model), [0]
     if settings.weights in LOW_BIT and not model.has("blocks", "decoder"):  # nothing of theirs is split
-        products = (
-            Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
-        )  # fmt: skip
-        others = (Product(rows, columns) for rows, columns in hybrid.products(model))
-        group = prequantized_group(model)
-        found += [split_bytes(product, tokens, multiprocessors, group) for product in (*products, *others)]
+        found.append(_decoders_split(model, tokens, multiprocessors))
     if settings.weights in FEW_BITS and FORMATS[settings.weights].upper and tokens > WIDENED_ROWS:
         found = [slice_bytes(model, settings)]
     if settings.head == "int8":
         found.append(split_bytes(Product(model.facts.text.vocab_size, w.h), tokens, multiprocessors))
     return max(found)
+
+
+@lru_cache(maxsize=4096)
+def _decoders_split(model: Inventory, tokens: int, multiprocessors: int) -> int:
+    """Bytes of partial tiles of the largest product of the decoder's low-bit weights."""
+    w, group = own_widths(model), prequantized_group(model)
+    products = (
+        Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
+    )  # fmt: skip
+    others = (Product(rows, columns) for rows, columns in hybrid.products(model))
+    return max(split_bytes(product, tokens, multiprocessors, group) for product in (*products, *others))
 
 
 def attention_bytes(w: Widths, sequences: int) -> int:
@@ -251,10 +266,8 @@ def loading_bytes(model: Inventory, settings: Settings, readers: int, piece_byte
     """
     stored = model.facts.quantization == "fp8"
     element = 1 if stored else 2
-    columns = max((group.shape[-1] for group in model.groups if len(group.shape) > 1), default=1)
-    piece = max(piece_bytes, columns * element * (GROUP if stored else 1))
-    prequantized = any(group.kind == "packed" for group in model.groups)
-    each = PREQUANTIZED_BYTES if prequantized else PUT_BYTES[settings.weights]
+    piece = max(piece_bytes, _columns(model) * element * (GROUP if stored else 1))
+    each = PREQUANTIZED_BYTES if model.has("packed") else PUT_BYTES[settings.weights]
     if model.has("blocks"):
         each = BLOCK_BYTES * element
     if "int8" in (settings.head, settings.vision_weights):
@@ -262,6 +275,12 @@ def loading_bytes(model: Inventory, settings: Settings, readers: int, piece_byte
     if stored and settings.weights != "fp8":
         each = max(each, DEQUANTISED_BYTES)
     return readers * (piece + piece // element * each)
+
+
+@lru_cache(maxsize=256)
+def _columns(model: Inventory) -> int:
+    """Columns of the widest matrix."""
+    return max((group.shape[-1] for group in model.groups if len(group.shape) > 1), default=1)
 
 
 def native_components(

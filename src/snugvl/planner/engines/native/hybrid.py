@@ -21,6 +21,7 @@ one for each sequence that may run, and snapshots where prompts may start (`engi
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from snugvl.planner.footprint.kv import state_bytes
@@ -42,6 +43,7 @@ EACH: Final = 2  # a sequence
 TOKENS: Final = 1024  # of the pool for each: without its blocks it is of no use
 
 
+@lru_cache(maxsize=4096)
 def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bool) -> int:
     """Bytes of a chunk's workspace in the largest attention layer; 0 for plain attention: the MLP takes more.
 
