@@ -31,9 +31,12 @@ type instead. Every guess is made of a model here and of one on a server.
 
 import asyncio
 import base64
+import copy
 import inspect
 import io
+import os
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -672,3 +675,38 @@ def test_29_results_are_gone_through_as_what_they_hold(model: Tasks) -> None:
     caption = model.caption(IMAGE)
     assert caption.text[:3] in caption
     assert "no such words" not in caption
+
+
+def test_a_model_of_another_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fork the engine's thread isn't there: it was waited for, for ever."""
+    backend = FakeBackend()
+    monkeypatch.setattr(backend, "submit", pytest.fail)
+    monkeypatch.setattr(backend, "close", pytest.fail)
+    model = snugvl.Model(backend)
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    for call in (lambda: model.caption(IMAGE), lambda: model.stream_chat("hi")):
+        with pytest.raises(snugvl.EngineError, match=f"process {here} and can't be used in {here + 1}"):
+            call()
+    model.close()
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_model_is_neither_pickled_nor_copied(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"neither pickled nor copied; load it in each process"):
+        copied(snugvl.Model(FakeBackend()))
+
+
+def test_files_that_are_closed_addresses_of_files_and_base64_are_told(shapes: str) -> None:
+    with Path(shapes).open("rb") as file, Image.open(shapes) as picture:
+        path = str(Path(shapes).resolve())
+    picture.close()
+    text = base64.b64encode(Path(shapes).read_bytes() * 9).decode()
+    for given, said in (
+        (file, "can't be read: read of closed file; open it again"),
+        (picture, r"can't be decoded \(Operation on closed image\); open it again, and leave it open"),
+        (Path(path).as_uri(), f"is a URL; give the path: {re.escape(path)}"),
+        (text, r"is text in base64; give the bytes: base64.b64decode\(text\)"),
+    ):
+        with pytest.raises(ImageError, match=said):
+            decode(given)  # type: ignore[arg-type]

@@ -1,12 +1,13 @@
 """A loaded model with the four tasks and chat: what `snugvl.load` returns."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, with_names
 from snugvl.core.sampling import SamplingParams
-from snugvl.errors import SnugvlError, WrongType, warn
+from snugvl.errors import EngineError, SnugvlError, WrongType, warn
 from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
 from snugvl.tasks import ask, caption, detect, scene
@@ -40,6 +41,7 @@ class Model(Tasks):
                 f"a Model is made of an engine; snugvl.load({str(backend)!r}) loads one by its name"
             )
         self.backend = backend
+        self._process = os.getpid()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -98,8 +100,12 @@ class Model(Tasks):
         return self.backend.memory()
 
     def close(self) -> None:
-        """Abort what runs, and give back the model's memory, on the GPU and beside it. Safe to call twice."""
-        self.backend.close()
+        """Abort what runs, and give back the model's memory, on the GPU and beside it. Safe to call twice.
+
+        In a process that was forked from the model's it does nothing.
+        """
+        if self._process == os.getpid():
+            self.backend.close()
 
     def __repr__(self) -> str:
         try:
@@ -118,7 +124,24 @@ class Model(Tasks):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be pickled or copied: there is one engine, in this process.
+
+        Raises:
+            WrongType: says what to do instead; a `TypeError`, as pickle's own is.
+        """
+        raise WrongType(
+            "a loaded model is neither pickled nor copied; load it in each process, or run snugvl serve and "
+            "give each a snugvl.Client"
+        )
+
     def _submit(self, request: Request) -> Stream:
+        if self._process != os.getpid():  # the engine's thread wasn't forked with the rest
+            raise EngineError(
+                f"the model was loaded in process {self._process} and can't be used in {os.getpid()}, which "
+                "was forked from it; load it there, or run snugvl serve and give each process a "
+                "snugvl.Client"
+            )
         for text in warnings(self.capabilities.training, request.messages):
             warn(text)
         return self.backend.submit(request)

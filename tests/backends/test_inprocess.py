@@ -9,7 +9,7 @@ import pytest
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
-from snugvl.errors import EngineUnavailable
+from snugvl.errors import EngineUnavailable, RequestError
 from tests.backends.inprocess import InProcessEngine
 
 
@@ -41,6 +41,9 @@ def test_serves_and_measures(backend: NativeBackend) -> None:
         stream.close()
         tokens = await service.tokenize("a red circle")
         assert await service.detokenize(tokens.ids) == "a red circle"
+        for unknown in (10**9, -1):
+            with pytest.raises(RequestError, match=f"a token id is .*, not {unknown}"):
+                await service.detokenize((*tokens.ids, unknown))
 
     run(test())
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import traceback
 
 import pytest
 
 from snugvl.backends.mailbox import Inbox, Mailbox, RemoteStream
+from snugvl.errors import RequestError
 
 
 def test_what_is_there_and_what_comes_is_forwarded_in_order() -> None:
@@ -30,6 +32,37 @@ def test_an_error_and_what_came_before_it_are_forwarded() -> None:
     seen: list[object] = []
     mailbox.forward(seen.append, seen.append)
     assert seen == [1, error]
+
+
+def test_one_error_that_ends_several_answers_is_raised_once_by_each_reader() -> None:
+    """The same exception in several threads prints the frames of all of them, more each time it is read."""
+    error = RequestError("the model was closed", field="messages")
+    error.__cause__ = ValueError("why")
+    boxes = [Mailbox[int]() for _ in range(2)]
+    raised: list[BaseException] = []
+    for box in boxes * 2:
+        box.close(error)
+        with pytest.raises(RequestError, match="the model was closed") as caught:
+            box.get()
+        raised.append(caught.value)
+        assert caught.value.field == "messages"
+        assert caught.value.__cause__ is error.__cause__
+    assert len({id(each) for each in raised}) == 4
+    assert error.__traceback__ is None
+    depths = [len(list(traceback.walk_tb(each.__traceback__))) for each in raised]
+    assert len(set(depths)) == 1
+
+
+def test_an_error_that_can_not_be_copied_is_raised_as_it_is() -> None:
+    class Odd(Exception):
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__(f"{first} {second}")
+
+    mailbox, odd = Mailbox[int](), Odd(1, 2)
+    mailbox.close(odd)
+    with pytest.raises(Odd) as caught:
+        mailbox.get()
+    assert caught.value is odd
 
 
 def test_a_mailbox_is_forwarded_once() -> None:

@@ -219,3 +219,19 @@ def test_bare_config_says_what_it_can_and_one_word_says_key_and_value(snugvl: Ru
     assert file.read_text() == 'model = "a/b"\n'
     ran = snugvl("config", "set", "model")
     assert (ran.code, "the value is missing: snugvl config set model VALUE" in ran.err) == (2, True)
+
+
+def test_a_value_that_is_refused_is_not_blamed_on_the_one_before_it(snugvl: Run, file: Path) -> None:
+    written(file, 'memory = "7200MiB"\n')
+    for line in (("set", "memory", "nonsense"), ("set", "memory", "7200")):
+        ran = snugvl("config", *line)
+        assert ran.code == 3
+        assert "is set in" not in ran.err
+    written(file, "memory = 5\n")
+    assert snugvl("list").err.count(str(file)) == 1
+
+
+def test_a_folder_of_settings_that_can_not_be_is_none(snugvl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+    assert snugvl("list").code == 0
+    assert "doesn't exist yet" in snugvl("config", "show").err

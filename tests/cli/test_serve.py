@@ -428,3 +428,20 @@ def test_a_model_that_serve_chose_itself_is_written_down(
     monkeypatch.setattr("snugvl.server.run.run", lambda *rest: found.extend(running.running()) or 0)
     assert run(["serve", "--port", "0", "--quiet"]) == 0
     assert [server.model for server in found] == ["pocket"]
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb"])
+def test_a_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without a name is listed as "", and asked for by nobody."""
+    assert serve("pocket", "--served-model-name", name) == 2
+    assert "is no name; give one such as my-model" in capsys.readouterr().err
+
+
+def test_a_name_said_twice_is_one(served: Served) -> None:
+    assert (
+        serve(
+            "--quiet", *["--served-model-name", "a", "--served-model-name", "a", "--served-model-name", "b"]
+        )
+        == 0
+    )
+    assert served.settings[0].names == ("a", "b")

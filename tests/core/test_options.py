@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import snugvl
 from snugvl.core.options import LoadOptions, in_python, typed
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 
 
@@ -63,3 +65,32 @@ def test_a_type_may_be_written_as_reports_and_other_programs_write_it(said: Any,
     assert (options.dtype, options) == (meant, LoadOptions(dtype=meant))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="dtype 'int3' is unknown; use auto, float32, bfloat16, float16"):
         LoadOptions(dtype="int3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("memory", "held"), [(8e9, 8_000_000_000), (np.int64(5), 5), ("1MiB", 1 << 20), (None, None)]
+)
+def test_memory_is_a_size_or_a_whole_number_of_bytes(memory: Any, held: int | None) -> None:
+    assert LoadOptions(memory=memory).memory_bytes == held
+
+
+@pytest.mark.parametrize("memory", [1.5, float("nan"), True, b"1MiB", [1]])
+def test_other_memory_is_refused_by_name(memory: Any) -> None:
+    with pytest.raises(RequestError, match="memory is a size such as '7200MiB', or a whole number of bytes"):
+        LoadOptions(memory=memory)
+
+
+def test_whole_numbers_of_numpy_are_taken() -> None:
+    options = LoadOptions(context=np.int64(4096), concurrency=np.int32(2), max_pixels=np.uint8(9))  # type: ignore[arg-type]
+    assert options == LoadOptions(context=4096, concurrency=2, max_pixels=9)
+    assert type(options.context) is int
+
+
+def test_numbers_of_numpy_choose_as_python_s_do() -> None:
+    said = SamplingParams(max_tokens=np.int64(5), temperature=np.float32(0.5), seed=np.uint64(7))  # type: ignore[arg-type]
+    assert said == SamplingParams(max_tokens=5, temperature=0.5, seed=7)
+    assert (type(said.max_tokens), type(said.temperature)) == (int, float)
+    with pytest.raises(RequestError, match="max_tokens must be a whole number from 1 on, not True"):
+        SamplingParams(max_tokens=True)
+    with pytest.raises(RequestError, match="a whole number from 1 to 2147483648, not 9999999999"):
+        SamplingParams(max_tokens=9999999999)

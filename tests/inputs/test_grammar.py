@@ -241,7 +241,13 @@ def chain(links: int) -> str:
         ("json_schema", '{"oneOf": [{"type": "number"}, {"type": "integer"}]}', "oneOf"),
         ("json_schema", '{"type": "string", "format": "idn-email"}', "idn-email"),
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 2}', "greater than maximum"),
-        ("json_schema", '{"$ref": "#"}', "can't be used"),
+        ("json_schema", '{"$ref": "#"}', "'#' leads back to itself, and to nothing else"),
+        (
+            "json_schema",
+            '{"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, '
+            '"b": {"$ref": "#/$defs/a"}}}',
+            "leads back to itself",
+        ),
         ("json_schema", '{"$ref": "http://127.0.0.1/x"}', "127.0.0.1"),
         ("json_schema", nested(101), "deeper than 100"),
         ("json_schema", nested(30_000), "deeper than 100|characters"),
@@ -295,7 +301,10 @@ def test_links_cost_no_quadratic_time(compiler: GrammarCompiler, schema: dict[st
         compiler.compile(Grammar("json_schema", json.dumps(schema)))
 
 
-@pytest.mark.parametrize("source", [nested(99), chain(100)])
+TREE = json.dumps({"$ref": "#/$defs/t", "$defs": {"t": {"properties": {"a": {"$ref": "#/$defs/t"}}}}})
+
+
+@pytest.mark.parametrize("source", [nested(99), chain(100), TREE])
 def test_nesting_below_the_limits_is_fine(compiler: GrammarCompiler, source: str) -> None:
     assert allowed(compiler.compile(Grammar("json_schema", source)).start())
 

@@ -1,10 +1,13 @@
 """Who may come in."""
 
+import socket
+
 import httpx
 import pytest
 
 from snugvl.server import access
 from snugvl.server.settings import ServerSettings, is_loopback
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService
 from tests.server.live import live
 from tests.server.raw import connect, head
@@ -260,3 +263,16 @@ def test_what_is_loopback(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "localhost.evil.example"])
 def test_what_is_not(host: str) -> None:
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("1.0\r\n", 200), ("1.0\r\nHost: evil.example\r\n", 403), ("1.0\r\nHost:\r\n", 403), ("1.1\r\n", 403)],
+)
+def test_http_1_0_without_a_name_is_answered(version: str, status: int) -> None:
+    """As HAProxy and others look whether a server is well; no browser sends it."""
+    with live(FakeService()) as base:
+        _, _, port = base.rpartition(":")
+        with socket.create_connection(("127.0.0.1", int(port)), PATIENCE_S) as there:
+            there.sendall(f"GET /health/live HTTP/{version}\r\n".encode())
+            assert f" {status} ".encode() in there.recv(100)

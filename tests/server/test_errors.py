@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from pydantic import Field
+from pydantic import Field, create_model
 from starlette.exceptions import HTTPException
 
 from snugvl import errors as ours
@@ -260,3 +260,28 @@ def test_retry_after_is_never_too_soon(seconds: float, told: str) -> None:
     begin_record(scope, RequestRecord("req_1"))
     answer = errors.error_response(ours.RateLimited("slower", retry_after_s=seconds), scope)
     assert answer.headers["retry-after"] == told
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        (
+            Annotated[int, Field(le=2**53)],
+            2**53 + 1,
+            "x must be at most 9007199254740992, not 9007199254740993",
+        ),
+        (Annotated[float, Field(ge=0.25)], 0, "x must be at least 0.25, not 0"),
+        (Annotated[str, Field(pattern=r"^\d+$")], "a", r"x must match ^\d+$, not 'a'"),
+    ],
+)
+def test_bounds_are_said_to_their_last_digit_and_in_our_words(schema: Any, value: Any, said: str) -> None:
+    app = FastAPI()
+    errors.install(app)
+    body: Any = create_model("Odd", x=(schema, ...))
+
+    @app.post("/v1/chat")
+    async def chat(body: body) -> None:
+        """Never reached."""
+
+    answer = TestClient(app).post("/v1/chat", json={"x": value})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, said)

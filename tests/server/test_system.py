@@ -64,6 +64,7 @@ def test_version_and_models(url: str) -> None:
     assert card["max_model_len"] > 0
     assert card["tasks"] == ["ask", "caption", "scene", "detect"]
     assert httpx.get(url + "/v1/models/pocket").json() == card
+    assert httpx.get(url + "/v1/models/").json() == listed
     lost = httpx.get(url + "/v1/models/gpt-9")
     assert lost.status_code == 404
     assert lost.json()["error"]["code"] == "model_not_found"

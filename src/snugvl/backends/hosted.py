@@ -25,7 +25,7 @@ from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens, check_combination, check_pictures
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.inputs.grammar import GrammarCompiler
-from snugvl.inputs.prompt import P, PromptMaker
+from snugvl.inputs.prompt import P, PromptMaker, check_ids
 from snugvl.inputs.reasoning import ThinkingDefault
 
 
@@ -147,7 +147,12 @@ class Hosted(ABC, Generic[P]):
         return Tokens(counted.prompt_ids, counted.image_tokens)
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
-        """The text of token ids, control tokens included."""
+        """The text of token ids, control tokens included.
+
+        Raises:
+            RequestError: the model has no such token.
+        """
+        check_ids(ids, self._prompts.vocab_size, field="tokens")
         return self._prompts.tokenizer.decode(list(ids), skip_special=False)
 
     def warm_up(self) -> bool:

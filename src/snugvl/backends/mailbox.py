@@ -5,6 +5,7 @@ in another process: an `Inbox`, merged while unread, so that it can't grow witho
 """
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -76,7 +77,7 @@ class Mailbox(Generic[T]):
         if self._items:
             return self._items.popleft()
         if self._error is not None:
-            raise self._error
+            raise own(self._error)
         return None
 
     def _wake(self) -> None:
@@ -92,6 +93,20 @@ class Mailbox(Generic[T]):
         for loop, waiter in waiters:
             with suppress(RuntimeError):  # a loop that has closed, and with it whoever waited
                 loop.call_soon_threadsafe(_finish, waiter)
+
+
+def own(error: Exception) -> Exception:
+    """A copy of an error, for one reader.
+
+    One error may end many answers, and an answer may be read again after its end: each thread that raises the
+    same exception would add its frames to what all others print.
+    """
+    try:
+        mine = copy.copy(error)
+    except Exception:  # a library's exception whose arguments don't make another
+        return error
+    mine.__cause__ = error.__cause__
+    return mine.with_traceback(error.__traceback__)
 
 
 def _finish(waiter: "asyncio.Future[None]") -> None:
@@ -167,7 +182,7 @@ class Inbox:
         while not self._unread:
             if self._ended:
                 if self._error is not None:
-                    raise self._error
+                    raise own(self._error)
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader

@@ -71,6 +71,8 @@ def blame(words: Sequence[str], message: str) -> str:
     except (InputError, OSError):
         return ""
     command = next((word for word in words if not word.startswith("-")), "")
+    if command == "config" or str(path()) in message:  # it says so, or the file is being mended
+        return ""
     own = values.get(command)
     said = {key: value for key, value in values.items() if not isinstance(value, dict)}
     keys = {key: key for key in said}
@@ -164,7 +166,7 @@ def _text() -> str | None:
         if file.stat().st_size > MAX_BYTES:
             raise InputError(f"{file} has more than {MAX_BYTES:,} bytes; it should be a few lines")
         return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # XDG_CONFIG_HOME=/dev/null: there is to be none
         return None
     except UnicodeDecodeError:
         raise InputError(f"{file} is not UTF-8 text; write it anew, or remove it") from None

@@ -305,7 +305,7 @@ def serve(
     from snugvl.server.settings import ServerSettings
 
     settings = ServerSettings(
-        host=host, port=port, names=tuple(served_model_name or ()), log_prompts=log_prompts,
+        host=host, port=port, names=_names(served_model_name or []), log_prompts=log_prompts,
         api_keys=_keys(api_key or [], api_key_file, no_auth=no_auth, host=host), drain_s=drain,
         max_body_bytes=max_body * MIB, max_concurrent=max_concurrent, deadline_s=deadline or None,
         key_requests_per_minute=key_requests_per_minute, key_concurrent=key_concurrent,
@@ -451,6 +451,15 @@ def _domains(given: list[str] | None) -> tuple[str, ...] | None:
                 f"--allowed-media-domains {host!r} is no host; give a name such as example.org"
             )
     return tuple(host for host in hosts if host != "none")
+
+
+def _names(given: list[str]) -> tuple[str, ...]:
+    """Names of the model, each once."""
+    names = [name.strip() for name in given]
+    for name in names:
+        if not name or not name.isprintable():
+            raise typer.BadParameter(f"--served-model-name {name!r} is no name; give one such as my-model")
+    return tuple(dict.fromkeys(names))
 
 
 def _origins(given: list[str]) -> tuple[str, ...]:

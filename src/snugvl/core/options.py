@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from snugvl.core.config import SpeculationName as SpeculationName
 from snugvl.core.formats import WeightsName
-from snugvl.core.sizes import parse_size
+from snugvl.core.sizes import parse_size, plain_number
 from snugvl.errors import RequestError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
@@ -248,7 +248,8 @@ class LoadOptions:
             if (value := getattr(self, name)) not in known:
                 raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
         for each in fields(self):
-            value, row = getattr(self, each.name), each.metadata.get("row", NO_ROW)
+            value, row = plain_number(getattr(self, each.name)), each.metadata.get("row", NO_ROW)
+            object.__setattr__(self, each.name, value)
             counts = each.type in (int, int | None)
             if value is None or (row.least is None and not counts):
                 continue
@@ -262,6 +263,11 @@ class LoadOptions:
             raise RequestError(
                 f"device {self.device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device"
             )
+        if isinstance(self.memory, float) and self.memory.is_integer():  # 8e9
+            object.__setattr__(self, "memory", int(self.memory))
+        if not isinstance(self.memory, int | str | None) or isinstance(self.memory, bool):
+            said = f"memory is a size such as '7200MiB', or a whole number of bytes, not {self.memory!r}"
+            raise RequestError(said, field="memory")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise RequestError(f"memory must be more than 0 bytes, not {self.memory_bytes:,}", field="memory")
 

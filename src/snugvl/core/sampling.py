@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from snugvl.core.sizes import plain_number
 from snugvl.errors import RequestError, WrongType
 
 MAX_STOP = 64  # stop strings
@@ -91,7 +92,8 @@ class SamplingParams:
         if isinstance(stop, str):  # as a sequence, each of its characters would end the answer
             object.__setattr__(self, "stop", (stop,))
         for item in fields(self):
-            value = getattr(self, item.name)
+            value = plain_number(getattr(self, item.name))
+            object.__setattr__(self, item.name, value)
             if item.name in _RANGES:
                 _check_range(item.name, value)
             elif item.name in _COUNTS and (value is not None or item.default is not None):
@@ -192,5 +194,6 @@ def _check_range(name: str, value: float) -> None:
 def _check_count(name: str, value: int) -> None:
     low, high = _COUNTS[name]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        bounds = f"from {low} on" if high == _MOST else f"from {low} to {high}"
+        within = isinstance(value, int) and value <= high  # the limit is said where it is what is broken
+        bounds = f"from {low} on" if high == _MOST and within else f"from {low} to {high}"
         raise RequestError(f"{name} must be a whole number {bounds}, not {value!r}", field=name)

@@ -1,8 +1,9 @@
 """Sizes as people write them, and as we print them (in between whole bytes); addresses as people type."""
 
+import numbers
 import re
 from decimal import ROUND_FLOOR, Decimal
-from typing import Final
+from typing import Any, Final
 
 from snugvl.errors import InputError
 
@@ -79,3 +80,12 @@ def format_size(size_bytes: int) -> str:
 def megapixels(pixels: int) -> str:
     """Pixels for people, 10^6 of them: 2.8 megapixels."""
     return f"{pixels / 1e6:.1f} megapixels"
+
+
+def plain_number(value: object) -> Any:
+    """A number of another library (numpy's `int64`, `float32`) as Python's; anything else as it is."""
+    if isinstance(value, int | float):
+        return float(value) if type(value) is not float and isinstance(value, float) else value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value

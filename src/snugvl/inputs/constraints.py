@@ -172,6 +172,11 @@ def check_schema(source: str, field: str) -> None:
             field=field,
         )
     targets = {link: referred(link, schema, schema) for link in links}
+    if loop := _loop(targets):
+        raise RequestError(
+            f"the JSON schema's $ref {loop[:100]!r} leads back to itself, and to nothing else",
+            field=field,
+        )
     reach = {link: _Reach(_patterns(target), _links(target)) for link, target in targets.items()}
     for part in _objects(schema):
         _check_part(part, reach, field)
@@ -305,6 +310,22 @@ def _links(value: Any) -> set[str]:
 def _patterns(value: Any) -> set[tuple[int, str]]:
     """Every keyword at and below `value` that puts a pattern on a string, by object and name."""
     return {(id(item), key) for item in _objects(value) for key in _PATTERNS if key in item}
+
+
+def _loop(targets: Mapping[str, Any]) -> str | None:
+    """A `$ref` that is what it leads to, by `$ref`s and `allOf`s alone; None where there is none."""
+    for start in targets:
+        seen, new = set[str](), [start]
+        while new:
+            target = targets.get(new.pop())
+            joined = target.get("allOf") if isinstance(target, dict) else None
+            same = [target, *(joined if isinstance(joined, list) else ())]
+            links = {each["$ref"] for each in same if _refers(each)} - seen
+            if start in links:
+                return start
+            seen |= links
+            new += links
+    return None
 
 
 def _linked(part: Any, reach: Mapping[str, _Reach]) -> set[str]:

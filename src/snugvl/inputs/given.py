@@ -202,7 +202,7 @@ def upright(image: Image.Image, name: str) -> Image.Image:
     """
     try:
         return to_rgb(ImageOps.exif_transpose(image), name)
-    except OSError as error:  # Pillow decodes a file when its pixels are first wanted
+    except (OSError, ValueError) as error:  # Pillow decodes a file when its pixels are first wanted
         raise ImageError(f"{name} can't be decoded ({error}); open it again, and leave it open") from None
 
 

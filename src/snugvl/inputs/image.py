@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Final
+from urllib.parse import unquote, urlsplit
 
 import pi_heif
 from PIL import (
@@ -33,7 +34,7 @@ from PIL import (
 
 from snugvl.errors import ImageError, ImageTooLarge, warn
 from snugvl.inputs import looks_like
-from snugvl.inputs.looks_like import describe
+from snugvl.inputs.looks_like import describe, in_base64
 
 try:
     from PIL import AvifImagePlugin
@@ -202,6 +203,8 @@ def _read_file(source: str | Path, name: str, limits: ImageLimits) -> bytes:
             f"{name[:100]} is a URL, not a file; download it and give its path, "
             "or pipe it: curl -s URL | snugvl caption - (in Python: urllib.request.urlopen(url).read())"
         )
+    if name.startswith("file://"):
+        raise ImageError(f"{name} is a URL; give the path: {unquote(urlsplit(name).path)}")
     try:
         path = Path(source)
         info = path.stat()
@@ -216,14 +219,24 @@ def _read_file(source: str | Path, name: str, limits: ImageLimits) -> bytes:
             raise _too_many_bytes(name, f"{info.st_size:,} bytes", limits)
         with path.open("rb") as stream:
             return _read_stream(stream, name, limits)
-    except FileNotFoundError:
-        raise ImageError(f"{name} doesn't exist; check the path") from None
-    except PermissionError:
-        raise ImageError(f"{name} can't be read: permission denied; check its access rights") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or _one_line(error)
-        printable = name.replace("\0", "\\0")
-        raise ImageError(f"{printable} can't be read: {reason}; check the path") from None
+        raise _unread(str(source), name, error) from None
+
+
+def _unread(source: str, name: str, error: OSError | ValueError) -> ImageError:
+    """The error for a path whose file can't be read."""
+    if in_base64(source):
+        return ImageError(
+            "the image is text in base64; give the bytes: base64.b64decode(text), or put "
+            "data:image/png;base64, before it"
+        )
+    if isinstance(error, FileNotFoundError):
+        return ImageError(f"{name} doesn't exist; check the path")
+    if isinstance(error, PermissionError):
+        return ImageError(f"{name} can't be read: permission denied; check its access rights")
+    reason = getattr(error, "strerror", None) or _one_line(error)
+    printable = name.replace("\0", "\\0")
+    return ImageError(f"{printable} can't be read: {reason}; check the path")
 
 
 def _read_stream(stream: BinaryIO, name: str, limits: ImageLimits) -> bytes:
@@ -236,6 +249,8 @@ def _read_stream(stream: BinaryIO, name: str, limits: ImageLimits) -> bytes:
             raise ImageError(
                 f"{name} can't be read: {error.strerror or _one_line(error)}; try again"
             ) from None
+        except ValueError as error:  # it is closed
+            raise ImageError(f"{name} can't be read: {_one_line(error)}; open it again") from None
         if not chunk:
             return b"".join(chunks)
         chunks.append(chunk)

@@ -7,6 +7,7 @@ write "mif1" and "msf1" in its place. Boxes say whether a still picture is in it
 in a `meta` box, films and sequences in a `moov` box.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -24,6 +25,11 @@ _HEVC: Final = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", 
 _HEIF: Final = _AVIF | _HEVC | {b"mif1", b"mif2", b"msf1", b"miaf"}
 _MOST_BRANDS: Final = 64
 _MOST_BOXES: Final = 256
+
+# Beginnings of PNG, JPEG, GIF, WebP, BMP, TIFF, HEIC and AVIF, and enough of what follows.
+_IN_BASE64: Final = re.compile(
+    r"(iVBORw0KG|/9j/|R0lGOD|UklGR|Qk|SUkqA|TU0AK|AAAA)[A-Za-z0-9+/\s]{32,}={0,2}\s*\Z"
+)
 
 
 def kind_of(data: bytes) -> Kind | None:
@@ -175,3 +181,8 @@ def media_type(data: bytes) -> str:
     kinds = (f"image/{kind.lower()}" for signature, kind in _PICTURES if data.startswith(signature))
     films = (kind for signature, kind in _FILMS if data.startswith(signature))
     return next(kinds, None) or next(films, _UNKNOWN)
+
+
+def in_base64(text: str) -> bool:
+    """Whether `text` is a picture's file in bare base64: no path or address."""
+    return _IN_BASE64.match(text[:128]) is not None

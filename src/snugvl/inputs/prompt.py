@@ -441,12 +441,14 @@ def check_length(tokens: int, image_tokens: int, most: int | None, field: str) -
     )
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, placeholders: Collection[int]) -> None:
+def check_ids(
+    ids: Sequence[int], vocab_size: int, placeholders: Collection[int] = (), field: str = "prompt"
+) -> None:
     """Raise RequestError if a bare prompt has an id that the model doesn't have, or that is a picture's."""
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise RequestError(
-                f"a token id is a whole number from 0 to {vocab_size - 1}, not {token!r}", field="prompt"
+                f"a token id is a whole number from 0 to {vocab_size - 1}, not {token!r}", field=field
             )
         if token in placeholders:
             raise RequestError(

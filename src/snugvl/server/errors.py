@@ -248,14 +248,15 @@ _MUST: Final[Mapping[str, str]] = {
     "mapping": "be an object",
     "finite_number": "be a finite number",
     "literal_error": "be {expected}",
-    "less_than_equal": "be at most {le:g}",
-    "less_than": "be less than {lt:g}",
-    "greater_than_equal": "be at least {ge:g}",
-    "greater_than": "be more than {gt:g}",
+    "less_than_equal": "be at most {le}",
+    "less_than": "be less than {lt}",
+    "greater_than_equal": "be at least {ge}",
+    "greater_than": "be more than {gt}",
     "too_short": "have at least {min_length} in it",
     "too_long": "have at most {max_length} in it",
     "string_too_short": "have at least {min_length} characters",
     "string_too_long": "have at most {max_length} characters",
+    "string_pattern_mismatch": "match {pattern}",
 }
 
 
@@ -266,7 +267,12 @@ def _must(kind: str, context: Mapping[str, Any]) -> str:
         return EMPTY
     stem = re.sub(r"_(attributes_type|type|parsing|from_float|parsing_size)$", "", kind)
     words = _MUST.get(kind) or _MUST.get(stem, "")
-    return words.format_map(context)
+    return words.format_map({name: _whole(value) for name, value in context.items()})
+
+
+def _whole(value: object) -> object:
+    """A bound as people write it, to its last digit: 2 for 2.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _either(names: Sequence[str]) -> str:

@@ -212,6 +212,7 @@ async def version() -> VersionReport:
     return VersionReport(version=__version__)
 
 
+@model_routes.get("/v1/models/", include_in_schema=False)
 @model_routes.get("/v1/models")
 async def models(request: Request) -> ModelList:
     """Every name under which the model is served."""

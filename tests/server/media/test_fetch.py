@@ -311,3 +311,44 @@ def test_private_media_only_by_choice() -> None:
 
 def test_the_system_resolves_names() -> None:
     assert "127.0.0.1" in resolve("localhost", 80)
+
+
+@pytest.mark.parametrize(("hosts", "at_once"), [(40, 8), (1, 4)])
+def test_pictures_of_one_request_wait_outside_of_their_time_and_leave_others_their_share(
+    monkeypatch: pytest.MonkeyPatch, hosts: int, at_once: int
+) -> None:
+    """Their time ran while they waited for each other, so many of them were refused with "try again"."""
+    begun: list[str] = []
+
+    async def follow(_: Fetcher, target: Any, *rest: object) -> bytes:
+        begun.append(target.host)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Fetcher, "_follow", follow)
+
+    async def test() -> None:
+        fetcher = Fetcher(LIMITS)
+        turns = fetcher.turns()
+
+        def fetch(host: str, **turn: Any) -> "asyncio.Task[bytes]":
+            url = f"http://{host}/a.png"
+            return asyncio.create_task(
+                fetcher.fetch(url, accept="image/*", max_bytes=9, name="it", field="url", **turn)
+            )
+
+        mine = [fetch(f"h{number % hosts}.test", turns=turns) for number in range(40)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(begun) == at_once
+        other = fetch("other.test")
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert begun[-1] == "other.test"
+        for task in (*mine, other):
+            task.cancel()
+        await asyncio.wait((*mine, other))
+        assert not fetcher._slots.locked()
+        fetcher.close()
+
+    asyncio.run(test())

@@ -136,3 +136,23 @@ def test_percent_encoded_base64_is_decoded_without_pieces(monkeypatch: pytest.Mo
         assert data == b"\x00\x0f\xbf" * 300_000 + b"\x00"
     with pytest.raises(RequestError, match="not valid base64"):
         urls.read_data_url("data:;base64,AA%41A", 64 << 20, "the image", "a")
+
+
+@pytest.mark.parametrize("size", [48, 5_000, 100_000])
+def test_bare_base64_is_told_apart_from_an_address(size: int) -> None:
+    """It was too long an address, or one of no scheme that is fetched."""
+    bare = base64.b64encode(b"\x89PNG\r\n\x1a\n" * (size // 8)).decode()
+    with pytest.raises(RequestError, match="in bare base64; put data:image/png;base64, before it"):
+        urls.parse_target(bare, "url")
+
+
+@pytest.mark.parametrize("url", ["", "  "])
+def test_an_empty_url_is_told_to_be_empty(url: str) -> None:
+    with pytest.raises(RequestError, match="the URL is empty"):
+        urls.parse_target(url, "url")
+
+
+@pytest.mark.parametrize("url", ["photo.png", "photos/" + "a" * 100, "Qk", "/9j/" + "a" * 30 + ".png"])
+def test_what_may_be_a_name_is_no_base64(url: str) -> None:
+    with pytest.raises(RequestError, match="the URL must start with"):
+        urls.parse_target(url, "url")

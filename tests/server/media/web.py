@@ -41,6 +41,9 @@ class Web:
         self._broken.add(name)
         await self.let(name)
 
+    def turns(self) -> None:
+        """Everything at once."""
+
     async def fetch(self, url: str, *, max_bytes: int, **_: object) -> bytes:
         name = name_of(url)
         await self._gates[name].wait()

@@ -15,6 +15,7 @@ NAT64). IPv6 is an allow list: only global unicast space, less the parts of it t
 import asyncio
 import socket
 import ssl
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -119,6 +120,25 @@ class FetchLimits:
     per_address: int = 4
 
 
+class FetchTurns:
+    """Turns of one request's fetches, which are no more at once than leave others their share.
+
+    The time of a fetch begins with its turn: a request with many pictures doesn't time itself out.
+    """
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self._all = asyncio.Semaphore(max(limits.concurrent // 2, 1))
+        self._hosts: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(limits.per_address)
+        )
+
+    @asynccontextmanager
+    async def of(self, host: str) -> AsyncIterator[None]:
+        """A turn to fetch from `host`."""
+        async with self._hosts[host], self._all:
+            yield
+
+
 class Fetcher:
     """Fetches media. One a server, used from one event loop."""
 
@@ -142,10 +162,24 @@ class Fetcher:
         # Of our own: look-ups that hang must not take the threads that others need.
         self._threads = ThreadPoolExecutor(self._limits.concurrent, thread_name_prefix="snugvl-resolve")
 
-    async def fetch(self, url: str, *, accept: str, max_bytes: int, name: str, field: str) -> bytes:
+    def turns(self) -> FetchTurns:
+        """Turns for the fetches of one request."""
+        return FetchTurns(self._limits)
+
+    async def fetch(
+        self,
+        url: str,
+        *,
+        accept: str,
+        max_bytes: int,
+        name: str,
+        field: str,
+        turns: FetchTurns | None = None,
+    ) -> bytes:
         """The bytes behind an http(s) URL.
 
         Args:
+            turns: those of its request; None where it is the only one.
             accept: media types for the Accept header.
             name: how errors call it.
 
@@ -155,6 +189,10 @@ class Fetcher:
             QueueFull: others kept it waiting for all its time.
         """
         target = parse_target(url, field)
+        async with (turns or self.turns()).of(target.host):
+            return await self._timed(target, accept, max_bytes, name)
+
+    async def _timed(self, target: FetchTarget, accept: str, max_bytes: int, name: str) -> bytes:
         started = False
         try:
             async with asyncio.timeout(self._limits.total_s), self._slots:

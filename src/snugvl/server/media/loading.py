@@ -31,7 +31,7 @@ from snugvl.inputs.image import ImageLimits
 from snugvl.server.fields import together
 from snugvl.server.media.budget import PIXEL_BYTES, PixelBudget, PixelShare
 from snugvl.server.media.decoders import Decoders, memory_for_pictures, memory_for_videos
-from snugvl.server.media.fetch import Fetcher, FetchLimits, is_foreign
+from snugvl.server.media.fetch import Fetcher, FetchLimits, FetchTurns, is_foreign
 from snugvl.server.media.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
 from snugvl.server.record import RequestNotes, RequestRecord
 from snugvl.server.settings import ServerSettings
@@ -137,6 +137,7 @@ class _Batch:
         pictures: bytes of all pictures, decoded; `video`: of the largest video beside them.
         largest: bytes of the largest of these; `file`: of the largest file; `encoded`: of all files.
         one_video: held while one of its videos waits for memory and is decoded.
+        turns: of its fetches.
     """
 
     owner: str
@@ -147,6 +148,7 @@ class _Batch:
     file: int = 0
     encoded: int = 0
     one_video: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turns: FetchTurns | None = None
 
 
 class MediaLoader:
@@ -218,7 +220,7 @@ class MediaLoader:
                 them together are too large.
             QueueFull: requests hold too many pictures right now.
         """
-        batch = _Batch(owner)
+        batch = _Batch(owner, turns=self._fetcher.turns())
         try:
             files = await together(self._fetch(ref, batch) for ref in wanted.values())
             largest = max((len(file.data) for file in batch.files if not file.is_video), default=0)
@@ -240,13 +242,17 @@ class MediaLoader:
         await asyncio.to_thread(self._pictures.close)
         await asyncio.to_thread(self._videos.close)
 
-    async def _bytes(self, url: str, max_bytes: int, accept: str, name: str, field: str) -> bytes:
+    async def _bytes(
+        self, url: str, max_bytes: int, accept: str, name: str, field: str, turns: FetchTurns | None
+    ) -> bytes:
         scheme = scheme_of(url)
         if scheme == "data":
             return await asyncio.to_thread(read_data_url, url, max_bytes, name, field)
         if scheme == "file":
             return await asyncio.to_thread(read_file_url, url, self._folder, max_bytes, name, field)
-        return await self._fetcher.fetch(url, accept=accept, max_bytes=max_bytes, name=name, field=field)
+        return await self._fetcher.fetch(
+            url, accept=accept, max_bytes=max_bytes, name=name, field=field, turns=turns
+        )
 
     async def _fetch(self, ref: MediaRef, batch: _Batch) -> list[_File]:
         """The first phase of one picture or video: its file, or those of its frames, with their sizes."""
@@ -280,7 +286,7 @@ class MediaLoader:
             if isinstance(source, str):
                 most = (settings.video if kind == "video" else settings.image).max_bytes
                 accept = _IMAGES if kind == "picture" else _VIDEOS
-                source = await self._bytes(source, most, accept, name, place)
+                source = await self._bytes(source, most, accept, name, place, batch.turns)
             video = kind in ("video", "animation") or (kind == "either" and is_video(source))
             if video and kind != "video":
                 name = "the video" if place == "image" else _called("video", place)

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 import idna
 
 from snugvl.errors import ImageError, ImageTooLarge, InputError, RequestError
+from snugvl.inputs.looks_like import in_base64
 
 Address = IPv4Address | IPv6Address
 MAX_URL = 8192
@@ -73,6 +74,13 @@ def parse_target(url: str, field: str) -> FetchTarget:
     Raises:
         RequestError: it is no such URL, or one that could be read in two ways.
     """
+    if not url.strip():
+        raise RequestError("the URL is empty; send a data URL, or an address of the web", field=field)
+    if in_base64(url):
+        raise RequestError(
+            "the URL is a picture in bare base64; put data:image/png;base64, before it (or image/jpeg, …)",
+            field=field,
+        )
     if len(url) > MAX_URL:
         raise RequestError(f"the URL has {len(url):,} characters, the limit is {MAX_URL:,}", field=field)
     if _PATH.match(url):
