@@ -182,7 +182,7 @@ def page() -> str:
         "",
         "Written by `benchmarks/mixtures.py`: plans of described machines, nothing measured. Tokens a second",
         "of one request; in brackets with DDR4-2133 and with DDR5-6000. Rows that llama.cpp itself gave are",
-        "predicted up to a quarter too high, where their memory is said. Of the RTX 5070's machine too little",
+        "predicted up to a quarter too high, where their memory is said. Of the RTX 5070 too little",
         "is known: with DDR4-3200 a split by layers, or all experts there, gives what was published, and the",
         "plan's own split more.",
         "",
