@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from benchmarks.mixtures import ROWS, Row, predicted
 
 from snugvl.backends.llamacpp.settings import arguments_of
 from snugvl.checkpoint.catalogue import catalogue_facts
@@ -28,20 +29,10 @@ from snugvl.planner.wishes import Wishes
 
 Q4, Q3 = "ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_M", "bartowski/Qwen_Qwen3.6-35B-A3B-GGUF:Q3_K_M"
 VL_30B = "Qwen/Qwen3-VL-30B-A3B-Instruct-GGUF:Q4_K_M"
+
+
 # Published decode tokens a second (the project's anchors): card, kind of host memory if known, file, rate.
 # IQ3 isn't planned from shapes, Q3_K_M is nearest; of a file that nobody named the two are tried.
-PUBLISHED = (
-    ("RTX 4060 Ti 8GB", "DDR4-3200", Q4, 41.0),
-    ("RTX 4060 Ti 8GB", "DDR4-3200", Q3, 55.0),
-    ("RTX 4060 Ti 8GB", "DDR4-3200", Q3, 57.0),
-    ("RTX 3060 12GB", None, Q4, 42.3),
-    ("GTX 1060", None, Q4, 17.0),
-    ("RTX 2080", None, VL_30B, 33.7),
-    ("RTX 5060 Ti 16GB", None, Q4, 98.0),
-    ("RTX 5060 Ti 16GB", None, Q3, 98.0),
-)
-
-
 def named(model: str, machine: Machine, **wishes: Any) -> Plan:
     facts = catalogue_facts(model)
     assert facts is not None
@@ -56,23 +47,39 @@ def text(plan: Plan, machine: Machine) -> str:
     return plain(report(plan, machine, pull=True))
 
 
-@pytest.mark.parametrize(("card", "ddr", "model", "published"), PUBLISHED)
-def test_speed_is_what_people_publish(card: str, ddr: str | None, model: str, published: float) -> None:
-    machine = describe(card, ram="64GiB", ddr=ddr)
-    rate = require(named(model, machine, images=0)).speed.decode_tokens_per_s
+# What is said of the machine of the others is not enough (`benchmarks/results/mixtures.md`).
+HELD = [row for row in ROWS if row.published and (row.card != "RTX 5070" or row.whole or row.experts)]
+
+
+@pytest.mark.parametrize(
+    "row", HELD, ids=lambda row: f"{row.card} {row.experts} {row.whole} {row.model[-6:]}"
+)
+def test_speed_is_what_people_publish(row: Row) -> None:
+    """With the split of their commands; where nobody said the kind of host memory, by one that is sold."""
+    speed = predicted(row).speed
+    rate = speed.decode_tokens_per_s
     assert rate is not None
-    assert published / 1.3 <= rate <= published * 1.3
+    least, most = (rate, rate) if speed.ddr is None else speed.ddr[1:]
+    for published in row.published:
+        assert published / 1.3 <= most
+        assert least <= published * 1.3
 
 
 def test_a_row_that_an_older_card_beats_is_not_reproduced() -> None:
-    """RTX 5070, 30B-A3B: 25.7, where an RTX 2080 with 8 GB has 33.7; what kept it back isn't known."""
-    choices = [
-        require(named(VL_30B, describe(card, ram="64GiB"), images=0)) for card in ("RTX 5070", "RTX 2080")
-    ]
-    new, old = (choice.speed.decode_tokens_per_s for choice in choices)
-    assert new is not None
-    assert old is not None
-    assert new > 1.5 * old > 25.7
+    """RTX 5070, 30B-A3B: 25.7, where an RTX 2080 has 36.7. Split by layers, or with all experts in host
+    memory, it falls to that; the plan's own split is quicker."""
+    rows = [row for row in ROWS if (row.card, row.ddr) == ("RTX 5070", "DDR4-3200")]
+    planned_way, layers, every = (predicted(row) for row in rows)
+    assert (layers.settings.host_experts, every.settings.host_experts) == (0, 48)
+    rates = [each.speed.decode_tokens_per_s or 0.0 for each in (planned_way, layers, every)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 1.3 * rates[1] > 1.3 * rates[2]
+
+
+def test_four_channels_have_twice_the_bandwidth_of_two() -> None:
+    assert ddr_bandwidth("4xDDR4-3200") == 2 * (ddr_bandwidth("DDR4-3200") or 0.0) == 102.4e9
+    assert ddr_bandwidth("1xddr5-5600") == 44.8e9
+    assert ddr_bandwidth("0xDDR4-3200") is ddr_bandwidth("xDDR4-3200") is None
 
 
 def test_as_few_experts_leave_the_gpu_as_fit_to_the_byte() -> None:

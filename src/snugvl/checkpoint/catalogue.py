@@ -29,7 +29,7 @@ from snugvl.checkpoint.assemble import (
     network_of,
 )
 from snugvl.checkpoint.facts import GgufFacts, Material, ModelFacts, Role, Stored, TensorFact
-from snugvl.checkpoint.families import traits_of
+from snugvl.checkpoint.families import is_of, traits_of
 from snugvl.checkpoint.families.traits import Network
 from snugvl.checkpoint.image_rules import SmartResize
 from snugvl.checkpoint.locate import POCKET, locate
@@ -90,6 +90,7 @@ MIXES: Final[Mapping[str, _Mix]] = {
 # Of tensors whose rows aren't whole blocks of 256.
 NARROW: Final = {"Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 UNREAD: Final = "its file has not been read; only llama.cpp is planned for it"
+_VERSION = re.compile(r"\d+\.\d+")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -248,6 +249,23 @@ def published_as(gguf: str) -> Entry | None:
 @cache
 def _published() -> dict[str, Entry]:
     return {name.lower(): entry for entry in entries() for name in entry.editions}
+
+
+def alike(facts: ModelFacts) -> Entry | None:
+    """The ranked entry that a model under another name is of, by family and shapes; or None.
+
+    Of several alike it is the one whose version the name says, else the one of the lowest rank.
+    """
+    shapes = facts.text.hidden_size, facts.text.num_layers
+    found = []
+    for entry in entries():
+        text = entry.config.get("text_config", entry.config)
+        if (text.get("hidden_size"), text.get("num_hidden_layers")) != shapes or entry.quality_rank is None:
+            continue
+        if is_of(facts.family, entry.config.get("architectures")):
+            found.append(entry)
+    said = (entry for entry in found if (version := _VERSION.search(entry.name)) and version[0] in facts.name)
+    return next(said, found[-1]) if found else None
 
 
 def did_you_mean(model: str) -> str:

@@ -9,6 +9,7 @@ ollama:name, ollama:name:tag                what Ollama has pulled: a manifest n
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,6 +110,9 @@ def _beside(path: Path) -> GgufFiles:
     if missing:
         raise CheckpointError(f"{path.parent} lacks {missing[0]} ({len(missing)} of {len(parts)} parts)")
     towers = projectors_of((file.name for file in path.parent.glob(f"*{SUFFIX}")), path.name)
+    if path.parent == _llamacpp_folder():  # OWNER_REPO_FILE, of all repositories together
+        mine = path.name.lower()
+        towers = [name for name in towers if mine.startswith(name.lower().partition("mmproj")[0])]
     width = _width(path, "{}.embedding_length") if towers else None
     widths = {name: _width(path.with_name(name), "{}.vision.projection_dim") for name in towers}
     fitting = next((path.with_name(name) for name in towers if widths[name] == width), None)
@@ -161,6 +165,29 @@ def lm_studio_models() -> Iterator[str]:
         for path in sorted(Path(folder).expanduser().glob(f"*/*/*{SUFFIX}")):
             if is_first(path.name):
                 yield str(path)
+
+
+def llamacpp_models() -> Iterator[str]:
+    """Model files of llama.cpp's own cache: in one folder by older builds, in the Hub cache's layout by newer
+    ones."""
+    folder = _llamacpp_folder()
+    nested = () if folder == hub_cache() else folder.glob(f"{REPO_PREFIX}*/snapshots/*/**/*{SUFFIX}")
+    for path in sorted([*folder.glob(f"*{SUFFIX}"), *nested]):
+        if is_first(path.name):
+            yield str(path)
+
+
+def ggufs_here() -> list[str]:
+    """The names of all GGUF models on this machine, whoever downloaded them."""
+    return [*hub_models(), *ollama_models(), *lm_studio_models(), *llamacpp_models()]
+
+
+def _llamacpp_folder() -> Path:
+    """llama.cpp's cache: LLAMA_CACHE, else its folder among the user's caches."""
+    if chosen := os.environ.get("LLAMA_CACHE"):
+        return Path(chosen).expanduser()
+    caches = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return Path(caches).expanduser() / "llama.cpp"
 
 
 def _ollama_folder() -> Path:

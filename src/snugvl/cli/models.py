@@ -136,17 +136,17 @@ def list_models(
 ) -> None:
     """Show the models on this machine: size, format, whether each fits now, and where it is.
 
-    GGUF files of the Hub cache, of Ollama and of LM Studio are among them; those two are never changed.
+    GGUF files of the Hub cache, of Ollama, LM Studio and llama.cpp are among them; what belongs to those
+    three is never changed.
     """
     from snugvl.checkpoint.cached import Cached, cached
-    from snugvl.checkpoint.gguf_files import hub_models, lm_studio_models, ollama_models
+    from snugvl.checkpoint.gguf_files import ggufs_here, hub_models
     from snugvl.checkpoint.locate import POCKET, locate
     from snugvl.checkpoint.read import facts_of
 
     pocket = Cached(POCKET, locate(POCKET), facts_of(POCKET).download_bytes)
-    names = list(hub_models())
-    others = {name.partition(":")[0] for name in names}
-    ggufs = [_gguf(name) for name in (*names, *ollama_models(), *lm_studio_models())]
+    others = {name.partition(":")[0] for name in hub_models()}
+    ggufs = [_gguf(name) for name in ggufs_here()]
     models = [each for each in cached() if each.name not in others]
     rows = [_row(each, why_not) for each in (*models, *ggufs, pocket)]
     if json:

@@ -154,7 +154,10 @@ class MachineChoice:
     ] = None
     ddr: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Kind of system memory, such as DDR4-3200; two channels."),
+        typer.Option(
+            metavar="KIND",
+            help="Kind of system memory, such as DDR4-3200; 4xDDR4-3200 has four channels instead of two.",
+        ),
     ] = None
     machine: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recording that snugvl doctor --record made.")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from snugvl.planner.wishes import Wishes
 
 
+MOST_HELD = 12  # GGUF models whose headers a plan reads, each a fifth of a second
+
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -80,7 +82,7 @@ def plan(
     wishes = _wishes(load, min_image_tokens=min_image_tokens, task=task, quality=quality)
     candidates = _candidates(model, offline, wishes.images > 0)
     found = machine_from(machine)
-    result = planned(candidates, found, wishes)
+    result = planned(candidates, found, wishes, _held() if model is None and machine.here else ())
     _put(result, found, json=json, verbose=verbose)
     if save is not None:
         _save(result, found, save)
@@ -111,6 +113,31 @@ def _candidates(model: str | None, offline: bool, sees: bool) -> list[Candidate]
     from snugvl.planner.recommend import catalogue_candidates
 
     return catalogue_candidates(sees=sees)
+
+
+def _held() -> list[Candidate]:
+    """The GGUF models on this machine that are of a ranked model of the catalogue, the largest files first.
+    Unreadable ones are left out: they weren't named."""
+    from contextlib import suppress
+
+    from snugvl.checkpoint.catalogue import alike
+    from snugvl.checkpoint.gguf_files import gguf_files, ggufs_here
+    from snugvl.checkpoint.read import facts_of
+    from snugvl.errors import SnugvlError
+    from snugvl.planner.solve import Candidate
+
+    sizes: dict[str, int] = {}
+    for name in ggufs_here():
+        with suppress(SnugvlError, OSError):
+            files = gguf_files(name)
+            sizes[name] = files.nbytes if files is not None else 0
+    found = []
+    for name in sorted(sizes, key=lambda each: -sizes[each])[:MOST_HELD]:
+        with suppress(SnugvlError, OSError):
+            facts = facts_of(name, offline=True)
+            if (entry := alike(facts)) is not None:
+                found.append(Candidate(facts, -(entry.quality_rank or 0)))
+    return found
 
 
 def _save(plan: Plan, machine: Machine, path: Path) -> None:

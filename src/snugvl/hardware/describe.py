@@ -47,7 +47,7 @@ def describe(
             that (`gpus.reserved_bytes`), which nvidia-smi shows neither as used nor as free.
         vram: total memory of each GPU; the table's by default.
         ram: system memory, of which the system has its part; under WSL2 the PC's, of which WSL2 has half.
-        ddr: its kind, such as "DDR4-3200"; two channels are assumed.
+        ddr: its kind, such as "DDR4-3200", of two channels; "4xDDR4-3200" has four.
 
     Raises:
         InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is none, zero

@@ -132,16 +132,17 @@ class Machine:
 LANE_BYTES_PER_S: Final = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 
-_DDR: Final = re.compile(r"(?:lp)?ddr([345]x?)-?(\d{3,5})", re.ASCII)
+_DDR: Final = re.compile(r"(?:([1-9]\d?)x)?(?:lp)?ddr([345]x?)-?(\d{3,5})", re.ASCII)
 # Bytes per second that a processor reads of host memory of which nothing is known: half of two DDR5 channels.
 HOST_RATE: Final = 30e9
-DDR_BYTES: Final = 2 * 8  # of two channels, a transfer
+CHANNEL_BYTES: Final = 8  # a transfer
 
 
 def ddr_bandwidth(kind: str) -> float | None:
-    """Bytes per second of two channels of "DDR4-3200" and its like; None for other words."""
+    """Bytes per second of two channels of "DDR4-3200" and its like, of four of "4xDDR4-3200"; None for other
+    words."""
     found = _DDR.fullmatch(kind.strip().lower())
-    return None if found is None else float(found[2]) * 1e6 * DDR_BYTES
+    return None if found is None else float(found[3]) * 1e6 * CHANNEL_BYTES * int(found[1] or 2)
 
 
 def pcie_bandwidth(generation: int | None, lanes: int | None) -> float | None:

@@ -219,6 +219,7 @@ class Plan:
         beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, a choice without llama.cpp.
         named: where a GGUF of a model was chosen instead of it, the name that was given.
         quicker: on a processor, the chosen model's GGUF, where llama.cpp answers much sooner with it.
+        held: the best of the models that are on the machine already; the choice, where that is no worse.
         roomier: under WSL2, a mixture that would be chosen, had WSL2 more of the PC's memory.
         cure: where wishes keep everything from running, the one without which it does.
         other_tower: with the vision tower in the other place: streamed, where that gives finer weights,
@@ -242,6 +243,7 @@ class Plan:
     quicker: Choice | None = None
     cure: Cure | None = None
     roomier: Choice | None = None
+    held: Choice | None = None
 
     @property
     def others(self) -> Wishes:

@@ -27,7 +27,7 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES
-from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.solve import LEAST_RATE, MOST_WAITING_S, Candidate, solve
 from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
@@ -57,8 +57,41 @@ def _facts(repo: str) -> ModelFacts:
     return facts
 
 
-def planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
+def planned(
+    candidates: Sequence[Candidate], machine: Machine, wishes: Wishes, held: Sequence[Candidate] = ()
+) -> Plan:
     """The plan that `snugvl plan` prints: the solver's, with alternatives.
+
+    A model that is on the machine already (`held`) is chosen where it is no worse than what else would be.
+    """
+    plan = _planned(candidates, machine, wishes)
+    ways = [(way.choice, way) for each in held if (way := _of_held(each, machine, wishes)) and way.choice]
+    if not ways:
+        return plan
+    best, way = max(ways, key=lambda each: (each[0].score.comfort[:2], each[0].quality, each[0].score))
+    mine = plan.choice
+    reached = mine.score.comfort[:2] if mine is not None else ()
+    if mine is not None and (best.quality < mine.quality or best.score.comfort[:2] < reached):
+        return replace(plan, held=best)
+    whole = plan.beside if plan.beside is not None and mine and mine.option.offload else mine
+    return replace(way, held=best, beside=whole)
+
+
+def _of_held(candidate: Candidate, machine: Machine, wishes: Wishes) -> Plan | None:
+    """The plan of a model that is here, if it sees and answers quickly enough; else None."""
+    if wishes.images and candidate.facts.vision is None:
+        return None
+    plan = _as_served(solve([candidate], machine, wishes), [candidate], machine)
+    choice = plan.choice
+    if choice is None or choice.settings.offloaded or choice.settings.vision == "cpu":
+        return None
+    rate, wait = choice.speed.decode_tokens_per_s, choice.speed.first_token_s or 0.0
+    least = LEAST_BESIDE if choice.settings.host_experts else LEAST_RATE
+    return plan if (rate is None or rate >= least) and wait <= MOST_WAITING_S else None
+
+
+def _planned(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
+    """The plan of models that are still to be downloaded.
 
     On a GPU that llama.cpp alone uses it is the plan of a GGUF, where one fits: of the model that was named,
     or the best of those that are known. A mixture of experts may have them in host memory.

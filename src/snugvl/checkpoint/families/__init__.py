@@ -48,6 +48,12 @@ def family_of_gguf(architecture: str) -> str:
     return _OF_GGUF.get(architecture, architecture)
 
 
+def is_of(family: str, architectures: object) -> bool:
+    """Whether a `config.json` with these architectures is of a family, as facts name it."""
+    known = architectures if isinstance(architectures, list) else []
+    return any(name in _BY_ARCHITECTURE and family in _BY_ARCHITECTURE[name].traits for name in known)
+
+
 def describe(root: Section, images: Section | None) -> Network:
     """The planner's view of a `config.json`, together with the image processor's settings.
 

@@ -61,6 +61,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "instead": _choice(plan.instead, measured) if plan.instead else None,
         "beside": _choice(plan.beside, measured) if plan.beside else None,
         "quicker": _choice(plan.quicker, measured) if plan.quicker else None,
+        "held": _choice(plan.held, measured) if plan.held else None,
         "roomier": _choice(plan.roomier, measured) if plan.roomier else None,
         "streamed": _choice(other, measured) if other and other.option.streams else None,
         "resident": _choice(other, measured) if other and not other.option.streams else None,

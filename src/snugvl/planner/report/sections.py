@@ -280,6 +280,8 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
 def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     notes, settings, gguf = _llamacpp_notes(plan, choice), choice.settings, choice.option.model.facts.gguf
     notes += _host_notes(plan, choice, machine)
+    if plan.held is choice:
+        notes.append(f"{choice.option.model.name} is on this disk already: nothing is downloaded.")
     if gguf is not None and gguf.unlike:
         notes.append(gguf.unlike)
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
@@ -466,6 +468,11 @@ def _other_tower(rival: Choice) -> str:
 def next_steps(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     """Commands of a plan, the best first, with remarks. `pull`: the model's files aren't here yet."""
     steps = [*_ways(plan, machine, pull=pull)]
+    if plan.held is not None and plan.held is not plan.choice:
+        name = plan.held.option.model.name
+        steps += _run(
+            plan.held, plan.others, machine, f"On this disk already: {name}{_paced(plan.held, ', at about')}"
+        )
     if plan.roomier is not None:
         steps += [NextStep(_with_more(plan.roomier, machine)), *_run(plan.roomier, plan.wishes, machine)]
     yield from dict.fromkeys(steps)  # what is to be installed is said once
