@@ -3,13 +3,18 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from snugvl.core import kernel_checks
 from snugvl.core.folders import cache_folder
+from snugvl.core.kernel_checks import CheckedOn, KernelCheck
+from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import EngineError
 from snugvl.hardware import calibration
@@ -22,8 +27,15 @@ from snugvl.hardware.calibration import (
     calibration_file,
     load,
     place_of,
+    with_measured,
 )
 from snugvl.hardware.machine import Gpu
+from snugvl.planner.budget import gpu_budget
+from snugvl.planner.engines.native.footprint import KERNEL_BYTES
+from snugvl.planner.footprint.total import footprint
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
+from tests.planner.models import qwen3_vl
 
 GPU = Gpu(0, "NVIDIA GeForce RTX 5060", 8 * GIB, 7 * GIB, (12, 0), driver="581.57", uuid="GPU-1")
 PLACE = MeasuredOn("NVIDIA GeForce RTX 5060", "581.57", "2.13.0", "0.2")
@@ -132,23 +144,23 @@ QUIET = ContextStages(7000 * MIB, 6700 * MIB, 6650 * MIB, 6560 * MIB, 6570 * MIB
 
 def test_a_context_is_measured_once_and_recalled(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    assert calibration.recall(GPU, environ) is None
+    assert with_measured(GPU, environ).context_bytes is None
     stages = calibration.measure(GPU, environ, lambda gpu, environ: QUIET)
     assert (stages.driver_bytes, stages.context_bytes) == (300 * MIB, 430 * MIB)
-    assert calibration.recall(GPU, environ) == 430 * MIB
+    assert with_measured(GPU, environ).context_bytes == 430 * MIB
     for other in (replace(GPU, driver="582.00"), replace(GPU, name="NVIDIA L4"), replace(GPU, driver=None)):
-        assert calibration.recall(other, environ) is None
+        assert with_measured(other, environ).context_bytes is None
 
 
 def test_cudas_total_is_remembered_with_it(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     calibration.measure(GPU, environ, lambda gpu, environ: QUIET)
-    assert calibration.recall_total(GPU, environ) is None  # that process told none
+    assert with_measured(GPU, environ).cuda_total_bytes is None  # that process told none
     told = replace(QUIET, total=7803 * MIB)
     calibration.measure(GPU, environ, lambda gpu, environ: told)
-    assert calibration.recall_total(GPU, environ) == 7803 * MIB
-    assert calibration.recall(GPU, environ) == 430 * MIB
-    assert calibration.recall_total(replace(GPU, driver="582.00"), environ) is None
+    assert with_measured(GPU, environ).cuda_total_bytes == 7803 * MIB
+    assert with_measured(GPU, environ).context_bytes == 430 * MIB
+    assert with_measured(replace(GPU, driver="582.00"), environ).cuda_total_bytes is None
 
 
 def test_others_that_do_not_hold_still(tmp_path: Path) -> None:
@@ -195,3 +207,132 @@ def test_estimates_lie_in_the_published_range() -> None:
 
 def test_the_file_is_in_the_users_cache(tmp_path: Path) -> None:
     assert calibration_file({"XDG_CACHE_HOME": str(tmp_path)}).parent == tmp_path / "snugvl"
+
+
+# What checks of kernels measured. A plan has 32 MiB for compiled kernels beside the context, and what torch
+# gives cuBLAS (32 MiB on this card) is part of the context; figures differ by 8 MiB.
+ON = CheckedOn(GPU.name, "12.0", "581.57", "2.13.0", "3.7.1+git2f0c", "0.2")
+
+
+def check(loaded: int, context: int = 300, when: str = "2026-11-27T10:00:00+00:00", **on: str) -> KernelCheck:
+    where, job = replace(ON, **on), f"{loaded} {context} {when} {on}"
+    nbytes = context * MIB if context >= 0 else -1
+    return KernelCheck(where, job, "Toy (int4)", 4.2, when, loaded * MIB, True, (), nbytes)
+
+
+@pytest.fixture
+def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gpu]:
+    """The GPU with what a few checks and engines left in a cache folder of its own."""
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    monkeypatch.setattr(calibration, "torch_build", lambda: SimpleNamespace(version="2.13.0"))
+    monkeypatch.setattr(calibration.metadata, "version", lambda name: "3.7.1")
+
+    def recalled(*checks: KernelCheck, engine: int = 0, gpu: Gpu = GPU) -> Gpu:
+        for each in checks:
+            kernel_checks.add(kernel_checks.checks_file(environ), each)
+        if engine:
+            context = measurement("context", engine * MIB, engine="any", snugvl="", subject="")
+            add(calibration_file(environ), [replace(context, when="2026-11-20T10:00:00+00:00")])
+        return with_measured(gpu, environ)
+
+    return recalled
+
+
+def test_a_check_that_took_more_than_is_assumed_is_reserved_and_named(remembered: Callable[..., Gpu]) -> None:
+    found = remembered(check(400))
+    assert found.context_bytes == (300 + 400 + 32 - 32 + 8) * MIB
+    assert found.context_basis == "measured on this card by a check of kernels on 27 Nov 2026"
+    budget = gpu_budget(found, "linux")
+    assert budget.device.context_measured
+    model = inventory(qwen3_vl("2B"))
+    plan = footprint(model, Settings("native", eager=False), budget.device)
+    context = next(part for part in plan.components if part.kind is Kind.CONTEXT)
+    assert (context.nbytes, context.basis) == (708 * MIB, "measured")
+    assert context.why == "measured on this card by a check of kernels on 27 Nov 2026"
+    assert context.nbytes + KERNEL_BYTES >= (300 + 400) * MIB, "no looser than what was measured"
+
+
+def test_a_check_that_took_less_leaves_what_is_assumed(remembered: Callable[..., Gpu]) -> None:
+    found = remembered(check(100))
+    assert found.context_bytes is None
+    assert found.context_basis == "documented default; a check of kernels on 27 Nov 2026 saw no more"
+    device = gpu_budget(found, "linux").device
+    assert (device.context_bytes, device.context_measured) == (calibration.estimate(GPU), False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "loaded", "who"), [(500, 150, "engine"), (500, 250, "check"), (380, 60, "engine")]
+)
+def test_of_an_engines_figure_and_a_checks_the_larger_counts(
+    remembered: Callable[..., Gpu], engine: int, loaded: int, who: str
+) -> None:
+    found = remembered(check(loaded), engine=engine)
+    by_check = 300 + loaded + 8
+    assert found.context_bytes == max(engine, by_check) * MIB
+    checked = "measured on this card by a check of kernels on 27 Nov 2026"
+    assert found.context_basis == (checked if who == "check" else "measured on this card on 20 Nov 2026")
+
+
+def test_the_most_of_several_checks_counts_whatever_its_age(remembered: Callable[..., Gpu]) -> None:
+    old = check(420, when="2024-02-29T10:00:00+00:00", snugvl="0.1")
+    found = remembered(old, check(300), check(350, when="2026-11-26T10:00:00+00:00"))
+    assert found.context_bytes == (300 + 420 + 8) * MIB
+    assert found.context_basis.endswith("by a check of kernels on 29 Feb 2024")
+
+
+def test_without_the_bare_context_it_is_what_the_estimate_leaves(remembered: Callable[..., Gpu]) -> None:
+    """Under WSL2 the driver doesn't tell it, and older checks didn't measure it."""
+    bare = calibration.estimate(GPU) // MIB - 193
+    assert remembered(check(193, -1)).context_bytes == (bare + 193 + 8) * MIB
+    assert remembered(check(350, -1)).context_bytes == (bare + 350 + 8) * MIB
+
+
+@pytest.mark.parametrize(
+    "on", [{"gpu": "NVIDIA L4"}, {"driver": "582.00"}, {"torch": "2.12.0"}, {"triton": "3.6.0"}]
+)
+def test_a_check_of_another_place_says_nothing(remembered: Callable[..., Gpu], on: dict[str, str]) -> None:
+    found = remembered(check(400, **on))
+    assert (found.context_bytes, found.context_basis) == (None, "")
+    assert remembered(check(400, **on), check(300)).context_bytes == 608 * MIB
+    described = remembered(check(400), gpu=replace(GPU, driver=None))
+    assert (described.context_bytes, described.context_basis) == (None, "")
+
+
+def test_what_can_be_no_context_does_not_count(remembered: Callable[..., Gpu]) -> None:
+    """Another program took memory meanwhile: nothing would fit any more."""
+    assert remembered(check(5000)).context_bytes is None
+    assert remembered(check(5000), check(300)).context_bytes == 608 * MIB
+    assert remembered(check(-1)).context_bytes == 608 * MIB, "one that didn't end measured nothing"
+
+
+@pytest.mark.parametrize("when", ["", "yesterday", "2026-13-40", "٢٠٢٦"])
+def test_a_check_without_a_day_counts_all_the_same(remembered: Callable[..., Gpu], when: str) -> None:
+    found = remembered(check(400, when=when))
+    assert (found.context_bytes, found.context_basis) == (
+        708 * MIB,
+        "measured on this card by a check of kernels",
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 9, "checks": []}', '{"schema": 1, "checks": [{"on": 3}]}', "\x00\xff"]
+)
+def test_a_broken_file_of_checks_is_none(remembered: Callable[..., Gpu], tmp_path: Path, text: str) -> None:
+    file = kernel_checks.checks_file({"XDG_CACHE_HOME": str(tmp_path)})
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text.encode("latin-1"))
+    found = remembered(engine=380)
+    assert (found.context_bytes, found.context_basis) == (380 * MIB, "measured on this card on 20 Nov 2026")
+
+
+def test_a_file_of_before_the_bare_context_was_measured_is_read(
+    remembered: Callable[..., Gpu], tmp_path: Path
+) -> None:
+    remembered(check(400))
+    file = kernel_checks.checks_file({"XDG_CACHE_HOME": str(tmp_path)})
+    document = json.loads(file.read_text())
+    for each in document["checks"]:
+        del each["context_bytes"]
+    file.write_text(json.dumps(document))
+    bare = calibration.estimate(GPU) // MIB - 193
+    assert remembered().context_bytes == (bare + 400 + 8) * MIB

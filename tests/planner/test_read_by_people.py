@@ -97,7 +97,7 @@ def test_who_asks_for_an_engine_or_a_format_that_a_gguf_has_not_gets_it() -> Non
 
 def test_better_models_that_are_slower_are_named_with_their_speed() -> None:
     """Once nobody learnt that 4B and 9B fit 32 GiB of host memory."""
-    plan, found, text = read(None, "none", ram="32GiB")
+    plan, found, text = read(None, "none", {"backend": "native"}, ram="32GiB")
     assert plan.choice is not None
     assert len(plan.slower) == 2
     for line, slower in zip(found.why_not[:2], plan.slower, strict=True):
@@ -111,7 +111,7 @@ def test_better_models_that_are_slower_are_named_with_their_speed() -> None:
 
 def test_documents_on_a_processor_are_no_pictures_of_256_tokens() -> None:
     """gemma-3-4b-it was recommended for them, and Qwen3.5-4B not named with 9.71 GiB spare."""
-    plan, found, _ = read(None, "none", {"purpose": "documents"}, ram="24GiB")
+    plan, found, _ = read(None, "none", {"purpose": "documents", "backend": "native"}, ram="24GiB")
     assert plan.choice is not None
     assert (plan.choice.option.model.name, plan.choice.tokens) == ("Qwen/Qwen3.5-2B", 2048)
     assert any("Qwen/Qwen3.5-4B" in line and "slower" in line for line in found.why_not[:2])

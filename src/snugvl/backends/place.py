@@ -86,6 +86,11 @@ class TargetDevice:
         usable = max(self.free_bytes - self.margin_bytes, 0)
         return usable if self.limit_bytes is None else min(usable, self.limit_bytes)
 
+    def _context_basis(self) -> str:
+        """Where the context's bytes are from, in words; empty where this process has measured them."""
+        kept = self.gpu is not None and self.gpu.context_bytes in (None, self.context_bytes)
+        return self.gpu.context_basis if self.gpu is not None and kept else ""
+
     def planned(self) -> Device:
         """The device for the planner."""
         cpu = self.device.type == "cpu"
@@ -98,6 +103,7 @@ class TargetDevice:
             multiprocessors=self.multiprocessors,
             host_bytes=self.host_bytes,
             pinned_bytes=self.pinned_bytes,
+            context_basis=self._context_basis(),
         )
 
 

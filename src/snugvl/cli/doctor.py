@@ -302,7 +302,8 @@ def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
         cost_bytes = estimate(gpu)
         source = "estimated; --measure-context measures it" if here else "estimated"
     else:
-        cost_bytes, source = gpu.context_bytes, f"measured with driver {gpu.driver}"
+        basis = gpu.context_basis or "measured"
+        cost_bytes, source = gpu.context_bytes, f"{basis} with driver {gpu.driver}"
     size = f"{format_size(cost_bytes):>{_SIZE_WIDTH}}  "
     text = f"of what is free goes to the CUDA context of each program with torch, once it starts ({source})"
     yield from _hanging(size, "cyan", text, width)

@@ -72,6 +72,8 @@ class KernelCheck:
         loaded_bytes: GPU memory that libraries, kernels and their local memory took beside a context; −1:
             nobody could tell.
         whole: whether every kernel was looked at; else a later start checks again.
+        context_bytes: GPU memory of the bare context before that; −1: the driver doesn't tell (WSL2), or the
+            check is of before this was measured.
     """
 
     on: CheckedOn
@@ -82,6 +84,7 @@ class KernelCheck:
     loaded_bytes: int
     whole: bool
     verdicts: tuple[KernelVerdict, ...]
+    context_bytes: int = -1
 
     @property
     def withdrawn(self) -> tuple[KernelVerdict, ...]:

@@ -71,7 +71,8 @@ def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
         yield "memory that CUDA counts", format_size(gpu.cuda_total_bytes)
     measured = gpu.context_bytes is not None
     context = gpu.context_bytes if gpu.context_bytes is not None else estimate(gpu)
-    yield "CUDA context with torch", f"{format_size(context)} ({'measured' if measured else 'estimated'})"
+    basis = gpu.context_basis or ("measured" if measured else "estimated")
+    yield "CUDA context with torch", f"{format_size(context)} ({basis})"
 
 
 def _start(start: Mapping[str, Any] | None) -> Iterator[str]:

@@ -7,7 +7,9 @@ engine, one component of the footprint, and one subject (a model and settings; "
 
 A file that can't be read counts as empty, with a note; it is replaced by the next measurement.
 
-The memory of a CUDA context with torch's libraries is measured once in a throw-away process:
+The memory of a CUDA context with torch's libraries is measured by every engine of ours that starts, and by
+checks of kernels (`core/kernel_checks.py`), whose figure counts where it is larger than what is assumed or
+was measured otherwise: no plan is looser than what was measured. And once in a throw-away process:
 
     context = NVML free before − NVML free while the process holds nothing of its own after one cuBLAS product
 
@@ -23,14 +25,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from snugvl.core import kernel_checks
 from snugvl.core.folders import cache_folder, write_whole
-from snugvl.core.sizes import MIB, format_size
+from snugvl.core.kernel_checks import KernelCheck, checks_file
+from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.errors import EngineError
 from snugvl.hardware.machine import Gpu
 from snugvl.hardware.software import torch_build
@@ -194,6 +199,12 @@ DEFAULT_CONTEXT_BYTES: Final = 450 * MIB
 OTHER_CONTEXT_BYTES: Final = 256 * MIB  # assumed
 DATA_CENTRE_CONTEXT_BYTES: Final = 719 * MIB
 
+# Of a plan, beside the context, for our compiled kernels and the driver's part of recorded graphs.
+KERNEL_BYTES: Final = 32 * MIB
+LIBRARIES_BYTES: Final = 193 * MIB  # of the estimate, beyond the bare context, on the H200
+CHECK_SPREAD_BYTES: Final = 8 * MIB  # twice what starts on one card differ by (benchmarks/LOG.md: 690 to 694)
+MOST_CONTEXT_BYTES: Final = 3 * GIB  # more is no context: others took memory while it was measured
+
 SECONDS: Final = 180
 TRIES: Final = 3
 QUIET_BYTES: Final = 16 * MIB  # others may change this much meanwhile; more and the measurement is repeated
@@ -213,22 +224,78 @@ def estimate_of(compute_capability: tuple[int, int] | None) -> int:
     return DATA_CENTRE_CONTEXT_BYTES if big else DEFAULT_CONTEXT_BYTES
 
 
-def recall(gpu: Gpu, environ: Mapping[str, str] = os.environ) -> int | None:
-    """The context's bytes as measured for this GPU, driver and torch, or None."""
-    return _recall(gpu, COMPONENT, environ)
-
-
-def recall_total(gpu: Gpu, environ: Mapping[str, str] = os.environ) -> int | None:
-    """CUDA's total as measured for this GPU, driver and torch, or None."""
-    return _recall(gpu, TOTAL, environ)
-
-
-def _recall(gpu: Gpu, component: str, environ: Mapping[str, str]) -> int | None:
+def _recall(gpu: Gpu, component: str, environ: Mapping[str, str]) -> Measurement | None:
     file = calibration_file(environ)
     if gpu.driver is None or not file.exists():
         return None
-    found = load(file).measured(ANY_ENGINE, component, place_of(gpu))
-    return found.measured_bytes if found else None
+    return load(file).measured(ANY_ENGINE, component, place_of(gpu))
+
+
+def with_measured(gpu: Gpu, environ: Mapping[str, str] = os.environ) -> Gpu:
+    """The GPU with what was measured of its context here, by engines and by checks of kernels.
+
+    The larger of both counts, and a check's figure only beyond what is assumed: it runs kernels, no engine.
+    """
+    found = _recall(gpu, COMPONENT, environ)
+    known, basis = (found.measured_bytes, f"measured on this card{_day(found.when)}") if found else (None, "")
+    checks = [(checked_bytes(gpu, each), each.when) for each in _checks(gpu, environ)]
+    nbytes, when = max((each for each in checks if each[0] <= MOST_CONTEXT_BYTES), default=(0, ""))
+    if nbytes:
+        check = f"a check of kernels{_day(when)}"
+        if nbytes > (estimate(gpu) if known is None else known):
+            known, basis = nbytes, f"measured on this card by {check}"
+        elif known is None:
+            basis = f"documented default; {check} saw no more"
+    told = _recall(gpu, TOTAL, environ)
+    total = told.measured_bytes if told else gpu.cuda_total_bytes
+    return replace(gpu, context_bytes=known, context_basis=basis, cuda_total_bytes=total)
+
+
+def checked_bytes(gpu: Gpu, check: KernelCheck) -> int:
+    """Bytes of a context with torch's libraries, by what a check of kernels took.
+
+    With what torch gives cuBLAS and with what such figures differ by, without a plan's part for our kernels.
+    Where the driver doesn't tell what a bare context takes it is what an estimate leaves for it.
+    """
+    bare = check.context_bytes if check.context_bytes >= 0 else max(estimate(gpu) - LIBRARIES_BYTES, 0)
+    planned = KERNEL_BYTES - cublas_bytes(gpu.compute_capability)
+    return max(bare + check.loaded_bytes - planned, 0) + CHECK_SPREAD_BYTES
+
+
+def cublas_bytes(capability: tuple[int, int] | None) -> int:
+    """Bytes of cuBLAS' workspace in torch, for each stream: 32 MiB since Hopper, 8.1 MiB before."""
+    return 32 * MIB if capability is None or capability[0] >= 9 else 8_519_680
+
+
+def _checks(gpu: Gpu, environ: Mapping[str, str]) -> list[KernelCheck]:
+    """Checks of this card with the driver, torch and Triton that are here, which measured its memory."""
+    file = checks_file(environ)
+    if gpu.driver is None or not file.exists():
+        return []
+    place, triton = place_of(gpu), triton_version()
+    assert place is not None
+    return [
+        each
+        for each in kernel_checks.load(file)
+        if (each.on.gpu, each.on.driver, each.on.torch) == (place.gpu, place.driver, place.torch)
+        and each.on.triton.partition("+")[0] == triton
+        and each.loaded_bytes >= 0
+    ]
+
+
+def triton_version() -> str:
+    """The version of Triton that is installed, without its build; empty without one."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("triton").partition("+")[0]
+    return ""
+
+
+def _day(when: str) -> str:
+    """ " on 27 Nov 2026", or nothing where it isn't a time."""
+    with suppress(ValueError):
+        day = datetime.fromisoformat(when)
+        return f" on {day.day} {day:%b %Y}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

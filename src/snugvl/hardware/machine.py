@@ -52,6 +52,7 @@ class Gpu:
         bandwidth: bytes per second of device memory, from the table of known GPUs, or None.
         bf16_flops: dense bf16 (fp16 before Ampere) matrix operations per second, or None.
         context_bytes: cost of a CUDA context with torch's libraries, measured on this machine, or None.
+        context_basis: where that is from, or what is known where it is None; in words, or empty.
         mig: whether this is a slice of a GPU.
         index: its number among the GPUs visible to CUDA, `cuda:index`; 0 for those that CUDA doesn't know.
         uuid: NVML's id, which CUDA_VISIBLE_DEVICES takes; None where described.
@@ -86,6 +87,7 @@ class Gpu:
     listed: str = ""
     unified: bool = False
     cycles_per_s: float | None = None
+    context_basis: str = ""
 
     @property
     def held_bytes(self) -> int:

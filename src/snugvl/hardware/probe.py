@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.hardware import calibration, devices, host, nvml
-from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
+from snugvl.hardware.machine import Machine, OperatingSystem
 
 
 def probe(
@@ -55,13 +55,7 @@ def probe(
     )
     if not machine.gpus:
         machine = devices.with_others(machine, devices.listing(platform, root, environ))
-    return replace(machine, gpus=tuple(_recalled(gpu, environ) for gpu in machine.gpus))
-
-
-def _recalled(gpu: Gpu, environ: Mapping[str, str]) -> Gpu:
-    """The GPU with measurements of a CUDA context, where one was made here before."""
-    total = calibration.recall_total(gpu, environ) or gpu.cuda_total_bytes
-    return replace(gpu, context_bytes=calibration.recall(gpu, environ), cuda_total_bytes=total)
+    return replace(machine, gpus=tuple(calibration.with_measured(gpu, environ) for gpu in machine.gpus))
 
 
 def _system(platform: str, *, wsl2: bool) -> OperatingSystem:

@@ -110,6 +110,7 @@ def gpu_budget(
         pinned_bytes=pinned_bytes,
         api=NAMES[gpu.api],
         unified=gpu.unified,
+        context_basis=gpu.context_basis,
     )
     found = Budget(gpu.name, gpu.total_bytes, gpu.held_bytes, margin, device, gpu, system=system)
     return _limited(found, limit_bytes)

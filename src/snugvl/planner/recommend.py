@@ -230,14 +230,16 @@ def _quick_enough(choice: Choice, other: Choice | None, wishes: Wishes) -> bool:
     if reached < most and (other is None or reached < other.score.comfort[:2]):
         return False
     if choice.budget.gpu is None and other is not None:
-        least = other.speed.decode_tokens_per_s or 0.0
-        return rate >= min(least, LEAST_BESIDE) and _answer_s(choice) <= MUCH * _answer_s(other)
+        # At best: its speed is known of two cores alone, and the mixture is a large download.
+        best = other.speed.most
+        return rate >= min(best or 0.0, LEAST_BESIDE) and _answer_s(choice, rate) <= MUCH * _answer_s(
+            other, best
+        )
     return rate >= LEAST_BESIDE and (wait or 0.0) <= WAIT_BESIDE_S
 
 
-def _answer_s(choice: Choice) -> float:
-    """Seconds to a whole answer, at least; without end where its speed isn't known."""
-    rate = choice.speed.decode_tokens_per_s
+def _answer_s(choice: Choice, rate: float | None) -> float:
+    """Seconds to a whole answer at a rate, at least; without end where it isn't known."""
     return (choice.speed.first_token_s or 0.0) + ANSWER_TOKENS / rate if rate else math.inf
 
 

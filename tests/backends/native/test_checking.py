@@ -1,8 +1,10 @@
 """A first start's check: in a process of its own, whatever becomes of that, and only once."""
 
 import errno
+import io
 import json
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -88,6 +90,37 @@ def test_what_a_process_finds_is_kept(job: CompileJob) -> None:
     assert found.network == "Qwen3VLForConditionalGeneration (bf16, int4, int8; KV cache bf16)"
     kernel_checks.add(checks_file(), found)
     assert kernel_checks.load(checks_file()) == (found,)
+
+
+def test_what_the_bare_context_took_is_kept_where_the_driver_tells(job: CompileJob) -> None:
+    found = checked(say({"context_bytes": 300 << 20, "loaded_bytes": 3 << 20}), job)
+    assert (found.context_bytes, found.loaded_bytes) == (300 << 20, 3 << 20)
+    assert checked(say({"loaded_bytes": 3 << 20}), job).context_bytes == -1
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ((300, 520), {"context_bytes": 300 << 20, "loaded_bytes": 180 << 20}),
+        ((300, 310), {"context_bytes": 300 << 20, "loaded_bytes": 0}),
+        ((None, None), {"loaded_bytes": 5 << 20}),
+        ((300, None), {"loaded_bytes": 5 << 20}),
+    ],
+)
+def test_what_others_take_meanwhile_is_not_the_checks(
+    told: tuple[int | None, ...], said: dict[str, int], job: CompileJob,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The process's own memory counts, without torch's part (40 MiB here); else what the card has lost."""
+    found = iter(each if each is None else each << 20 for each in told)
+    monkeypatch.setattr(checking, "process_reader", lambda device: lambda: next(found))
+    monkeypatch.setattr(checking.torch.cuda, "memory_reserved", lambda device: 40 << 20)
+    monkeypatch.setattr("snugvl.engine.kernel_check.check_kernels", lambda job, device, tell: 5 << 20)
+    monkeypatch.setattr(sys, "argv", ["check", str(os.getpid()), "cpu"])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pickle.dumps((job, 7)))))
+    monkeypatch.setattr(checking, "leave_with", lambda pid: None)
+    checking.main()
+    assert json.loads(capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from snugvl.backends.place import TargetDevice
 from snugvl.core.ledger import Ledger, LedgerRow, last_start_file, read_last_start
 from snugvl.core.service import Load
 from snugvl.hardware import calibration
-from snugvl.hardware.calibration import recall
+from snugvl.hardware.calibration import with_measured
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES
@@ -40,7 +40,7 @@ def ledger(context: int, graphs: int, late: int = 0) -> Ledger:
 
 def test_the_next_plan_knows_the_context(cache: Path) -> None:
     keeper(PLACE, "model and settings")(ledger(400 * MIB, 60 * MIB), Load())
-    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+    assert with_measured(GPU).context_bytes == 400 * MIB + 32 * MIB - KERNEL_BYTES
     known = calibration.load(cache)
     place = calibration.place_of(GPU)
     graphs = known.measured("native", "CUDA graphs", place, subject="model and settings")
@@ -53,7 +53,7 @@ def test_what_a_start_measured_is_the_least_that_is_remembered() -> None:
     """A plan that counts on less would be made again by each start."""
     keeper(replace(PLACE, context_bytes=420 * MIB), "subject")(ledger(400 * MIB, 60 * MIB), Load())
     assert 400 * MIB + 32 * MIB - KERNEL_BYTES < 420 * MIB
-    assert recall(GPU) == 420 * MIB
+    assert with_measured(GPU).context_bytes == 420 * MIB
 
 
 def test_what_the_driver_took_late_is_planned_from_the_start_next_time() -> None:
@@ -61,7 +61,7 @@ def test_what_the_driver_took_late_is_planned_from_the_start_next_time() -> None
     keep = keeper(PLACE, "subject")
     for late in (0, 2, 4):
         keep(ledger(756 * MIB, 60 * MIB, late * MIB), Load())
-    remembered = recall(GPU)
+    remembered = with_measured(GPU).context_bytes
     assert remembered is not None
     assert remembered - PLACE.planned().cublas_bytes + KERNEL_BYTES == 760 * MIB  # `planned_rows`
 
@@ -70,7 +70,7 @@ def test_the_largest_context_is_remembered_whichever_engine_ran_last() -> None:
     """A model of few layers has fewer kernels and smaller graphs than the next one."""
     for context in (700, 760, 730):
         keeper(PLACE, f"subject {context}")(ledger(context * MIB, 60 * MIB), Load())
-    assert recall(GPU) == 760 * MIB + 32 * MIB - KERNEL_BYTES
+    assert with_measured(GPU).context_bytes == 760 * MIB + 32 * MIB - KERNEL_BYTES
 
 
 def test_the_ledger_and_the_plan_call_late_kernels_the_same() -> None:
@@ -82,20 +82,20 @@ def test_a_context_is_no_measurement_before_kernels_are_loaded(cache: Path) -> N
     keep(ledger(300 * MIB, 0), Load())
     assert not calibration.load(cache).measurements
     keep(ledger(400 * MIB, 60 * MIB), Load())
-    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+    assert with_measured(GPU).context_bytes == 400 * MIB + 32 * MIB - KERNEL_BYTES
 
 
 def test_the_drivers_part_of_recordings_is_not_the_contexts(cache: Path) -> None:
     """Few engines have them: the next plan would count them for every one."""
     keep = keeper(PLACE, "subject", MOST * 2 * MIB)
     keep(ledger(406 * MIB, 60 * MIB), Load(recorded=3))
-    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+    assert with_measured(GPU).context_bytes == 400 * MIB + 32 * MIB - KERNEL_BYTES
     place = calibration.place_of(GPU)
     context = calibration.load(cache).measured("native", CONTEXT, place, subject="subject")
     assert context is not None
     assert (context.planned_bytes, context.measured_bytes) == ((490 - MOST * 2) * MIB, 400 * MIB)
     keep(ledger(460 * MIB, 60 * MIB), Load(recorded=FEW + 1))
-    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+    assert with_measured(GPU).context_bytes == 400 * MIB + 32 * MIB - KERNEL_BYTES
 
 
 def test_where_the_driver_tells_nothing_the_newest_start_is_remembered(cache: Path) -> None:
@@ -109,12 +109,12 @@ def test_where_the_driver_tells_nothing_the_newest_start_is_remembered(cache: Pa
     for nbytes in (600, 520):
         keep = keeper(replace(PLACE, context_bytes=nbytes * MIB, context_measured=True), "subject")
         keep(silent(), Load())
-        assert recall(GPU) == nbytes * MIB
+        assert with_measured(GPU).context_bytes == nbytes * MIB
         cache_before = cache.read_text()
         keep(silent(), Load())
         assert cache.read_text() == cache_before, "once a start"
     keeper(replace(PLACE, context_bytes=450 * MIB), "subject")(silent(), Load())
-    assert recall(GPU) == 520 * MIB, "a default is no measurement"
+    assert with_measured(GPU).context_bytes == 520 * MIB, "a default is no measurement"
 
 
 def test_only_growth_is_written_down(cache: Path) -> None:

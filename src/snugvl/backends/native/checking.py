@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from snugvl.backends.measure import process_reader
 from snugvl.backends.native.ahead import KernelsAhead, name_of
 from snugvl.backends.native.kernel_processes import leave_with, room
 from snugvl.backends.place import TargetDevice
@@ -175,7 +176,8 @@ def run(
     command: Sequence[str] = COMMAND, started: "_CheckProcess | None" = None,
 ) -> KernelCheck:  # fmt: skip
     """Check a job's kernels, by as many processes as it takes, `started` first; never fails."""
-    begun, verdicts, loaded, whole = time.monotonic(), dict[tuple[str, str], KernelVerdict](), -1, False
+    begun, verdicts, whole = time.monotonic(), dict[tuple[str, str], KernelVerdict](), False
+    loaded = context = -1
     left = begun + CHECK_S
     while not whole and time.monotonic() < left:
         process, started = started or _started(command, device), None
@@ -184,7 +186,7 @@ def run(
         found = list(process.verdicts((job, limit_bytes), left))
         verdicts |= {(each.kernel, each.shape): each for each in found}
         if process.culprit is None:
-            whole, loaded = process.finished, process.loaded_bytes
+            whole, loaded, context = process.finished, process.loaded_bytes, process.context_bytes
             if not whole:
                 logger.warning("kernels can't be checked here: %s", process.why)
             break
@@ -197,7 +199,8 @@ def run(
     text = job.outline.config.architecture
     formats = sorted({form for form, *_ in job.outline.formats.values()})
     network = f"{text} ({', '.join(formats)}; KV cache {job.engine.kv_cache})"
-    return KernelCheck(on, digest, network, round(seconds, 1), when, loaded, whole, tuple(verdicts.values()))
+    found = tuple(verdicts.values())
+    return KernelCheck(on, digest, network, round(seconds, 1), when, loaded, whole, found, context)
 
 
 def _started(command: Sequence[str], device: str) -> "_CheckProcess | None":
@@ -215,6 +218,7 @@ class _CheckProcess:
         culprit: the kernel that it didn't come back from.
         finished: it has looked at all kernels.
         loaded_bytes: what the driver took meanwhile.
+        context_bytes: what it took for the context before, or −1.
         why: what it said last, where it ended otherwise.
     """
 
@@ -225,7 +229,8 @@ class _CheckProcess:
             OSError: the system gives no more processes.
         """
         self.culprit: KernelVerdict | None = None
-        self.finished, self.loaded_bytes, self.why = False, -1, "it took too long"
+        self.finished, self.loaded_bytes, self.context_bytes = False, -1, -1
+        self.why = "it took too long"
         self._told = False
         self._lines = queue.SimpleQueue[str | None]()
         self._process = subprocess.Popen(  # noqa: S603 (ourselves)
@@ -273,6 +278,7 @@ class _CheckProcess:
                     yield KernelVerdict(**said)
                 elif "loaded_bytes" in said:
                     self.finished, self.loaded_bytes = True, said["loaded_bytes"]
+                    self.context_bytes = said.get("context_bytes", -1)
                 else:
                     self.why = line or self.why
         except queue.Empty:
@@ -315,11 +321,13 @@ def main() -> None:
     threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()
     from snugvl.engine.kernel_check import check_kernels
 
-    device, total = torch.device(sys.argv[2]), 0
+    device, total, held = torch.device(sys.argv[2]), 0, process_reader(torch.device("cpu"))
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)  # torch's limit is one card's
         torch.cuda.set_device(device.index or 0)
         total = torch.cuda.mem_get_info(device)[1]  # which makes the context
+        held = process_reader(device)
+    context = held()
     job, limit_bytes = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the engine's process, through a pipe of its own)
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(max(min(limit_bytes / total, 1.0), 0.01), device)
@@ -331,7 +339,12 @@ def main() -> None:
     def tell(what: str | KernelVerdict) -> None:
         say({"begins": what} if isinstance(what, str) else asdict(what))
 
-    say({"loaded_bytes": check_kernels(job, device, tell)})
+    loaded, whole = check_kernels(job, device, tell), held()
+    if context is None or whole is None:  # the driver doesn't tell a process's memory: what the card has lost
+        say({"loaded_bytes": loaded})
+        return
+    loaded = max(whole - torch.cuda.memory_reserved(device) - context, 0)
+    say({"context_bytes": context, "loaded_bytes": loaded})
 
 
 if __name__ == "__main__":

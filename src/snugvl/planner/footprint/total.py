@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from snugvl.core.memory_kinds import Kind
+from snugvl.hardware.calibration import cublas_bytes
 from snugvl.planner.engines import rules_of
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
@@ -20,6 +21,7 @@ Basis = Literal["computed", "predicted", "measured", "default"]
 
 PHASES: Final[tuple[Phase, ...]] = ("load", "vision", "prefill", "decode")
 MOST_MULTIPROCESSORS = 148
+DEFAULT = "documented default, not measured"
 PROCESS = Kind.PROCESS.value
 PROCESS_BYTES = 320 << 20  # of a process with torch, as `/memory` measured it with pocket on Linux
 FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall back to plain matrix products
@@ -108,6 +110,7 @@ class Device:
         pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2, Windows), or None.
         api: API by which the GPU is reached, for people.
         unified: whether its memory is host memory, so an engine's host memory counts as well.
+        context_basis: where `context_bytes` is from, in words; empty: that isn't known any more.
     """
 
     context_bytes: int
@@ -120,12 +123,12 @@ class Device:
     pinned_bytes: int | None = None
     api: str = "CUDA"
     unified: bool = False
+    context_basis: str = ""
 
     @property
     def cublas_bytes(self) -> int:
-        """Bytes of cuBLAS' workspace in torch, for each stream: 32 MiB since Hopper, 8.1 MiB before."""
-        capability = self.compute_capability
-        return 32 << 20 if capability is None or capability[0] >= 9 else 8_519_680
+        """Bytes of cuBLAS' workspace in torch, for each stream."""
+        return cublas_bytes(self.compute_capability)
 
     @property
     def fused_attention(self) -> bool:
@@ -137,7 +140,7 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     """Every component of `settings` on the fullest of its GPUs."""
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
         settings = replace(settings, concurrency=settings.concurrency_of_copy, data_parallel=1)
-    rules = rules_of(settings.engine)
+    rules, measured = rules_of(settings.engine), device.context_measured
     parts = []
     if device.cpu:
         own = rules.process_bytes
@@ -150,8 +153,8 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
                 f"{device.api} context and libraries",
                 Kind.CONTEXT if device.api == "CUDA" else Kind.OTHER,
                 device.context_bytes,
-                basis="measured" if device.context_measured else "default",
-                why="measured on this GPU" if device.context_measured else "documented default, not measured",
+                basis="measured" if measured else "default",
+                why=device.context_basis or ("measured on this GPU" if measured else DEFAULT),
             )
         )
     return footprint_of(parts + rules.components(model, settings, device))

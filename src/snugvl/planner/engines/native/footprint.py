@@ -34,6 +34,7 @@ from typing import Final
 
 from snugvl.core.formats import FEW_BITS, FORMATS, LOW_BIT, Precision
 from snugvl.core.memory_kinds import Kind
+from snugvl.hardware import calibration
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.transformers.footprint import logits
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
@@ -57,7 +58,7 @@ GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 # What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context,
 # which each start measures (`backends/place.py`): 16 to 18 MiB on an H200, at most 8 of them at once. An
 # engine that took more is remembered.
-KERNEL_BYTES: Final = 32 << 20
+KERNEL_BYTES: Final = calibration.KERNEL_BYTES
 KERNELS: Final = "compiled kernels"
 # The driver takes memory when a kernel or a library first runs, for some of them long after the start, and
 # torch's cap knows nothing of it. Half of this is kept free for the next ones as long as the engine runs
