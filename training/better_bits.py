@@ -239,6 +239,7 @@ class Turned:
     outputs: torch.Tensor | None = None
     power: float = 0.0
     weights: float = 0.0
+    folded: bool = False
 
 
 def turns(net: Network, kind: str, power: float, weights: float) -> dict[str, Turned]:
@@ -246,6 +247,8 @@ def turns(net: Network, kind: str, power: float, weights: float) -> dict[str, Tu
     has to be computed at each token ("online")."""
     if kind == "base":
         return {name: Turned(power=power, weights=weights) for name in NAMES}
+    if kind == "folded":  # as `snugvl quantize` has it
+        return {name: Turned(folded=name != "o_proj") for name in NAMES}
     stream = hadamard(net.hidden)
     head = hadamard(net.dim)
     values = torch.block_diag(*[head] * net.heads)
@@ -389,6 +392,8 @@ def alone(judge: "Judge", index: int, bits: int, group: int, way: str, names: Se
 def _scale(weight: torch.Tensor, squares: torch.Tensor, turn: Turned, shared: int) -> torch.Tensor:
     """Factors of columns `[columns]` for mean squares of inputs; `shared` heads have the same values, and so
     the same factors."""
+    if turn.folded:
+        return rounding.factors_of(weight)
     if shared:
         heads = squares.view(-1, shared, HEAD)
         squares = heads.mean(1, keepdim=True).expand_as(heads).reshape(-1)
@@ -455,7 +460,7 @@ class Judge:
 
 def meant(net: Network, bits: int, group: int, way: str) -> tuple[Rounder, dict[str, Turned], dict[str, Any]]:
     """(the rounding, rotations, changed constants of `rounding`) of KIND[,SETTING=VALUE…]; KIND: load, base,
-    rotated, online, load-rotated, load-online."""
+    folded, rotated, online, load-folded, load-rotated, load-online."""
     kind, *given = way.split(",")
     settings = {"TRUST": rounding.TRUST}
     settings |= {key: float(value) for key, value in (each.split("=") for each in given)}

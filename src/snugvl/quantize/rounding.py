@@ -20,9 +20,9 @@ squares of
 (asymmetric calibration: Li et al. 2025, https://arxiv.org/abs/2504.02692). Only a part of that is taken
 (`SHARE`): the whole of it made answers worse, as it follows the tokens that were seen too closely.
 
-Columns that share a scale should be alike in size. So of a matrix that alone reads a norm each column is
-divided by most of its own size, and the norm's weight multiplied with it (`factors_of`): by powers of two, so
-that nothing changes but what rounding loses.
+Columns that share a scale should be alike in size. So each column is divided by most of its own size where
+its input can be multiplied with it: in the weights of a norm that the matrix alone reads, or in the rows of
+the matrix before (`factors_of`). Powers of two, so that nothing changes but what rounding loses.
 """
 
 from dataclasses import dataclass
