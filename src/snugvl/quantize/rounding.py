@@ -22,7 +22,7 @@ squares of
 
 Columns that share a scale should be alike in size. So each column is divided by most of its own size where
 its input can be multiplied with it: in the weights of a norm that the matrix alone reads, or in the rows of
-the matrix before (`factors_of`). Powers of two, so that nothing changes but what rounding loses.
+the matrix before (`factors_of`).
 """
 
 from dataclasses import dataclass
@@ -97,11 +97,12 @@ class Moments:
 
 
 def factors_of(weight: torch.Tensor) -> torch.Tensor:
-    """Powers of two that the columns of `weight` `[rows, columns]` are multiplied with before they are
-    rounded, `[columns]`."""
+    """What the columns of `weight` `[rows, columns]` should be multiplied with before they are rounded,
+    `[columns]`, float32."""
     sizes = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float32)
     even = (sizes / sizes.mean().clamp(min=1e-20)).clamp(min=SMALL)
-    return torch.exp2((even.log2() * -POWER).round()).to(weight)
+    factors: torch.Tensor = even.pow(-POWER)
+    return factors
 
 
 def rounded(values: torch.Tensor, bits: int, group: int, moments: Moments, *, compensate: bool) -> Rounded:
