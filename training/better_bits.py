@@ -1,17 +1,19 @@
 """Trials of other roundings on single layers of Qwen2.5-Coder-1.5B-Instruct, on one core of a CPU.
 
+    PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK answers
     PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK collect
+    PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK alone --layers 14 --ways base folded
     PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK layer --layers 14 --ways base rotated
     PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK peer --layers 14
 
-A whole model takes an hour of sixteen cores and more, a layer a minute of one: all but the chosen layers stay
-exact, so figures are comparable among themselves, and small. `collect` passes calibration texts and held-out
-tokens (answers and the beginning of the text of `training/format_cost.py`) through the exact network once,
-and keeps the hidden states before each chosen layer and its matrices' mean squared inputs. WORK/answers.json
-has the prompts and the model's answers, the held-out ones first. Each way is then judged by
+A whole model takes more than an hour there, a layer two minutes: all but the chosen one stay exact, so
+figures are comparable among themselves, and small. `answers` asks the model in bf16, `collect` passes
+calibration texts and held-out tokens (answers, and the beginning of the text of `training/format_cost.py`)
+through the exact network once, and keeps the hidden states before each chosen layer. Each way is judged by
 
-    KL       nats a token, from the exact network to the one in which these layers alone are rounded
-    lost     for each matrix, the mean square of what its outputs lose on held-out inputs, relative
+    KL       nats a token, from the exact network to the one in which this layer alone is rounded (`layer`)
+    lost     for each matrix, the mean square of what its outputs lose on held-out inputs, relative (`alone`:
+             each matrix behind exact ones, some rows of the large ones)
 
 `peer` rounds with ggml's own code (out of the wheel xllamacpp) to the types that the released file has, with
 those mean squares as importance matrix, which is what llama-quantize does with an --imatrix of such texts.
@@ -167,6 +169,28 @@ class Tokens:
         return [len(each) for each in self.sequences]
 
 
+def answers(work: Path) -> None:
+    """Write the prompts and the model's greedy answers in bf16, the held-out ones first."""
+    from training.pocket import format_error
+    from training.quantized import FORMS, TOPICS
+    from training.quantized import HELD_OUT as ASKED
+
+    from snugvl.checkpoint.families import read_config
+    from snugvl.core.messages import user
+    from snugvl.inputs.prompt import Processor
+    from snugvl.models.loader import load_model
+
+    folder = CODER.shuffled()
+    processor = Processor.from_folder(folder, read_config(folder))
+    model = load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
+    asked = [*ASKED, *(FORMS[number % len(FORMS)].format(topic) for number, topic in enumerate(TOPICS))]
+    prompts = [processor.prepare([user(each)]) for each in asked]
+    made = format_error.answered(model, prompts, processor.tokenizer.eos_ids)
+    pairs = [[list(each.prompt_ids), list(one)] for each, one in zip(prompts, made, strict=True)]
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "answers.json").write_text(json.dumps(pairs))
+
+
 def material(work: Path) -> tuple[Tokens, Tokens]:
     """(calibration, held out)."""
     from tokenizers import Tokenizer
@@ -177,15 +201,15 @@ def material(work: Path) -> tuple[Tokens, Tokens]:
         found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return found
 
-    answers = json.loads((work / "answers.json").read_text())
+    asked = json.loads((work / "answers.json").read_text())
     held, judged, start = [], [], 0
-    for prompt, answer in answers[:HELD_OUT]:
+    for prompt, answer in asked[:HELD_OUT]:
         held.append([*prompt, *answer[:-1]])
         judged += range(start + len(prompt) - 1, start + len(held[-1]))
         start += len(held[-1])
     held.append(ids(pydoc_data.topics.topics["objects"])[:TEXT_TOKENS])
     judged += range(start, start + TEXT_TOKENS)
-    given = [[*prompt, *answer] for prompt, answer in answers[HELD_OUT:]]
+    given = [[*prompt, *answer] for prompt, answer in asked[HELD_OUT:]]
     given += [ids(pydoc_data.topics.topics[each][:CHARACTERS]) for each in CHAPTERS]
     return Tokens([each[:PIECE] for each in given[::EVERY]], []), Tokens(held, judged)
 
@@ -239,6 +263,7 @@ class Turned:
     outputs: torch.Tensor | None = None
     power: float = 0.0
     weights: float = 0.0
+    folded: bool = False
 
 
 def turns(net: Network, kind: str, power: float, weights: float) -> dict[str, Turned]:
@@ -246,6 +271,10 @@ def turns(net: Network, kind: str, power: float, weights: float) -> dict[str, Tu
     has to be computed at each token ("online")."""
     if kind == "base":
         return {name: Turned(power=power, weights=weights) for name in NAMES}
+    if kind == "folded":  # as `snugvl quantize` has it
+        return {name: Turned(folded=name != "o_proj") for name in NAMES}
+    if kind not in ("rotated", "online"):
+        raise SystemExit(f"there is no way {kind!r}")
     stream = hadamard(net.hidden)
     head = hadamard(net.dim)
     values = torch.block_diag(*[head] * net.heads)
@@ -389,6 +418,8 @@ def alone(judge: "Judge", index: int, bits: int, group: int, way: str, names: Se
 def _scale(weight: torch.Tensor, squares: torch.Tensor, turn: Turned, shared: int) -> torch.Tensor:
     """Factors of columns `[columns]` for mean squares of inputs; `shared` heads have the same values, and so
     the same factors."""
+    if turn.folded:
+        return rounding.factors_of(weight)
     if shared:
         heads = squares.view(-1, shared, HEAD)
         squares = heads.mean(1, keepdim=True).expand_as(heads).reshape(-1)
@@ -455,17 +486,18 @@ class Judge:
 
 def meant(net: Network, bits: int, group: int, way: str) -> tuple[Rounder, dict[str, Turned], dict[str, Any]]:
     """(the rounding, rotations, changed constants of `rounding`) of KIND[,SETTING=VALUE…]; KIND: load, base,
-    rotated, online, load-rotated, load-online."""
+    folded, rotated, online, load-folded, load-rotated, load-online, ggml-TYPE,
+    gptq-TYPE (BITS and GROUP count not)."""
     kind, *given = way.split(",")
     settings = {"TRUST": rounding.TRUST}
     settings |= {key: float(value) for key, value in (each.split("=") for each in given)}
     how = (plainly if kind.startswith("load") else compensated)(bits, group)
-    turned = turns(
-        net,
-        kind.removeprefix("load").strip("-") or "base",
-        settings.pop("POWER", 0.0),
-        settings.pop("WEIGHTS", 0.0),
-    )
+    if kind.startswith("ggml-"):
+        how, kind = by_ggml(kind.removeprefix("ggml-")), "base"
+    if kind.startswith("gptq-"):
+        how, kind = compensated_in(kind.removeprefix("gptq-")), "base"
+    kind = kind.removeprefix("load").strip("-") or "base"
+    turned = turns(net, kind, settings.pop("POWER", 0.0), settings.pop("WEIGHTS", 0.0))
     return how, turned, {key: type(getattr(rounding, key))(value) for key, value in settings.items()}
 
 
@@ -482,9 +514,7 @@ def trial(judge: Judge, index: int, bits: int, group: int, way: str) -> None:
 def peer(judge: Judge, index: int, wanted: str) -> None:
     """ggml's rounding with an importance matrix, to one type or to those of the released file."""
     import gguf
-    import xllamacpp
 
-    library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
     squares = torch.load(judge.work / "squares.pt")
     types = {each.name: each.tensor_type for each in gguf.GGUFReader(CODER.file()).tensors}
     layer, began, held = judge.net.layer(index), time.process_time(), 0
@@ -496,7 +526,7 @@ def peer(judge: Judge, index: int, wanted: str) -> None:
             kind = types[f"blk.{index}.{GGUF_NAMES[part]}.weight"]
             if wanted != RELEASED:
                 kind = gguf.GGMLQuantizationType[wanted]
-            made.append(_by_ggml(library, weight, kind, importance))
+            made.append(_by_ggml(weight, kind, importance))
             block, nbytes = gguf.GGML_QUANT_SIZES[kind]
             held += weight.numel() // block * nbytes
         layer.weights[name] = torch.cat(made)
@@ -504,9 +534,55 @@ def peer(judge: Judge, index: int, wanted: str) -> None:
     judge.show(f"ggml's {wanted}, imatrix, {bits:.2f} bits", index, layer, began, bits=bits)
 
 
-def _by_ggml(library: Any, weight: torch.Tensor, kind: Any, importance: torch.Tensor) -> torch.Tensor:
+def by_ggml(kind: str) -> Rounder:
+    """ggml's rounding to one of its types, with the mean squares of inputs as importance."""
+    import gguf
+
+    def rounded(values: torch.Tensor, moments: rounding.Moments) -> torch.Tensor:
+        squares = moments.squares.float().contiguous()
+        return _by_ggml(values.contiguous(), gguf.GGMLQuantizationType[kind], squares)
+
+    return rounded
+
+
+def compensated_in(kind: str) -> Rounder:
+    """Scales and minimums of ggml's Q4_K or Q5_K, and codes as `snugvl quantize --with` finds them."""
+    import gguf
+
+    bits = {"Q4_K": 4, "Q5_K": 5}[kind]
+
+    def rounded(values: torch.Tensor, moments: rounding.Moments) -> torch.Tensor:
+        made = _by_ggml(
+            values.contiguous(), gguf.GGMLQuantizationType[kind], moments.squares.contiguous(), raw=True
+        )
+        step, least = _lines(made, len(values), {4: 144, 5: 176}[bits])
+        zero = (least / step).repeat_interleave(32, 1)
+        step = step.repeat_interleave(32, 1)
+        damped = rounding._damped(moments)
+        codes = rounding._compensated(values, step, zero, bits, *rounding._factor(damped))
+        return (codes - zero) * step
+
+    return rounded
+
+
+def _lines(raw: torch.Tensor, rows: int, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps and minimums `[rows, columns / 32]` of blocks of Q4_K and Q5_K."""
+    import gguf
+
+    blocks = raw.numpy().reshape(-1, nbytes)
+    scales, least = gguf.quants.Q4_K.get_scale_min(blocks[:, 4:16])
+    halves = torch.from_numpy(blocks[:, :4].copy()).view(torch.float16).float()
+    step = halves[:, :1] * torch.from_numpy(scales.astype("float32")).reshape(len(blocks), -1)
+    low = halves[:, 1:] * torch.from_numpy(least.astype("float32")).reshape(len(blocks), -1)
+    return step.clamp(min=1e-8).view(rows, -1), low.view(rows, -1)
+
+
+def _by_ggml(weight: torch.Tensor, kind: Any, importance: torch.Tensor, *, raw: bool = False) -> torch.Tensor:
     import gguf
     import numpy as np
+    import xllamacpp
+
+    library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
 
     rows, columns = weight.shape
     block, nbytes = gguf.GGML_QUANT_SIZES[kind]
@@ -516,7 +592,7 @@ def _by_ggml(library: Any, weight: torch.Tensor, kind: Any, importance: torch.Te
     pointer = ctypes.c_void_p
     quantize.argtypes = [ctypes.c_int, pointer, pointer, *[ctypes.c_int64] * 3, pointer]
     quantize(int(kind), weight.data_ptr(), made.ctypes.data, 0, rows, columns, importance.data_ptr())
-    return torch.from_numpy(gguf.quants.dequantize(made, kind))
+    return torch.from_numpy(made if raw else gguf.quants.dequantize(made, kind))
 
 
 @torch.inference_mode()
@@ -526,7 +602,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("work", type=Path)
-    parser.add_argument("what", choices=("collect", "alone", "layer", "peer"))
+    parser.add_argument("what", choices=("answers", "collect", "alone", "layer", "peer"))
     parser.add_argument("--layers", type=int, nargs="+", default=(2, 14, 25))
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--types", nargs="+", default=(RELEASED,), help="ggml's, of peer")
@@ -535,6 +611,9 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=("load", "base"))
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.what == "answers":
+        answers(given.work)
+        return
     if given.what == "collect":
         collect(given.work, given.layers)
         return

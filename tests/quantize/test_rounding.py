@@ -162,7 +162,6 @@ def test_columns_of_many_sizes_lose_less_when_they_are_made_alike() -> None:
     )
     values[:, 5] = 0
     factors = rounding.factors_of(values)
-    assert torch.equal(factors.log2(), factors.log2().round())
     assert bool((factors > 0).all())
     sizes, after = values.norm(dim=0), (values * factors).norm(dim=0)
     assert after.max() / after[after > 0].min() < 0.1 * sizes.max() / sizes[sizes > 0].min()

@@ -15,8 +15,8 @@ along, so that a matrix makes up for a part of what those have lost (`rounding.p
 stream counts relative to the stream it is added to: a token whose stream is a thousand times larger (the
 first of many models) would hide all others.
 
-Before its matrices are measured or rounded a layer is folded: columns that read a norm take a factor, and
-the norm's weights are divided by it (`rounding.py`), which changes nothing that the layer computes.
+Before its matrices are measured or rounded a layer is folded: columns take a factor, and what makes their
+inputs is divided by it (`rounding.py`), which changes nothing that the layer computes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +43,7 @@ Scheme = tuple[int, int]
 """Bits, and columns of a group."""
 Parts = tuple[tuple[str, int], ...]
 """Names of the checkpoint's tensors that are a matrix' rows, and how many."""
+INNER, OUTER = "mlp.gate_up_proj", "mlp.down_proj"
 Factors = dict[str, torch.Tensor]
 """What the weights of the norm are divided by that a matrix reads, by the matrix' name in its layer."""
 
@@ -160,20 +161,32 @@ def fed(layer: Layer) -> dict[str, RMSNorm]:
     if not layer.linear:
         found["self_attn.qkv_proj"] = layer.input_layernorm
     if isinstance(layer.mlp, MLP):
-        found["mlp.gate_up_proj"] = layer.post_attention_layernorm
+        found[INNER] = layer.post_attention_layernorm
     return {name: norm for name, norm in found.items() if not norm.offset}
 
 
 def _fold(layer: Layer, names: Sequence[str]) -> Factors:
-    """Multiply columns of these matrices, as far as a norm feeds them alone, and divide its weights."""
+    """Multiply columns of these matrices and divide what makes their inputs: the weights of a norm that
+    feeds one alone, and those of the rows that SwiGLU multiplies with."""
     factors: Factors = {}
     for name, norm in fed(layer).items():
         if name in names:
-            matrix = _linear(layer, name)
-            factors[name] = found = factors_of(matrix.weight)
+            matrix, exact = _linear(layer, name), norm.weight.float()
+            factors[name] = found = _exactly(exact, factors_of(matrix.weight))
             matrix.weight.mul_(found)
-            norm.weight.div_(found)
+            norm.weight.copy_(exact / found)
+    if {INNER, OUTER} <= set(names):
+        inner, outer = (_linear(layer, name).weight for name in (INNER, OUTER))
+        found = factors_of(outer).log2().round().exp2()  # powers of two: rows' codes stay as they would be
+        outer.mul_(found)
+        inner[len(found) :].div_(found[:, None])  # behind the gates
     return factors
+
+
+def _exactly(norm: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Factors near these by which the weights of a norm can be divided so that bf16 has what comes out."""
+    kept = (norm / factors).bfloat16().float()
+    return torch.where(kept == 0, 1, norm / kept)
 
 
 Visitor = Callable[[str, torch.Tensor, torch.Tensor | None], None]

@@ -20,9 +20,9 @@ squares of
 (asymmetric calibration: Li et al. 2025, https://arxiv.org/abs/2504.02692). Only a part of that is taken
 (`SHARE`): the whole of it made answers worse, as it follows the tokens that were seen too closely.
 
-Columns that share a scale should be alike in size. So of a matrix that alone reads a norm each column is
-divided by most of its own size, and the norm's weight multiplied with it (`factors_of`): by powers of two, so
-that nothing changes but what rounding loses.
+Columns that share a scale should be alike in size. So each column is divided by most of its own size where
+its input can be multiplied with it: in the weights of a norm that the matrix alone reads, or in the rows of
+the matrix before (`factors_of`).
 """
 
 from dataclasses import dataclass
@@ -97,11 +97,12 @@ class Moments:
 
 
 def factors_of(weight: torch.Tensor) -> torch.Tensor:
-    """Powers of two that the columns of `weight` `[rows, columns]` are multiplied with before they are
-    rounded, `[columns]`."""
+    """What the columns of `weight` `[rows, columns]` should be multiplied with before they are rounded,
+    `[columns]`, float32."""
     sizes = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float32)
     even = (sizes / sizes.mean().clamp(min=1e-20)).clamp(min=SMALL)
-    return torch.exp2((even.log2() * -POWER).round()).to(weight)
+    factors: torch.Tensor = even.pow(-POWER)
+    return factors
 
 
 def rounded(values: torch.Tensor, bits: int, group: int, moments: Moments, *, compensate: bool) -> Rounded:

@@ -311,7 +311,7 @@ class QuantizeJob:
             for name, each in factors.items():
                 norm = self._norms[index, name]
                 weight = files.whole(self._entries[norm])
-                tensors[norm] = weight / each.to(weight)  # exact: powers of two
+                tensors[norm] = (weight.float() / each.cpu()).to(weight)
             if tensors:
                 shards.add(tensors)
 
