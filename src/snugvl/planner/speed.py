@@ -23,11 +23,17 @@ Experts of a mixture in host memory are read there by a processor, at three quar
 its memory give, and at 10 GB/s a core at most. Where nobody said its kind it is taken from the card's age,
 and the speed is given with the slowest and the quickest kind as well.
 
+Of experts in host memory with copies on the GPU those without a copy cross, once a token, and once for every
+step of a prompt. How often a token finds its experts there was published for an eighth and a quarter of them
+(`HITS`); between, it is taken as linear. Such steps are no CUDA graphs: a layer takes `EAGER_S` to be
+started, which is assumed.
+
 A streamed vision tower crosses once a picture, from pinned memory at the rate of the slot and while the GPU
 computes: the longer of both is its bound.
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import HOST_RATE, LANE_BYTES_PER_S, Gpu, ddr_bandwidth
@@ -52,6 +58,9 @@ HOST_SHARE = 0.75  # of the bandwidth of host memory that a processor reaches
 CORE_RATE = 10e9  # bytes per second of 4-bit weights that a core multiplies
 # Host memory beside cards of this compute capability and newer ones, as it was sold with them.
 ASSUMED_DDR = (((10, 0), "DDR5-5600"), ((8, 0), "DDR4-3200"), ((7, 5), "DDR4-2666"), ((0, 0), "DDR4-2133"))
+# Share of a layer's experts that have copies, and of a token's that are among them (llama.cpp PR 27861).
+HITS = ((0.0, 0.0), (1 / 8, 0.67), (1 / 4, 0.81), (1.0, 1.0))
+EAGER_S = 200e-6
 SLOWEST_DDR, QUICKEST_DDR = "DDR4-2133", "DDR5-6000"
 
 
@@ -121,6 +130,26 @@ def tower_crossing_s(model: Inventory, settings: Settings, gpu: Gpu | None) -> f
     return crossing_bytes(model, settings) / ((gpu and gpu.link_bandwidth) or ASSUMED_LINK)
 
 
+def hit_rate(share: float) -> float:
+    """Share of a token's experts that have copies on the GPU, where `share` of all have."""
+    (before, low), (after, high) = next(pair for pair in pairwise(HITS) if share <= pair[1][0])
+    return low + (high - low) * (share - before) / (after - before)
+
+
+def _experts_crossing_s(model: Inventory, settings: Settings, budget: Budget) -> tuple[int, float, float]:
+    """Bytes of experts in host memory that cross for a token, their seconds, and those of a prompt."""
+    mixture, gpu, slots = model.facts.text.mixture, budget.gpu, settings.expert_slots
+    if mixture is None or slots is None or gpu is None:
+        return 0, 0.0, 0.0
+    rate = copy_rate(gpu) if budget.system == "wsl2" else gpu.link_bandwidth or ASSUMED_LINK
+    total, share = part_bytes(model, settings, "decoder", experts=True), slots / mixture.count
+    crossing = total * model.experts_read * (1 - hit_rate(share))
+    tokens = min(settings.context, settings.images * largest_image(model, settings.max_pixels).tokens)
+    chunks = -(-(tokens + PROMPT_TEXT_TOKENS) // settings.chunk)
+    started = model.facts.text.num_layers * EAGER_S
+    return round(crossing), crossing / rate + started, chunks * (total * (1 - share) / rate + started)
+
+
 def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     """The bounds on one device; each is None where the device's bandwidth or peak is unknown."""
     gpu, cpu = budget.gpu, budget.device.cpu
@@ -154,12 +183,14 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     cache = kv_bytes(model, replace(settings, chunk=1), settings.context // 2) * sharing
     across = crossing / copy_rate(gpu) if gpu is not None else 0.0
     idle = experts * (1 - model.experts_read)
+    brought, token_s, prompt_s = _experts_crossing_s(model, settings, budget)
+    crossing, across = crossing + brought, across + token_s
     decode = 1 / ((read - idle + cache) / bandwidth + across)
     if flops is None:
         return Speed(decode, None, crossing, cpu)
     peak = flops * settings.tensor_parallel
     image = largest_image(model, settings.max_pixels)
-    prefill = max(_prefill_flops(model, settings, image) / peak, read / bandwidth) + across
+    prefill = max(_prefill_flops(model, settings, image) / peak, read / bandwidth) + (prompt_s or across)
     vision = 0.0
     if settings.images and image.patches:
         reading = part_bytes(model, settings, "vision") / bandwidth
