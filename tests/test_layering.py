@@ -26,7 +26,7 @@ ALLOWED = {
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint"},
     "backends": {"engine", "models", "layers", "inputs", "checkpoint", "diagnose", "hardware", "planner"},
-    "tasks": {"inputs", "checkpoint.resize", "checkpoint.families"},
+    "tasks": {"inputs", "checkpoint.image_rules", "checkpoint.families"},
     "fidelity": {
         "backends.native", "backends.place", "tasks", "inputs", "engine", "models", "layers", "checkpoint",
         "planner",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from snugvl.checkpoint.resize import MAX_ASPECT, smart_resize, smart_resize_video
+from snugvl.checkpoint.image_rules import MAX_ASPECT, smart_resize, smart_resize_video
 from snugvl.errors import ImageError
 
 SIDES = st.integers(1, 6000)

@@ -376,7 +376,7 @@ def test_pillows_log_stays_off_the_terminal(tmp_path: Path) -> None:
 
 
 def test_image_and_resize_import_no_torch() -> None:
-    code = "import sys, snugvl.inputs.image, snugvl.checkpoint.resize; sys.exit('torch' in sys.modules)"
+    code = "import sys, snugvl.inputs.image, snugvl.checkpoint.image_rules; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

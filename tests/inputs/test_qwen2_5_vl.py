@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from snugvl.checkpoint.families import read_config
-from snugvl.checkpoint.resize import smart_resize
+from snugvl.checkpoint.image_rules import smart_resize
 from snugvl.core.messages import Picture, Video, user
 from snugvl.errors import ImageError, RequestError
 from snugvl.inputs.pixels import ImagePreprocessor, read_video_preprocessor

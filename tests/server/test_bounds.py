@@ -19,7 +19,7 @@ from starlette.datastructures import FormData, UploadFile
 from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
-from snugvl.server import connection, fields, together
+from snugvl.server import connection, fields
 from snugvl.server import run as run_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
@@ -300,13 +300,13 @@ def test_a_large_body_is_checked_beside_the_event_loop_and_worked_at_in_turns(pa
 
     body = many_messages(path, 501)
     with live(FakeService()) as base, patch.object(fields, "_check_names", noted):
-        with patch.object(together.asyncio, "sleep", counted):
+        with patch.object(fields.asyncio, "sleep", counted):
             answer = httpx.post(base + path, json={**body, "nobody_knows": 1}, timeout=LONG_S)
         assert answer.status_code == 200, answer.text
         assert "nobody_knows" in answer.headers["Snugvl-Warning"], "the thread knows the request"
         assert threads == {"snugvl-json"}
         loops = 3 if path == "/v1/messages" else 2  # over all messages
-        assert turns.count(0) >= loops * (501 // together.TURN)
+        assert turns.count(0) >= loops * (501 // fields.TURN)
         key = "input" if "input" in body else "messages"
         wrong = {**body, key: [*body[key], {"role": "user", "content": 7}]}
         large = httpx.post(base + path, json=wrong, timeout=LONG_S).json()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from snugvl.checkpoint.families.traits import Resized
-from snugvl.checkpoint.resize import smart_resize
+from snugvl.checkpoint.image_rules import smart_resize
 from snugvl.core.messages import Capabilities, Text
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError

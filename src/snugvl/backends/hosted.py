@@ -12,7 +12,6 @@ from typing import Generic
 
 from snugvl.backends.mailbox import OneAnswer
 from snugvl.backends.receiver import Receiver
-from snugvl.core.checks import check_combination, check_pictures
 from snugvl.core.messages import (
     Capabilities,
     Delta,
@@ -23,7 +22,7 @@ from snugvl.core.messages import (
     going_on,
 )
 from snugvl.core.sampling import check_scores
-from snugvl.core.service import Load, Tokens
+from snugvl.core.service import Load, Tokens, check_combination, check_pictures
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import P, PromptMaker

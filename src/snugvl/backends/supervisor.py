@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from snugvl.core.messages import Capabilities
-from snugvl.core.service import Health, Snapshot, State
-from snugvl.core.timeline import Timeline
+from snugvl.core.service import Health, Snapshot, State, Timeline
 from snugvl.errors import EngineError, EngineUnavailable, SnugvlError
 
 FIRST_LOAD_S = 10.0  # what loading may take, until it was seen once

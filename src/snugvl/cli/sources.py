@@ -15,9 +15,9 @@ from typing import Final
 
 import typer
 
-from snugvl.core.suffixes import PICTURES, VIDEOS
 from snugvl.errors import InputError
 from snugvl.inputs import pdf
+from snugvl.inputs.looks_like import PICTURES, VIDEOS
 
 STDIN: Final = "-"
 AS_VIDEO: Final = "#video"

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import httpx
 
 from snugvl.client.pictures import in_our_names
-from snugvl.core.addresses import http_address
+from snugvl.core.sizes import http_address
 from snugvl.errors import RequestError, WrongType, warn
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"

@@ -1,15 +1,25 @@
 """The engine service: all that a server needs of an engine, in this process or in a supervised child.
 
 starting ──► ready ◄──► restarting ──► failed        draining: ready, but takes nothing new
+
+With the time line of its start, whose steps are records of the logger "snugvl.start" at DEBUG; and with the
+checks of a request that are the same for every engine.
 """
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from snugvl.core.ledger import Ledger
-from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
-from snugvl.core.timeline import Timeline
+from snugvl.core.messages import Capabilities, Message, Request, Stream, Text, ToolUse
+from snugvl.errors import RequestError
 
+Timeline = tuple[tuple[str, float], ...]
+"""Steps with the `time.time()` at which each was reached, in order."""
+
+logger = logging.getLogger("snugvl.start")
+SEES: Final = "Qwen/Qwen3-VL-2B-Instruct-FP8"  # a small one, named in refusals of pictures
 State = Literal["starting", "ready", "restarting", "draining", "failed"]
 
 
@@ -140,3 +150,106 @@ class EngineService(Protocol):
     async def close(self) -> None:
         """End everything, the child process included. Safe to call twice."""
         ...
+
+
+def mark(step: str) -> None:
+    """Note that `step` is reached now."""
+    logger.debug("%s", step)
+
+
+class Recorder(logging.Handler):
+    """Collects all marks of this process from now on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._steps: list[tuple[str, float]] = []
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False  # they are not for the terminal
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one mark, as logging calls it."""
+        self._steps.append((record.getMessage(), record.created))
+
+    @property
+    def timeline(self) -> Timeline:
+        """The marks so far: (step, `time.time()` seconds) each, in their order."""
+        return tuple(self._steps)
+
+
+def check_combination(request: Request) -> None:
+    """Refuse a request whose fields contradict one another.
+
+    Raises:
+        RequestError: names the field to change.
+    """
+    if request.prompt is not None and request.messages:
+        raise RequestError("a request has messages or a prompt, not both", field="prompt")
+    if request.prompt is not None and request.tools is not None:
+        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
+    if request.grammar is not None and request.tools is not None:
+        raise RequestError(
+            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
+        )
+
+
+def check_pictures(request: Request, capabilities: Capabilities) -> None:
+    """Refuse pictures and videos before any work: where the model doesn't see, and more than were planned.
+
+    Raises:
+        RequestError: with how many there are, how many are taken or were learned, and what to do.
+    """
+    places = []
+    for index, message in enumerate(request.messages):
+        seen = sum(not isinstance(part, Text) for part in message.content)
+        if seen:
+            check_sight(capabilities, f"messages[{index}].content")
+        places += [f"messages[{index}].content"] * seen
+    check_number(capabilities, places)
+
+
+def check_number(capabilities: Capabilities, places: Sequence[str]) -> None:
+    """Refuse more pictures and videos of one conversation than were planned, or than the model learned.
+
+    Args:
+        places: the field of the request that holds each.
+
+    Raises:
+        RequestError: with how many there are, how many are taken or were learned, and what to do.
+    """
+    most, count = capabilities.most_images, len(places)
+    learned = capabilities.training.max_images
+    if learned is not None and (most is None or learned < most):
+        most = learned
+    if most is None or count <= most:
+        return
+    blamed = places[most]
+    if most == learned:
+        raise RequestError(
+            f"the conversation has {count} pictures, and {capabilities.model} can't tell more than {learned} "
+            f"apart (its training says so); send fewer, or load another model, such as {SEES}",
+            field=blamed,
+        )
+    taken = f"at most {most} (--images {most})" if most else "none (--images 0)"
+    raise RequestError(
+        f"the conversation has {count} pictures, and {capabilities.model} was started to take {taken}; "
+        f"send fewer, or start it with --images {count}",
+        field=blamed,
+    )
+
+
+def check_sight(capabilities: Capabilities, field: str = "messages") -> None:
+    """Raise RequestError, with a way out, if this model takes no pictures; `field` is where one was sent."""
+    if capabilities.images:
+        return
+    if capabilities.language_only:
+        raise RequestError(
+            f"{capabilities.model} runs without its vision tower (--language-only) and reads text alone; "
+            "start it without that option to send pictures",
+            field=field,
+        )
+    raise RequestError(
+        f"{capabilities.model} reads text alone and takes no pictures; load a model that sees, such as "
+        f"{SEES}",
+        field=field,
+    )

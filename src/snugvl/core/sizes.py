@@ -1,4 +1,4 @@
-"""Sizes as people write them, and as we print them. Bytes in between are whole numbers."""
+"""Sizes as people write them, and as we print them (in between whole bytes); addresses as people type."""
 
 import re
 from decimal import ROUND_FLOOR, Decimal
@@ -6,6 +6,7 @@ from typing import Final
 
 from snugvl.errors import InputError
 
+_BARE: Final = re.compile(r"(?P<host>[\w.-]*|\[[0-9a-fA-F:.]+\]):(?P<rest>\d{1,5}(?:/\S*)?)", re.ASCII)
 KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -23,6 +24,13 @@ _UNITS: Final = {
     },
 }
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>[a-z]*)", re.ASCII)
+
+
+def http_address(text: str) -> str:
+    """`127.0.0.1:8123`, `box:8123/v1` and `:8123`, which is this machine's, as http:// URLs; anything else as
+    it is."""
+    found = _BARE.fullmatch(text.strip())
+    return f"http://{found['host'] or '127.0.0.1'}:{found['rest']}" if found else text
 
 
 def parse_size(text: str, what: str = "size") -> int:

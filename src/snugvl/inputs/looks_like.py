@@ -1,4 +1,5 @@
 """Kinds of files by their content: of what is no readable picture, and what to do about it; of ISO media.
+Suffixes of picture and video files, to find them in folders and to tell a file's name from words.
 
 ISO media files (`ftyp`) are MP4 and QuickTime films, HEIF and AVIF, still or moving, in one container. Brands
 say what a reader must know (ISO/IEC 23008-12, AVIF 1.1): the major one alone isn't enough, since encoders
@@ -9,6 +10,11 @@ in a `meta` box, films and sequences in a `moov` box.
 from collections.abc import Iterator
 from typing import Final, Literal
 
+PICTURES: Final = frozenset((
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif",
+    ".heic", ".heif", ".heics", ".heifs", ".hif", ".mpo",
+))  # fmt: skip
+VIDEOS: Final = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".ogv"))
 Kind = Literal["HEIF", "AVIF", "sequence", "film"]
 """HEIF and AVIF have a still picture, or frames, that Pillow's plugins read; a "sequence" is HEIF of which
 there is but a track, as in a film."""

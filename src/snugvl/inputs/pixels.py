@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 
 from snugvl.checkpoint.architecture import VisionConfig
-from snugvl.checkpoint.resize import check_frames, smart_resize, smart_resize_video
+from snugvl.checkpoint.image_rules import check_frames, smart_resize, smart_resize_video
 from snugvl.core.messages import Video
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError, RequestTooLarge

@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 from PIL.Image import Image
 
 from snugvl.core.messages import BESIDE_CONTENT, Message, Part, Picture, Role, Text, ToolCall, Video
-from snugvl.core.suffixes import PICTURES, VIDEOS
 from snugvl.errors import ImageError, RequestError, WrongType, warn
 from snugvl.inputs.given import VisualSource, described, look
+from snugvl.inputs.looks_like import PICTURES, VIDEOS
 
 LOW_DETAIL_PIXELS: Final = 512 * 512  # of a picture whose `detail` is "low", as OpenAI's
 _ROLES: Final[Mapping[str, Role]] = {

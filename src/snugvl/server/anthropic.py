@@ -18,7 +18,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.fields import WHOLE, Body, StringOrArray
+from snugvl.server.fields import WHOLE, Body, StringOrArray, in_turns
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import (
     MAX_TOOLS,
@@ -45,7 +45,6 @@ from snugvl.server.generation import (
 from snugvl.server.media.loading import MediaRef, RequestMedia
 from snugvl.server.record import RequestNotes, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
-from snugvl.server.together import in_turns
 from snugvl.server.unsupported import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, UnsupportedFields
 
 MAX_BLOCKS = 1024

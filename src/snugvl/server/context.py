@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from starlette.requests import HTTPConnection
 
-from snugvl.core.checks import check_number, check_sight
 from snugvl.core.messages import Capabilities, ToolForm, ToolUse
-from snugvl.core.service import EngineService
+from snugvl.core.service import EngineService, check_number, check_sight
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallParser

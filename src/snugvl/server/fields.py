@@ -15,6 +15,8 @@ makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8,
 keys, not too deep.
 """
 
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import (
@@ -32,6 +34,9 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from snugvl.server.record import RequestNotes
 from snugvl.server.unsupported import UnsupportedFields, settled
 
+TURN: Final = 32  # messages that are worked at before other requests have their turn
+
+T = TypeVar("T")
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
 STRING_OR_OBJECT = Discriminator(lambda value: "string" if isinstance(value, str) else "object")
@@ -192,3 +197,27 @@ class Body(Exact):
     model_config = ConfigDict(extra="ignore")
 
     warns = True
+
+
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items; the event loop's other work is done between every `TURN` of them.
+
+    Loops over messages of a conversation use it: there may be thousands of them.
+    """
+    for index, item in enumerate(items, 1):
+        yield item
+        if index % TURN == 0:
+            await asyncio.sleep(0)
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all coroutines, run at once, in order. The first error ends the others and is raised."""
+    tasks: list[asyncio.Task[T]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(item) for item in work]
+    except ExceptionGroup as errors:
+        # The error's traceback knows this frame, which would keep the results of the others (pictures).
+        tasks.clear()
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from snugvl.checkpoint.families import PROMPTING
 from snugvl.checkpoint.families.traits import ConventionName, Resized
-from snugvl.checkpoint.resize import smart_resize
+from snugvl.checkpoint.image_rules import smart_resize
 from snugvl.core.messages import Capabilities, Grammar
 from snugvl.errors import RequestError
 from snugvl.tasks import boxes, grammar, prompts

@@ -55,7 +55,7 @@ def looks_like_a_photograph(image: Image) -> bool:
 def warnings(training: Training, messages: Sequence[Message]) -> tuple[str, ...]:
     """Warnings about the answer to a conversation that is beyond a model's training, each once.
 
-    It looks at pixels; pictures that are too many are refused instead (`core.checks.check_pictures`).
+    It looks at pixels; pictures that are too many are refused instead (`core.service.check_pictures`).
     """
     seen = [part for message in messages for part in message.content if not isinstance(part, Text)]
     found = []

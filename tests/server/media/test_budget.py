@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull
+from snugvl.server.fields import together
 from snugvl.server.media.budget import PixelBudget
 from snugvl.server.media.decoders import Decoders
 from snugvl.server.media.loading import MediaSettings
-from snugvl.server.together import together
 from tests.server.media.pictures import encoded, png
 from tests.server.media.pool import LIMITS
 from tests.server.media.single import Loader

@@ -10,11 +10,11 @@ from typing import Final
 from PIL import Image
 
 from snugvl.backends.child.settings import Facts
+from snugvl.checkpoint.image_rules import smart_resize
 from snugvl.checkpoint.locate import training_of
-from snugvl.checkpoint.resize import smart_resize
-from snugvl.core.checks import check_combination
 from snugvl.core.messages import Capabilities, GoOn, Message, Picture, Request, Tool, named_in_errors
 from snugvl.core.sampling import check_scores
+from snugvl.core.service import check_combination
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.constraints import refused
 from snugvl.inputs.defusing import broken_up, defused, pattern_of

@@ -34,7 +34,7 @@ from snugvl.core import kernel_checks
 from snugvl.core.config import EngineConfig
 from snugvl.core.kernel_checks import CheckedOn, KernelCheck, KernelVerdict
 from snugvl.core.options import LoadOptions, Progress
-from snugvl.core.timeline import mark
+from snugvl.core.service import mark
 from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import EngineError
 from snugvl.layers.replaced import withdraw, withdrawn

@@ -35,8 +35,8 @@ from snugvl.core.ledger import LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
+from snugvl.core.service import mark
 from snugvl.core.sizes import format_size
-from snugvl.core.timeline import mark
 from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
 from snugvl.engine.oom import release

@@ -35,8 +35,7 @@ from snugvl.core.messages import GoOn, Request, Text, user
 from snugvl.core.options import Progress
 from snugvl.core.region import Region
 from snugvl.core.sampling import SamplingParams
-from snugvl.core.service import Load, Snapshot, Tokens
-from snugvl.core.timeline import Recorder, mark
+from snugvl.core.service import Load, Recorder, Snapshot, Tokens, mark
 from snugvl.errors import ENDINGS, RequestTooLarge, SnugvlError
 
 if TYPE_CHECKING:  # it imports torch

@@ -18,7 +18,7 @@ from snugvl.backends.process.child import HostedModel, Loader, attach, run
 from snugvl.backends.process.wire import EngineChoice, HostedEngine
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import Progress
-from snugvl.core.timeline import mark
+from snugvl.core.service import mark
 from snugvl.hardware.machine import Machine
 from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_triton
 

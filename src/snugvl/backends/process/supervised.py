@@ -18,8 +18,7 @@ from snugvl.backends.process.life import EngineProcess, Notice
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.supervisor import Lives, Supervised, Supervision
 from snugvl.core.messages import Message, Request, Stream, ToolUse
-from snugvl.core.service import Health, Snapshot, Tokens
-from snugvl.core.timeline import Timeline
+from snugvl.core.service import Health, Snapshot, Timeline, Tokens
 from snugvl.errors import SnugvlError
 
 __all__ = ["EngineChoice", "SupervisedEngine", "Supervision"]

@@ -45,8 +45,7 @@ from snugvl.core.messages import (
 )
 from snugvl.core.options import LoadOptions
 from snugvl.core.region import Region
-from snugvl.core.service import Snapshot, Tokens
-from snugvl.core.timeline import Timeline
+from snugvl.core.service import Snapshot, Timeline, Tokens
 from snugvl.errors import EngineError, SnugvlError, engine_failed
 from snugvl.hardware.machine import Machine
 from snugvl.planner.plan import Allocation

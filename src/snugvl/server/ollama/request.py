@@ -24,7 +24,7 @@ from snugvl.core.messages import (
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server import forms
-from snugvl.server.fields import WHOLE, Body, Part
+from snugvl.server.fields import WHOLE, Body, Part, in_turns
 from snugvl.server.forms import (
     MAX_TOOLS,
     MinP,
@@ -45,7 +45,6 @@ from snugvl.server.forms import (
 )
 from snugvl.server.media.loading import MediaRef, RequestMedia
 from snugvl.server.record import RequestNotes
-from snugvl.server.together import in_turns
 from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full

@@ -8,7 +8,7 @@ from pydantic import Field, Tag
 
 from snugvl.core.messages import Grammar, Message, Part, Picture, Text, ToolCall, ToolUse, Video
 from snugvl.errors import RequestError
-from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, StringOrArray, StringOrObject
+from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, StringOrArray, StringOrObject, in_turns
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import (
     MAX_TOOLS,
@@ -22,7 +22,6 @@ from snugvl.server.forms import (
 )
 from snugvl.server.media.loading import Detail, MediaRef, RequestMedia
 from snugvl.server.record import RequestNotes
-from snugvl.server.together import in_turns
 from snugvl.server.unsupported import PICTURE_PART, WRITTEN, UnsupportedFields
 
 

@@ -16,7 +16,7 @@ from snugvl.core.messages import Delta, Logprob, Request
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
-from snugvl.server.fields import WHOLE
+from snugvl.server.fields import WHOLE, together
 from snugvl.server.forms import TopLogprobs
 from snugvl.server.generation import AnswerUsage, GeneratedAnswer, Generation, generate, read_answer
 from snugvl.server.openai.common import (
@@ -37,7 +37,6 @@ from snugvl.server.openai.common import (
 )
 from snugvl.server.record import RequestRecord, record_of
 from snugvl.server.streaming import Event, event_stream
-from snugvl.server.together import together
 from snugvl.server.unsupported import COMPLETIONS, UnsupportedFields
 
 router = APIRouter(tags=["openai"], route_class=JsonRoute)

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from snugvl.core.messages import Grammar, Message, Text, Tool, ToolCall, ToolUse
 from snugvl.errors import RequestError
-from snugvl.server.fields import STRING_OR_OBJECT, Body, StringOrArray
+from snugvl.server.fields import STRING_OR_OBJECT, Body, StringOrArray, in_turns
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import (
     MAX_TOOLS,
@@ -49,7 +49,6 @@ from snugvl.server.openai.chat_request import (
 )
 from snugvl.server.openai.common import Effort, MaxTokens, Metadata
 from snugvl.server.record import RequestNotes
-from snugvl.server.together import in_turns
 from snugvl.server.unsupported import (
     INPUT_IMAGE,
     INPUT_PICTURE,
