@@ -47,12 +47,16 @@ class LateCopies:
     """Stands for `CopyStream`: what a copy brings is there when it is waited for, and not before."""
 
     bytes_copied: int = 0
+    marks: int = 0
+    afters: list[int] = field(default_factory=list)
     waiting: list[Sequence[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=list)
 
-    def mark(self) -> None:
-        pass
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
 
-    def copy_all(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: None) -> Any:
+    def copy_all(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: int) -> Any:
+        self.afters.append(after)
         for place, source in pairs:
             assert place.shape == source.shape
             place.fill_(255)
@@ -209,6 +213,20 @@ def test_every_expert_is_in_one_round_and_those_at_hand_come_first(monkeypatch: 
     assert not found[0] & {2, 3, 4, 5, 6}
     assert sorted(each for part in found[1:] for each in part) == [2, 3, 4, 5, 6]
     assert all(len(part) <= 2 for part in found[1:])
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_half_is_written_to_when_the_round_before_the_last_is_over(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not one round later, or nothing is copied beside what is computed."""
+    monkeypatch.setattr(expert_cache, "HALF", 1)
+    copies = LateCopies()
+    _, _, layer = layer_of(0, copies, pinned=pinned)
+    rounds = layer.rounds(drawn([0, 1, 2, 3, 4]))
+    asked_for = [len(copies.afters) for _ in rounds]  # with each round, copies that were asked for by then
+    assert copies.afters == [1, 1, 2, 3, 4]
+    assert asked_for == ([2, 3, 4, 5, 5] if pinned else [1, 2, 3, 4, 5])
 
 
 def test_an_expert_that_is_used_often_stays_and_the_oldest_of_the_others_goes() -> None:
