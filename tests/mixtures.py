@@ -42,6 +42,8 @@ class Options:
     dense: tuple[int, ...] = ()  # layers of Qwen3-VL's that are no mixture
     mtp_form: Form | None = None
     value_dim: int = 8
+    vocab: int = 0  # of Qwen3.5's; 0: as few tokens as a network of no tokenizer has
+    placeholders: tuple[int, ...] = ()
 
 
 def config(options: Options) -> dict[str, Any]:
@@ -52,7 +54,11 @@ def config(options: Options) -> dict[str, Any]:
         if vl
         else hybrid.config(
             hybrid.Options(
-                tied=False, predictor=options.predictor, hidden=options.hidden, value_dim=options.value_dim
+                tied=False,
+                predictor=options.predictor,
+                hidden=options.hidden,
+                value_dim=options.value_dim,
+                **({"vocab": options.vocab, "placeholders": options.placeholders} if options.vocab else {}),
             )
         )
     )

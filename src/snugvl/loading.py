@@ -13,6 +13,7 @@ from snugvl.core.options import (
     BackendName,
     DtypeName,
     EmbeddingName,
+    ExpertsName,
     KVCacheName,
     LoadOptions,
     Progress,
@@ -43,6 +44,7 @@ def load(
     prefix_cache: bool = True,
     tower: TowerName = "auto",
     embedding: EmbeddingName = "auto",
+    experts: ExpertsName = "auto",
     thinking: ThinkingName = "auto",
     step_graphs: bool | None = None,
     speculation: SpeculationName = "off",
@@ -83,6 +85,9 @@ def load(
         embedding: where the embedding is: on the "gpu", or "cpu" (our own engine alone): in page-locked main
             memory, where the GPU reads a row for each token. Auto has it there where that makes room, for
             models whose embedding isn't lm_head as well; under WSL2 never.
+        experts: where a mixture's experts are: on the "gpu", or "cpu" (our own engine alone): in host memory,
+            with a cache of them on the GPU that is as large as fits. It has not been measured on a GPU yet,
+            so auto is "gpu".
         thinking: whether the model thinks before it answers, where a request doesn't say ("on", "off"); auto
             leaves it to the chat template, but for pictures where the vendor's scores speak against it.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
@@ -111,7 +116,7 @@ def load(
     options = LoadOptions(
         str(model), device=device, dtype=dtype, weights=weights, kv_cache=kv_cache, context=context,
         max_pixels=max_pixels, memory=memory, backend=backend, language_only=language_only,
-        prefix_cache=prefix_cache, tower=tower, embedding=embedding, thinking=thinking,
+        prefix_cache=prefix_cache, tower=tower, embedding=embedding, experts=experts, thinking=thinking,
         step_graphs=step_graphs, speculation=speculation, trust_remote_code=trust_remote_code,
         purpose=purpose, images=images, concurrency=concurrency,
     )  # fmt: skip

@@ -17,10 +17,18 @@ from hypothesis import given, settings
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
+from snugvl.engine.precompile import network_from, outline_of
 from snugvl.layers.experts import Experts
 from snugvl.layers.weights import FormatName
 from snugvl.models import expert_cache, loader
-from snugvl.models.expert_cache import ExpertCache, cache_bytes, experts_to_host
+from snugvl.models.expert_cache import (
+    ExpertCache,
+    InPlace,
+    cache_bytes,
+    copies_to,
+    experts_of,
+    experts_to_host,
+)
 from snugvl.models.loader import Storage, device_bytes, load_model, tensor_bytes
 from tests import mixtures
 from tests.engine.toy import run, tokens
@@ -39,12 +47,16 @@ class LateCopies:
     """Stands for `CopyStream`: what a copy brings is there when it is waited for, and not before."""
 
     bytes_copied: int = 0
+    marks: int = 0
+    afters: list[int] = field(default_factory=list)
     waiting: list[Sequence[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=list)
 
-    def mark(self) -> None:
-        pass
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
 
-    def copy_all(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: None) -> Any:
+    def copy_all(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: int) -> Any:
+        self.afters.append(after)
         for place, source in pairs:
             assert place.shape == source.shape
             place.fill_(255)
@@ -203,6 +215,20 @@ def test_every_expert_is_in_one_round_and_those_at_hand_come_first(monkeypatch: 
     assert all(len(part) <= 2 for part in found[1:])
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_half_is_written_to_when_the_round_before_the_last_is_over(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not one round later, or nothing is copied beside what is computed."""
+    monkeypatch.setattr(expert_cache, "HALF", 1)
+    copies = LateCopies()
+    _, _, layer = layer_of(0, copies, pinned=pinned)
+    rounds = layer.rounds(drawn([0, 1, 2, 3, 4]))
+    asked_for = [len(copies.afters) for _ in rounds]  # with each round, copies that were asked for by then
+    assert copies.afters == [1, 1, 2, 3, 4]
+    assert asked_for == ([2, 3, 4, 5, 5] if pinned else [1, 2, 3, 4, 5])
+
+
 def test_an_expert_that_is_used_often_stays_and_the_oldest_of_the_others_goes() -> None:
     _, _, layer = layer_of(3, LateCopies())
     for _ in range(8):
@@ -257,3 +283,47 @@ def test_with_a_predictor_its_own_experts_stay_where_they_are(made: Any) -> None
     right = tokens(run(Engine(plain, CONFIG), request("a", PICTURE))["a"])
     assert len(right) == SAMPLING.max_tokens
     assert tokens(run(Engine(ours, guessing), request("a", PICTURE))["a"]) == right
+
+
+def test_kernels_are_compiled_and_checked_as_they_run_with_tables(made: Any) -> None:
+    folder = made(Options())
+    for slots, tables in ((None, False), (2, True)):
+        outlines = []
+        ours = load(folder, slots, outlined=lambda each: outlines.append(outline_of(each, each.config)))  # noqa: B023
+        assert [each.tables for each in (*outlines, outline_of(ours, ours.config))] == [tables, tables]
+        found = [each.places for each in experts_of(network_from(outlines[0]).decoder)]
+        assert [each is not None for each in found] == [tables] * len(found)
+        for places in found if tables else ():
+            (part,) = places.rounds(torch.empty(1, USED, dtype=torch.int32, device="meta"))
+            assert part.slots.is_meta
+            assert part.slots.shape == (COUNT,)
+
+
+def test_a_place_by_a_table_is_an_experts_own() -> None:
+    right, ours, _ = layer_of(2, LateCopies())
+    ours.places = InPlace(ours)
+    ids = drawn([0, 3], [7, 3])
+    assert torch.equal(through(ours, ids), through(right, ids))
+
+
+def test_a_cpus_copies_are_done_at_once() -> None:
+    copies, place = copies_to(CPU), torch.zeros(2, 3, dtype=torch.uint8)
+    source = torch.arange(6, dtype=torch.uint8).view(2, 3)
+    copies.wait(copies.copy_all([(place, source)], copies.mark()))
+    assert torch.equal(place, source)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory is a GPU's")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_gpu_answers_the_same_with_no_slots_some_and_all(family: str, pinned: bool, made: Any) -> None:
+    """By kernels, with copies on a stream of their own: eager steps beside graphs of all on the GPU."""
+    folder, device = made(Options(family)), torch.device("cuda")
+
+    def loaded(slots: int | None) -> Any:
+        storage = Storage(expert_slots=slots, experts_pinned=pinned)
+        return load_model(folder, dtype=torch.float32, device=device, storage=storage)
+
+    right = answers(loaded(None))
+    for slots in (0, 4, COUNT):
+        assert answers(loaded(slots)) == right

@@ -11,6 +11,7 @@ left is workspace, with what the C library keeps of it for the next step.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,12 +40,14 @@ class Meter:
         *,
         cap_bytes: int | None = None,
         keep: Callable[[Ledger, Load], None] | None = None,
+        beside: tuple[LedgerRow, ...] = (),
     ) -> None:
         """`kv_bytes`: bytes of the KV cache and of recurrent states, which are held from the start.
 
         `cap_bytes`: most bytes that the process ever holds; `keep` is called with every ledger of a GPU and
-        the engine's load.
+        the engine's load. `beside`: rows of what stays in host memory beside a GPU.
         """
+        self._beside = beside
         self._device = device
         self._planned = planned
         self._weights = weights
@@ -91,7 +94,7 @@ class Meter:
         ledger = Ledger(name, rows, total, free, process or reserved, self._cap_bytes)
         if self._keep is not None:
             self._keep(ledger, load)
-        return ledger
+        return replace(ledger, rows=(*rows, *self._beside))
 
     def _graphs(self, reserved: int) -> int:
         """Bytes of torch's private pools. Looked up only when torch holds more or less than last time."""

@@ -21,6 +21,7 @@ _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 KVCacheName = Literal["auto", "bf16", "fp8"]
 TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]
+ExpertsName = Literal["auto", "gpu", "cpu"]
 Engine = Literal["native", "transformers", "vllm", "llamacpp"]
 BackendName = Literal["auto", Engine]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
@@ -85,6 +86,7 @@ class LoadOptions:
         prefix_cache: start a prompt from what earlier ones with the same beginning have left.
         tower: where our engine has the vision tower's weights: on the GPU, or streamed from host memory.
         embedding: where our engine has the embedding.
+        experts: where our engine has a mixture's experts; auto: on the GPU.
         thinking: whether the model thinks before it answers, where a request doesn't say; auto: as its chat
             template has it, but about pictures as its vendor's scores are (`checkpoint/catalogue.json`).
         step_graphs: CUDA graphs of prompts and small pictures, where GPU memory is plenty; None: yes.
@@ -200,6 +202,15 @@ class LoadOptions:
             "load serve plan",
             "Where the embedding's weights are: gpu, or cpu (host memory, of which the GPU reads a row a "
             "token); auto: cpu where that makes room, but not under WSL2.",
+            special=("cpu",),
+        ),
+    )
+    experts: ExpertsName = field(
+        default="auto",
+        metadata=_row(
+            "load serve plan",
+            "Where a mixture's experts are: gpu, or cpu (host memory, with as large a cache of them on the "
+            "GPU as fits; not measured on a GPU yet); auto: gpu.",
             special=("cpu",),
         ),
     )

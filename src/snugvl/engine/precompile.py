@@ -34,6 +34,7 @@ from snugvl.layers.replaced import withdrawn, without
 from snugvl.layers.weights import FormatName
 from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, encoded
+from snugvl.models.expert_cache import InPlace, experts_of
 from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import LoadableNetwork
 
@@ -51,11 +52,13 @@ class Outline:
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
         formats: format of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
+        tables: whether the decoder's experts are found by tables (`ExpertPlaces`).
     """
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     formats: Mapping[str, tuple[FormatName, int, tuple[TypedRows, ...]]]
+    tables: bool = False
 
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
@@ -66,6 +69,7 @@ def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
         config,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
         {name: (linear.format, linear.group, linear.parts) for name, linear in linears},
+        any(experts.places is not None for experts in experts_of(network.decoder)),
     )
 
 
@@ -87,6 +91,8 @@ def network_from(outline: Outline) -> LoadableNetwork:
         is_parameter = attribute in module._parameters
         setattr(module, attribute, nn.Parameter(made, requires_grad=False) if is_parameter else made)
     network.decoder.layers = nn.ModuleList(_kinds(network.decoder.layers))
+    for experts in experts_of(network.decoder) if outline.tables else ():
+        experts.places = InPlace(experts)
     return network
 
 

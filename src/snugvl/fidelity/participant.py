@@ -133,7 +133,7 @@ class Participant:
     def storage(self) -> Storage:
         """Its formats, for a pass that keeps no weights."""
         whole = storage_of(self.settings, self._system)
-        return replace(whole, streamed=None, embedding="gpu")
+        return replace(whole, streamed=None, embedding="gpu", expert_slots=None)
 
     def network(self, device: torch.device, told: Callable[[int], None]) -> LayeredNetwork:
         """Its network, with one part in memory at a time; `told`: see `LayeredNetwork`."""

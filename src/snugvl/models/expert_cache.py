@@ -216,10 +216,10 @@ class LayerSlots:
         # A row of scores that aren't finite may have chosen a number that no expert has.
         chosen = np.bincount(ids.flatten().cpu().numpy(), minlength=count)[:count]
         self._scores = self._scores * _DECAY + chosen / len(ids)
-        needed = np.flatnonzero(chosen)
+        needed = chosen.nonzero()[0]
         absent = self._where[needed] < 0
-        missing, hits = needed[absent], int(np.count_nonzero(~absent))
-        self.hits, self.misses = self.hits + hits, self.misses + len(missing)
+        missing, present = needed[absent], needed[~absent]
+        self.hits, self.misses = self.hits + len(present), self.misses + len(missing)
         if self._table is None:
             self._table = to_device(torch.from_numpy(self._where.copy()), ids.device)
         before = self._slots.round(self._table)
@@ -228,10 +228,10 @@ class LayerSlots:
             return
         # A slot's old content is in use until here, and a half's until the round after it was launched.
         marks = [self._copies.mark()] * 2
-        batches = self._batches(missing, chosen > 0)
+        batches = self._batches(missing, present)
         tables, self._table = to_device(self._tables(batches), ids.device), None
         events = [self._bring(each, marks[0]) for each in batches[: 2 if self._pinned else 0]]
-        if hits:
+        if len(present):
             yield before
         for number, batch in enumerate(batches):
             if not self._pinned:
@@ -245,29 +245,28 @@ class LayerSlots:
                 events.append(self._bring(batches[number + 2], marks[-1]))
         self._table = tables[-1]
 
-    def _batches(self, missing: Numbers, used: NDArray[np.bool_]) -> list[_Batch]:
+    def _batches(self, missing: Numbers, present: Numbers) -> list[_Batch]:
         """What is brought to slots and to the room, some at a time; slots are empty from now on that are
         written to."""
-        best = missing[np.argsort(-self._scores[missing], kind="stable")]
-        held = self._held
-        free = np.flatnonzero(held < 0)
-        taken = np.flatnonzero(held >= 0)
-        taken = taken[~used[held[taken]]]
-        taken = taken[np.argsort(self._scores[held[taken]], kind="stable")]
-        slots = np.concatenate([free, taken])[: len(best)]
-        worth = np.full(len(slots), -1.0)
-        worth[len(free) :] = self._scores[held[slots[len(free) :]]]
+        held, scores = self._held, self._scores
+        best = missing[(-scores[missing]).argsort(kind="stable")]
+        worth = scores[held]  # of an empty slot that of another expert, for the moment
+        worth[self._where[present]] = np.inf
+        worth[held < 0] = -1
+        slots = worth.argsort(kind="stable")[: len(best)]
         # The best of those that arrive against the worst of those that are there: true, then false.
-        some = int(np.count_nonzero(self._scores[best[: len(slots)]] > worth))
+        some = int(np.count_nonzero(scores[best[: len(slots)]] > worth[slots]))
         slots = np.sort(slots[:some])
         old = held[slots]
         self._where[old[old >= 0]] = -1
         held[slots] = -1
+        arriving, passing = np.sort(best[:some]), np.sort(best[some:])
         made = [
-            _Batch(experts, self._slots, at)
-            for experts, at in zip(_some(np.sort(best[:some])), _some(slots), strict=True)
+            _Batch(arriving[start : start + HALF], self._slots, slots[start : start + HALF])
+            for start in range(0, some, HALF)
         ]
-        for experts in _some(np.sort(best[some:])):
+        for start in range(0, len(passing), HALF):
+            experts = passing[start : start + HALF]
             # Two batches that follow one another are never in the same half.
             made.append(_Batch(experts, self._halves[len(made) % 2], np.arange(len(experts))))
         return made
@@ -284,16 +283,16 @@ class LayerSlots:
 
     def _bring(self, batch: _Batch, after: Any) -> Any:
         """Ask for the copies of a batch; the end of the last. Neighbours in both memories are one copy."""
-        apart = np.flatnonzero((np.diff(batch.experts) != 1) | (np.diff(batch.at) != 1)) + 1
-        runs = zip(np.split(batch.experts, apart), np.split(batch.at, apart), strict=True)
+        runs: list[tuple[int, int, int]] = []  # first expert, first place, how many
+        for expert, at in zip(batch.experts.tolist(), batch.at.tolist(), strict=True):
+            first, start, many = runs[-1] if runs else (expert, at, 0)
+            if many and (expert, at) == (first + many, start + many):
+                runs[-1] = first, start, many + 1
+            else:
+                runs.append((expert, at, 1))
         pairs = [
-            (to[at[0] : at[-1] + 1], of[experts[0] : experts[-1] + 1])
-            for experts, at in runs
+            (to[at : at + many], of[expert : expert + many])
+            for expert, at, many in runs
             for to, of in zip(batch.place.planes, self._host, strict=True)
         ]
         return self._copies.copy_all(pairs, after)
-
-
-def _some(values: Numbers) -> list[Numbers]:
-    """`HALF` at a time."""
-    return [values[start : start + HALF] for start in range(0, len(values), HALF)]

@@ -46,12 +46,14 @@ class Parts:
         vision: where the vision tower is; "streamed" costs time for every picture, so without a wish it comes
             where nothing else fits, or has images and contexts as large (`solve._placed`).
         embedding: where the embedding is, "gpu" or "cpu".
+        experts: where the experts of a mixture are, "gpu" or "cpu".
     """
 
     head: HeadFormat = "bf16"
     vision_weights: VisionFormat = "bf16"
     vision: Placement = "gpu"
     embedding: Placement = "gpu"
+    experts: Placement = "gpu"
 
 
 WHOLE: Final = Parts()
@@ -95,7 +97,8 @@ class Option:
 
     def gives(self, settings: Settings) -> bool:
         """Whether settings are of this option."""
-        parts = Parts(settings.head, settings.vision_weights, settings.vision, settings.embedding)
+        experts: Placement = "gpu" if settings.expert_slots is None else "cpu"
+        parts = Parts(settings.head, settings.vision_weights, settings.vision, settings.embedding, experts)
         theirs = settings.engine, settings.weights, settings.predictor, settings.float32
         mine = self.engine, self.weights, self.model.facts.predicts, self.float32
         return theirs == mine and (parts == self.parts or not rules_of(self.engine).has_parts)
@@ -117,6 +120,7 @@ class Option:
         said = {
             "vision tower streamed": self.streams,
             "embedding in host memory": parts.embedding == "cpu",
+            "experts in host memory": parts.experts == "cpu",
         }
         beside = "".join(f", {what}" for what, so in said.items() if so)
         settings = Settings(self.engine, self.weights, head=parts.head, vision_weights=parts.vision_weights)

@@ -37,7 +37,7 @@ def beside_gpu_bytes(choice: Choice) -> int:
     settings = choice.settings
     if choice.budget.gpu is None or choice.budget.device.unified:
         return 0
-    if not (settings.offloaded or settings.host_experts):
+    if not (settings.offloaded or settings.host_experts) and settings.expert_slots is None:
         return 0
     return rules_of(choice.option.engine).host_bytes(choice.option.model, settings)
 
@@ -104,6 +104,7 @@ def load_options(choice: Choice, wishes: Wishes) -> LoadOptions:
         language_only=wishes.language_only,
         tower="resident" if "tower" in choice.pinned else wishes.tower,
         embedding=wishes.embedding,
+        experts=wishes.experts,
         speculation=wishes.speculation,
         **dict(wishes.also),
     )

@@ -237,6 +237,7 @@ class Fitter:
             vision_weights=self.option.parts.vision_weights,
             vision=self.option.parts.vision,
             embedding=self.option.parts.embedding,
+            expert_slots=0 if self.option.parts.experts == "cpu" else None,
             pool_tokens=goal.pool if self.rules.pooled else 0,
             float32=self.option.float32,
             sequences=goal.sequences,
@@ -308,6 +309,7 @@ class Fitter:
         assert settings is not None, "what was tried before fits"
         if self.rules.pooled:
             settings = self._keeping(settings, EACH * settings.sequences, self.spare_bytes(settings))
+            settings = self._caching(settings)
             following = self.goals[min(self.goals.index(goal) + 1, len(self.goals) - 1)]
             settings = self._quicker(self._filled(settings, following.pool))
         return self.fitted(settings, goal.tokens)
@@ -316,6 +318,17 @@ class Fitter:
         if not self.rules.pooled:
             return settings
         return keeping(self.option.model, self.wishes, settings, most, spare_bytes)
+
+    def _caching(self, settings: Settings) -> Settings:
+        """The settings with as many experts on the GPU as fit, where they are in host memory."""
+        mixture, slots = self.option.model.facts.text.mixture, settings.expert_slots
+        if mixture is None or slots is None or slots == mixture.count:
+            return settings
+
+        def fits(count: int) -> bool:
+            return self.fits(replace(settings, expert_slots=count))
+
+        return replace(settings, expert_slots=_highest(slots, mixture.count, 1, fits))
 
     def _filled(self, settings: Settings, most: int) -> Settings:
         """The settings with as large a KV pool as fits, up to `most` tokens."""
@@ -346,8 +359,9 @@ class Fitter:
         kept = replace(settings, encoder_cache_bytes=ENCODER_CACHE_BYTES)
         if settings.images and self.spare_bytes(kept) >= ROOMY_BYTES:
             settings = kept
-        graphs = replace(settings, step_graphs=self.wishes.step_graphs and settings.vision == "gpu")
-        if self.spare_bytes(graphs) >= ROOMY_BYTES:  # with a tower that streams no step is recorded
+        recordable = settings.vision == "gpu" and settings.expert_slots is None
+        graphs = replace(settings, step_graphs=self.wishes.step_graphs and recordable)
+        if self.spare_bytes(graphs) >= ROOMY_BYTES:  # with what streams no step is recorded
             settings = graphs
         return settings
 

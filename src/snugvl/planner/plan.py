@@ -54,6 +54,7 @@ class Score(NamedTuple):
         engine: the engine's rank.
         reach: images, context, pool and sequences, also beyond comfort.
         resident: the vision tower stays on the GPU: worth more than a cost of formats that isn't noticed.
+        experts: experts of each layer that have copies on the GPU, where all are in host memory; else 0.
         download: minus its bytes.
         cost: minus what the formats cost exactly (`costs.cost`).
         float32: activations are float32.
@@ -74,6 +75,7 @@ class Score(NamedTuple):
     engine: int
     reach: Step
     resident: bool
+    experts: int
     download: int
     cost: int
     float32: bool

@@ -42,6 +42,8 @@ class Settings:
         offloaded: decoder layers, the last ones, whose weights stay in host memory and cross to the GPU
             for every forward pass (transformers), or are computed there (llama.cpp).
         host_experts: decoder layers, the first ones, whose experts stay in host memory (llama.cpp alone).
+        expert_slots: experts of each layer that have a copy on the GPU, all being in host memory (our engine
+            alone); None: all are on the GPU.
         on_gpu: whether there is a GPU (used by llama.cpp alone, whose layers' places follow from it).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
         data_parallel: copies of the model, each with its share of the requests.
@@ -81,6 +83,7 @@ class Settings:
     state_snapshots: int = 0
     predictor: bool = False
     host_experts: int = 0
+    expert_slots: int | None = None
     on_gpu: bool = True
 
     @property

@@ -6,8 +6,8 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
     > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
     > with several GPUs, weights as they are stored, then images and context > engine (native first)
     > images > context > KV pool > sequences beyond comfort
-    > a vision tower that stays on the GPU > the smaller download > what the formats cost exactly
-    > fewer GPUs > CUDA graphs
+    > a vision tower that stays on the GPU > copies there of experts in host memory > the smaller download
+    > what the formats cost exactly > fewer GPUs > CUDA graphs
     > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool > the faster
 
 So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
@@ -384,6 +384,7 @@ def _score(fitter: Fitter, fitted: Fitted, speed: Speed, *, led: bool) -> Score:
         engine=rules_of(option.engine).rank,
         reach=goal.step,
         resident=option.parts.vision == "gpu",
+        experts=settings.expert_slots or 0,
         download=-option.model.facts.download_bytes,
         cost=-cost(option, settings),
         float32=option.float32,

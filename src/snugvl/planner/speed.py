@@ -37,6 +37,11 @@ Experts of a mixture in host memory are read there by a processor, at three quar
 its memory give, and at 10 GB/s a core at most. Where nobody said its kind it is taken from the card's age,
 and the speed is given with the slowest and the quickest kind as well.
 
+Of experts in host memory with copies on the GPU those without a copy cross, once a token, and once for every
+step of a prompt. How often a token finds its experts there was published for an eighth and a quarter of them
+(`HITS`); between, it is taken as linear. Such steps are no CUDA graphs: a layer takes `EAGER_S` to be
+started, which is assumed.
+
 A streamed vision tower crosses once a picture, from pinned memory at the rate of the slot and while the GPU
 computes: the longer of both is its bound.
 """
@@ -44,6 +49,7 @@ computes: the longer of both is its bound.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from snugvl.core.formats import FORMATS
 from snugvl.core.sizes import format_size
@@ -76,6 +82,9 @@ MORE = 1.5  # times as much, where nobody has measured
 BLOCK_INSTRUCTIONS = 9.1  # of a weight in a GGUF's blocks, as `Format.instructions`
 # Host memory beside cards of this compute capability and newer ones, as it was sold with them.
 ASSUMED_DDR = (((10, 0), "DDR5-5600"), ((8, 0), "DDR4-3200"), ((7, 5), "DDR4-2666"), ((0, 0), "DDR4-2133"))
+# Share of a layer's experts that have copies, and of a token's that are among them (llama.cpp PR 27861).
+HITS = ((0.0, 0.0), (1 / 8, 0.67), (1 / 4, 0.81), (1.0, 1.0))
+EAGER_S = 350e-6  # a third of it the choice on the host, by a CPU here
 SLOWEST_DDR, QUICKEST_DDR = "DDR4-2133", "DDR5-6000"
 
 
@@ -183,6 +192,26 @@ def tower_crossing_s(model: Inventory, settings: Settings, gpu: Gpu | None) -> f
     return crossing_bytes(model, settings) / ((gpu and gpu.link_bandwidth) or ASSUMED_LINK)
 
 
+def hit_rate(share: float) -> float:
+    """Share of a token's experts that have copies on the GPU, where `share` of all have."""
+    (before, low), (after, high) = next(pair for pair in pairwise(HITS) if share <= pair[1][0])
+    return low + (high - low) * (share - before) / (after - before)
+
+
+def _experts_crossing_s(model: Inventory, settings: Settings, budget: Budget) -> tuple[int, float, float]:
+    """Bytes of experts in host memory that cross for a token, their seconds, and those of a prompt."""
+    mixture, gpu, slots = model.facts.text.mixture, budget.gpu, settings.expert_slots
+    if mixture is None or slots is None or gpu is None:
+        return 0, 0.0, 0.0
+    rate = copy_rate(gpu) if budget.system == "wsl2" else gpu.link_bandwidth or ASSUMED_LINK
+    total, share = part_bytes(model, settings, "decoder", experts=True), slots / mixture.count
+    crossing = total * model.experts_read * (1 - hit_rate(share))
+    tokens = min(settings.context, settings.images * largest_image(model, settings.max_pixels).tokens)
+    chunks = -(-(tokens + PROMPT_TEXT_TOKENS) // settings.chunk)
+    started = model.facts.text.num_layers * EAGER_S
+    return round(crossing), crossing / rate + started, chunks * (total * (1 - share) / rate + started)
+
+
 def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     """The speed on one device; figures are None where the device's bandwidth or peak is unknown."""
     gpu, cpu = budget.gpu, budget.device.cpu
@@ -209,9 +238,11 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
         times = _gpu_step_s(model, settings, gpu, crossing)
         if measured:
             times = times[0], times[0] / rules.pace.within, times[0] * rules.pace.within
-    first = _least_first_token_s(model, settings, budget, flops, crossing)
     across = crossing / copy_rate(gpu) if gpu is not None else 0.0
-    decode, most, least = (1 / (each + across) for each in times)
+    brought, token_s, prompt_s = _experts_crossing_s(model, settings, budget)
+    first = _least_first_token_s(model, settings, budget, flops, crossing, prompt_s or across)
+    decode, most, least = (1 / (each + across + token_s) for each in times)
+    crossing += brought
     speed = Speed(decode, first, crossing, cpu, least, most, measured)
     return _ranged(speed, CROSSING_WITHIN) if crossing else speed
 
@@ -295,9 +326,19 @@ def _processor_step_s(model: Inventory, settings: Settings, budget: Budget) -> t
 
 
 def _least_first_token_s(
-    model: Inventory, settings: Settings, budget: Budget, flops: float | None, crossing: int
+    model: Inventory,
+    settings: Settings,
+    budget: Budget,
+    flops: float | None,
+    crossing: int,
+    across_s: float,
 ) -> float | None:
-    """Least seconds to the first token of an engine that reads safetensors; None without a known peak."""
+    """Least seconds to the first token of an engine that reads safetensors; None without a known peak.
+
+    Args:
+        crossing: bytes of the layers that stay in host memory.
+        across_s: seconds in which what the prompt needs of host memory is copied.
+    """
     gpu, cpu = budget.gpu, budget.device.cpu
     rate = HOST_BANDWIDTH if cpu else gpu.bandwidth if gpu is not None else None
     if flops is None or rate is None:
@@ -309,8 +350,7 @@ def _least_first_token_s(
     else:
         read = part_bytes(model, settings, "decoder") + part_bytes(model, settings, head) - crossing
     image = largest_image(model, settings.max_pixels)
-    prefill = max(_prefill_flops(model, settings, image) / peak, read / bandwidth)
-    prefill += crossing / copy_rate(gpu) if gpu is not None else 0.0
+    prefill = max(_prefill_flops(model, settings, image) / peak, read / bandwidth) + across_s
     vision = 0.0
     if settings.images and image.patches:
         reading = part_bytes(model, settings, "vision") / bandwidth

@@ -7,6 +7,7 @@ from snugvl.core.formats import QUALITY, Floor, Precision
 from snugvl.core.options import (
     ROWS,
     EmbeddingName,
+    ExpertsName,
     LoadOptions,
     PurposeName,
     SpeculationName,
@@ -42,6 +43,7 @@ class Wishes:
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits as well.
         kv_cache: the format of keys and values.
         embedding: where the embedding is to be; auto has it in host memory where that makes room.
+        experts: where a mixture's experts are to be; auto has them on the GPU.
         purpose: the purpose that the plan serves, see `goals`.
         float32: whether activations and unquantised weights are float32; None: on a CPU with plenty of room.
         step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.
@@ -66,6 +68,7 @@ class Wishes:
     tower: TowerName = "auto"
     kv_cache: KVFormat | None = None
     embedding: EmbeddingName = "auto"
+    experts: ExpertsName = "auto"
     purpose: PurposeName = "chat"
     float32: bool | None = None
     step_graphs: bool = True

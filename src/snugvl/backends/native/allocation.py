@@ -25,7 +25,9 @@ from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import wishes_of
 
 # Options that exclude models or engines.
-DECIDING = ("speculation", "context", "weights", "kv_cache", "tower", "embedding", "images", "purpose")
+DECIDING = (
+    "speculation", "context", "weights", "kv_cache", "tower", "embedding", "experts", "images", "purpose",
+)  # fmt: skip
 
 
 def allocate(

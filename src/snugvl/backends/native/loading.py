@@ -31,6 +31,7 @@ from snugvl.checkpoint.locate import locate, training_of
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.folders import cache_folder
 from snugvl.core.kernel_checks import KernelVerdict, told
+from snugvl.core.ledger import LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities
 from snugvl.core.options import LoadOptions, Progress
@@ -45,11 +46,11 @@ from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.models.host_memory import NoPageLockedMemory
-from snugvl.models.loader import Storage, load_model, tensor_bytes
+from snugvl.models.loader import Storage, device_bytes, load_model, tensor_bytes
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.tensor_files import CHUNK_BYTES
 from snugvl.planner.engines.native.footprint import LATE_BYTES, LOADING, PIECE_BYTES, loading_bytes
-from snugvl.planner.footprint.weights import part_bytes
+from snugvl.planner.footprint.weights import expert_host_bytes, part_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Allocation
 from snugvl.planner.settings import Settings
@@ -75,6 +76,7 @@ class LoadedEngine:
         cap_bytes: most bytes that this process ever takes, or None on a CPU.
         left_out_bytes: bytes of the vision tower, where it was left out, in the format it would have had.
         kernels: the compiler of kernels ahead of their use, or None.
+        beside: rows of the ledger of what stays in host memory beside a GPU.
     """
 
     engine: Engine
@@ -88,6 +90,7 @@ class LoadedEngine:
     cap_bytes: int | None
     left_out_bytes: int = 0
     kernels: KernelsAhead | None = None
+    beside: tuple[LedgerRow, ...] = ()
 
     @cached_property
     def backend(self) -> NativeBackend:
@@ -189,8 +192,8 @@ def _loaded(
         capabilities = replace(capabilities, weights=facts.gguf.file_type)
     thinking = ThinkingDefault(options.thinking, thinks_about_pictures(facts.family))
     made = engine, processor, capabilities, thinking
-    held = _held(network, settings)
-    return LoadedEngine(*made, place, planned_bytes, held, allocation, cap_bytes, left_out, kernels)
+    held, beside = _held(network, settings), _beside(network, expert_host_bytes(counted, settings))
+    return LoadedEngine(*made, place, planned_bytes, held, allocation, cap_bytes, left_out, kernels, beside)
 
 
 def _network(
@@ -265,7 +268,15 @@ def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
     """Bytes of the weights on the device, by row of the ledger."""
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
     beside = tensor_bytes(network.decoder.embed_tokens) if settings.embedding == "cpu" else 0
-    return {Kind.TEXT: tensor_bytes(network) - vision - beside, Kind.VISION: vision}
+    return {Kind.TEXT: device_bytes(network) - vision - beside, Kind.VISION: vision}
+
+
+def _beside(network: LoadableNetwork, planned: int) -> tuple[LedgerRow, ...]:
+    """The ledger's row of experts in host memory, where they are there."""
+    cache = network.expert_cache
+    if cache is None:
+        return ()
+    return (LedgerRow(Kind.HOST.value, planned, cache.host_nbytes, kind=Kind.HOST),)
 
 
 def _readers(model: Inventory, allocation: Allocation, place: TargetDevice) -> tuple[int, int]:
@@ -312,8 +323,9 @@ def storage_of(settings: Settings, system: OperatingSystem) -> Storage:
     streamed = memory if settings.vision == "streamed" else None
     embedding: Literal["gpu", "cpu"] = "cpu" if settings.embedding == "cpu" else "gpu"
     return Storage(
-        layers, settings.head, tower=settings.vision_weights, streamed=streamed, embedding=embedding
-    )
+        layers, settings.head, tower=settings.vision_weights, streamed=streamed, embedding=embedding,
+        expert_slots=settings.expert_slots, experts_pinned=memory == "pinned",
+    )  # fmt: skip
 
 
 def _of_weights(report: Progress) -> Callable[[int, int], None]:

@@ -68,6 +68,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
         loaded.weights,
         memory["kv_cache"] + memory["recurrent_state"],
         cap_bytes=loaded.cap_bytes,
+        beside=loaded.beside,
         keep=keeper(loaded.place, plan.subject, plan.footprint.named(DRIVER), _about(loaded.capabilities)),
     )
     return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))

@@ -19,6 +19,10 @@ multiples of 256 bytes. They pass through a room on the GPU for the largest bloc
 (`models/host_memory.py`). What embeds patches and positions stays there: it is used first, so that nothing
 could hide its copy, and is a hundredth of the tower. An embedding in host memory takes nothing on the GPU,
 which reads rows of it there (`models/host_memory.py`).
+
+Experts in host memory are in one piece a layer there, with their tensors at multiples of 256 bytes. On the
+GPU each layer has slots for some of them, and all layers share a room of two halves with `HALF_EXPERTS` each,
+all in one piece (`models/expert_cache.py`).
 """
 
 import re
@@ -45,11 +49,16 @@ BLOCK_SCALE_BYTES: Final = 4
 WIDE_SCALE_BYTES: Final = 4
 STREAM_ALIGNMENT: Final = 256
 STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_merger_list\.\d+)\.")
+EXPERT_CACHE: Final = "expert cache"
+HALF_EXPERTS: Final = 16  # `HALF` of `models/expert_cache.py`
 HEADS: Final = ("embedding", "lm_head")
 JOINED: Final = re.compile(  # parts of one matrix: of all experts, an MLP, attention, a router
     r"(?<=\.)(?:experts\.\d+\.(?:(?P<experts>gate_proj|up_proj)|down_proj)|(?P<mlp>gate_proj|up_proj)"
     r"|(?P<qkv>[qkv]_proj)|in_proj_(?:(?P<linear>qkv|z)|(?P<rates>b|a))|(?P<router>(?:shared_expert_)?gate))(?=\.)"
 )
+
+Matrix = tuple[tuple[TensorGroup, int], ...]
+"""Tensors that become one matrix of our network, by group, with how many there are of each."""
 
 LABELS: Final[dict[Part, str]] = {part: f"weights: {part}" for part in PARTS} | {
     "vision": "weights: vision tower"
@@ -186,7 +195,10 @@ def sizes(
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
-    """(bytes, count) of our decoder's tensors as allocated: q, k and v as one matrix, gate and up as one."""
+    """(bytes, count) of our decoder's tensors as allocated: q, k and v as one matrix, gate and up as one.
+
+    Experts in host memory are not among them.
+    """
     if model.has("blocks", "decoder"):
         yield from _joined_blocks(model, settings)
         return
@@ -213,28 +225,71 @@ def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, 
     made: dict[str, int] = defaultdict(int)
     for tensor in model.facts.tensors:
         group = group_of(tensor)
-        if group.part == "decoder":
+        if group.part == "decoder" and not (group.expert and settings.expert_slots is not None):
             made[JOINED.sub(_matrix, tensor.name)] += sum(prequantized_parts(group, settings, model.facts))
     yield from ((nbytes, 1) for nbytes in made.values())
 
 
 def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """(bytes, count) of pre-quantized integers, whose widths differ from layer to layer."""
-    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
     for alike, count in _matrices(model):
-        # Codes, scales, zero points.
-        made: dict[int, int] = defaultdict(int)
-        for group, many in alike:
-            parts = (
-                prequantized_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
-            )
-            for number, nbytes in enumerate(parts):
-                made[number] += nbytes * many
-        yield from ((nbytes, count) for nbytes in made.values())
+        if not (alike[0][0].expert and settings.expert_slots is not None):
+            yield from ((nbytes, count) for nbytes in _planes(alike, model, settings))
+
+
+def _planes(alike: Matrix, model: Inventory, settings: Settings) -> list[int]:
+    """Bytes of the tensors that a matrix becomes: codes, scales, zero points."""
+    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
+    made: dict[int, int] = defaultdict(int)
+    for group, many in alike:
+        parts = prequantized_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
+        for number, nbytes in enumerate(parts):
+            made[number] += nbytes * many
+    return list(made.values())
+
+
+def expert_cache_bytes(model: Inventory, settings: Settings) -> int:
+    """Bytes on the GPU of slots for experts in host memory, and of the room for those without a slot."""
+    mixture, slots = model.facts.text.mixture, settings.expert_slots
+    if mixture is None or slots is None:
+        return 0
+    layers = _expert_layers(model)
+
+    def room(matrices: tuple[Matrix, ...], count: int) -> int:
+        each = (nbytes for matrix in matrices for nbytes in _planes(matrix, model, settings))
+        return sum(up(nbytes // mixture.count * count, STREAM_ALIGNMENT) for nbytes in each)
+
+    half = max(room(matrices, min(HALF_EXPERTS, mixture.count)) for matrices, _ in layers)
+    return sum(room(matrices, slots) * many for matrices, many in layers) + 2 * half
+
+
+def expert_host_bytes(model: Inventory, settings: Settings) -> int:
+    """Bytes of experts in host memory; 0 where they are on the GPU."""
+    if settings.expert_slots is None:
+        return 0
+    return sum(
+        up(nbytes, STREAM_ALIGNMENT) * many
+        for matrices, many in _expert_layers(model)
+        for matrix in matrices
+        for nbytes in _planes(matrix, model, settings)
+    )
 
 
 @lru_cache(maxsize=64)
-def _matrices(model: Inventory) -> tuple[tuple[tuple[tuple[TensorGroup, int], ...], int], ...]:
+def _expert_layers(model: Inventory) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
+    """Matrices of the experts of a layer, and how many such layers there are."""
+    layers: dict[str, dict[str, Counter[TensorGroup]]] = defaultdict(lambda: defaultdict(Counter))
+    for tensor in model.facts.tensors:
+        group = group_of(tensor)
+        if group.part == "decoder" and group.expert and tensor.loaded:
+            layer = tensor.name.partition(".experts.")[0]
+            layers[layer][JOINED.sub(_matrix, tensor.name.removeprefix(layer))][group] += 1
+    made = (tuple(tuple(sorted(each.items(), key=repr)) for each in one.values()) for one in layers.values())
+    return tuple(Counter(made).items())
+
+
+@lru_cache(maxsize=64)
+def _matrices(model: Inventory) -> tuple[tuple[Matrix, int], ...]:
     """Tensors of one matrix of the decoder, by group, and how many such matrices there are."""
     made: dict[str, Counter[TensorGroup]] = defaultdict(Counter)
     for tensor in model.facts.tensors:
@@ -264,6 +319,7 @@ def weight_components(model: Inventory, settings: Settings) -> tuple[Component, 
         offloaded=settings.offloaded,
         language_only=settings.language_only,
         vision_weights=settings.vision_weights,
+        expert_slots=settings.expert_slots,
     )
     return _components(model, needed)
 
@@ -285,6 +341,9 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
         place = {"vision": settings.vision, "embedding": settings.embedding}.get(part, "gpu")
         if place == "cpu" or (part == "vision" and without_tower(settings)) or not nbytes:
             continue
+        if part == "decoder" and settings.expert_slots is not None:
+            nbytes -= part_bytes(model, settings, part, experts=True)
+            entries = [(nbytes, 1)]
         if part == "decoder" and rules.own_layout:
             together = list(joined(model, settings))
             # Hybrid layers are of other shapes, and some files store the matrices joined: as they are.
@@ -304,6 +363,10 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
                 LABELS[part], KINDS[part], nbytes, why=part_why(model, part, settings, share) + streamed
             )
         )
+    if slots := expert_cache_bytes(model, settings):
+        resident.append((slots, 1))
+        why = f"{settings.expert_slots} of each layer, and {2 * HALF_EXPERTS} that pass through"
+        parts.insert(1, Component(EXPERT_CACHE, Kind.WEIGHTS, slots, why=why))
     exact = sum(size * count for size, count in resident)
     rounding = max(0, rules.segment_bytes(resident) - exact)
     why = "one segment, and small ones"

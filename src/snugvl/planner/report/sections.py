@@ -262,7 +262,7 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
     # What was assumed of system memory matters where a part of the model is in it.
     held = plan.choice.settings if plan.choice else None
     there = held and (held.embedding == "cpu" or held.vision == "streamed" or held.offloaded > 0)
-    there = there or (held and held.host_experts > 0)
+    there = there or (held and (held.host_experts > 0 or held.expert_slots is not None))
     idle = machine.gpus and not there
     notes = [note for note in machine.notes if not (idle and note.startswith("System memory"))]
     if plan.changed:

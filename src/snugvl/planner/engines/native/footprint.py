@@ -289,8 +289,10 @@ def native_components(
 ) -> list[Component]:
     """Components of decoder, sampler, graphs and loading on a GPU."""
     rows, prefill = settings.sequences, prefill_bytes(model, settings)
-    graphs = graph_bytes(model, settings, multiprocessors)
-    library = library_bytes(model, settings, cublas_bytes)
+    graphs = library = 0
+    if settings.expert_slots is None:  # else steps are started launch by launch
+        graphs = graph_bytes(model, settings, multiprocessors)
+        library = library_bytes(model, settings, cublas_bytes)
     sampling = logits_bytes(model, settings, rows) + rows * model.facts.text.vocab_size * SAMPLING_BYTES
     few = split_workspace(model, settings, SMALL_ROWS, multiprocessors)
     # The cache and the graphs come when the weights are there: their place is free while loading.

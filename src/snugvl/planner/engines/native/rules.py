@@ -31,7 +31,13 @@ from snugvl.planner.engines.rules import EngineRules
 from snugvl.planner.footprint import kv
 from snugvl.planner.footprint.total import Component, Device
 from snugvl.planner.footprint.vision import native_vision_components
-from snugvl.planner.footprint.weights import keeps_fp8, part_bytes, weight_components
+from snugvl.planner.footprint.weights import (
+    expert_cache_bytes,
+    expert_host_bytes,
+    keeps_fp8,
+    part_bytes,
+    weight_components,
+)
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import DEFAULT_SEQUENCES, Placement, Settings
@@ -75,7 +81,8 @@ class NativeRules(EngineRules):
             return Reason("native", f"our engine does not {what}")
         if model.has("packed", "embedding", "lm_head", "vision"):
             return Reason("native", "our engine reads pre-quantized integers of the decoder's layers alone")
-        if why := too_old(model.facts, capability, cpu=device.cpu):
+        why = too_old(model.facts, capability, cpu=device.cpu) or _no_experts(model, device, wishes)
+        if why is not None:
             return Reason("native", why)
         tower = "resident" if wishes.language_only else wishes.tower
         every = parts_of(model, device, tower, wishes.embedding)
@@ -100,6 +107,16 @@ class NativeRules(EngineRules):
             formats = [each for each in formats if each not in more]
         formats = [each for each in formats if not no_kernels(each, capability)]
         wide = bool(wishes.float32)
+        apart, beside, held = wishes.experts == "cpu", 0, dict[Precision, int]()
+        if apart:
+            every = tuple(replace(parts, experts="cpu") for parts in every)
+            beside = min(host_memory_bytes(parts, model) for parts in every)
+            wished = [each for each in formats if wishes.weights in (None, each)] or formats
+            held = {each: beside + expert_bytes(each, model) for each in formats}
+            formats = [each for each in formats if _room_for(held[each], device)]
+            if not set(wished) & set(formats):
+                least = min(wished, key=lambda each: held[each])
+                return Reason("native", _too_many_experts(held[least], least, device))
         return [
             Option(
                 model,
@@ -111,6 +128,7 @@ class NativeRules(EngineRules):
             )
             for _, alike in groupby(every, lambda parts: parts.vision)
             for weights, parts in product(formats, list(alike))
+            if not apart or _room_for(held[weights] - beside + host_memory_bytes(parts, model), device)
         ]
 
     def context_limit(self, facts: ModelFacts) -> int:
@@ -126,6 +144,14 @@ class NativeRules(EngineRules):
         """Settings that differ in chunk and sequences alone, fastest first; one on a CPU."""
         if cpu:
             yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
+            return
+        mixture = model.facts.text.mixture
+        if base.expert_slots is not None and mixture is not None:
+            # No graph holds a step whose experts the host reads. Slots come before more sequences at once,
+            # which read other experts each; between none and all, they are filled later.
+            chunks = list(dict.fromkeys(chunk for chunk, _ in NATIVE_STEPS))
+            for chunk, slots in ((chunks[0], mixture.count), *((chunk, 0) for chunk in chunks)):
+                yield replace(base, eager=True, chunk=chunk, expert_slots=slots)
             return
         for chunk, sequences in steps(model, base):
             if sequences >= base.sequences or (chunk, sequences) == NATIVE_STEPS[0]:
@@ -147,6 +173,23 @@ class NativeRules(EngineRules):
         scratch, many = device.cublas_bytes, device.multiprocessors
         parts += native_components(model, settings, cache.nbytes, scratch, many)
         return parts + step_graph_components(model, settings, scratch, many)
+
+    def host_bytes(self, model: Inventory, settings: Settings) -> int:
+        """Bytes of weights that stay in host memory beside a GPU."""
+        parts = Parts(settings.head, settings.vision_weights, settings.vision, settings.embedding)
+        return expert_host_bytes(model, settings) + host_memory_bytes(parts, model)
+
+    def host_text(self, choice: Choice) -> str | None:
+        """Experts in host memory, and how many have a copy on the GPU, for people; None where none are."""
+        settings, model = choice.settings, choice.option.model
+        mixture = model.facts.text.mixture
+        if settings.expert_slots is None or mixture is None:
+            return None
+        held, cached = (format_size(of(model, settings)) for of in (expert_host_bytes, expert_cache_bytes))
+        return (
+            f"the experts stay in host memory ({held}), {settings.expert_slots} of {mixture.count} of each "
+            f"layer have copies on the GPU ({cached}); it was not measured on a GPU yet"
+        )
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
         """The component of the KV pool, which all requests share."""
@@ -253,6 +296,32 @@ def host_memory_bytes(parts: Parts, model: Inventory) -> int:
     settings = Settings("native", head=parts.head, vision_weights=parts.vision_weights)
     tower = part_bytes(model, settings, "vision") if parts.vision == "streamed" else 0
     return tower + (part_bytes(model, settings, "embedding") if parts.embedding == "cpu" else 0)
+
+
+def expert_bytes(weights: Precision, model: Inventory) -> int:
+    """Bytes of all experts in host memory, in a format."""
+    return expert_host_bytes(model, Settings("native", weights, expert_slots=0))
+
+
+def _no_experts(model: Inventory, device: Device, wishes: Wishes) -> str | None:
+    """Why experts can't be in host memory where that is wished, or None."""
+    dense = model.facts.text.mixture is None
+    if wishes.experts != "cpu" or not (dense or device.cpu):
+        return None
+    why = "the model is no mixture of experts" if dense else "there is no GPU to have copies of them"
+    return f"experts can't be apart in host memory: {why}"
+
+
+def _room_for(nbytes: int, device: Device) -> bool:
+    """Whether host memory, page-locked or not, has room for experts."""
+    return device.host_bytes is None or nbytes <= device.host_bytes
+
+
+def _too_many_experts(nbytes: int, weights: Precision, device: Device) -> str:
+    return (
+        f"the experts can't be in host memory: in {weights} they take {format_size(nbytes)} of it, of which "
+        f"{format_size(device.host_bytes or 0)} may be used"
+    )
 
 
 def _has_room(parts: Parts, model: Inventory, device: Device) -> bool:
