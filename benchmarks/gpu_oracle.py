@@ -13,7 +13,6 @@ Then the same tokens once more by recordings, and with guesses of which most are
     python benchmarks/gpu_oracle.py src/snugvl/pocket --drawn 64             # answers of a trained model
 """
 
-import argparse
 import gc
 import time
 from collections.abc import Callable
@@ -410,9 +409,7 @@ def count(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Compare in float32, then in bfloat16."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument(

@@ -221,9 +221,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("model", nargs="?", default="pocket")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--levels", default="1:12,8:48,32:96", help="clients and their requests")

@@ -78,7 +78,7 @@ class ServerProcess:
         named = [model] if model is not None else []
         words = [*named, *options, "--port", str(port), "--drain", str(DRAIN_S)]
         words += ["--quiet"] if quiet else []
-        self.command = (sys.executable, "-m", "snugvl.cli", "serve", *words)
+        self.command = (sys.executable, "-m", "snugvl", "serve", *words)
         self.began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None

@@ -31,9 +31,9 @@ from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
 from snugvl.server.generation import GeneratedAnswer, read_answer
 from snugvl.server.media.loading import Kind, MediaRef, RequestMedia
-from snugvl.server.record import RequestNotes, RequestRecord, record_of
+from snugvl.server.metrics import RequestNotes, RequestRecord, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
-from snugvl.tasks import ask, caption, detect, draw, export, results, scene
+from snugvl.tasks import ask, caption, detect, export, results, scene
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Caption, Detections, Reply, Scene
 
@@ -460,7 +460,7 @@ def _result(answer: GeneratedAnswer, options: TaskOptions, finish: Callable[[Rep
 def _png(image: Image, detections: Detections) -> bytes:
     """A PNG of `image` with boxes and labels on it."""
     file = io.BytesIO()
-    draw.annotate(image, detections).save(file, "PNG")
+    export.annotate(image, detections).save(file, "PNG")
     return file.getvalue()
 
 

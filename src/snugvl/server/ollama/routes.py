@@ -17,6 +17,7 @@ from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import AnswerBlock, GeneratedAnswer, ReasoningPiece, arguments_of, read_answer
 from snugvl.server.media.loading import RequestMedia
+from snugvl.server.metrics import RequestNotes, record_of
 from snugvl.server.ollama import models
 from snugvl.server.ollama.request import (
     ChatRequest,
@@ -27,7 +28,6 @@ from snugvl.server.ollama.request import (
     chat_request,
     generate_request,
 )
-from snugvl.server.record import RequestNotes, record_of
 from snugvl.server.streaming import Event, line_stream, lines_document
 
 
