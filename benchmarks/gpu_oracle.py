@@ -330,18 +330,13 @@ def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def compare(
-    folder: Path,
-    cases: list[Case],
-    dtype: torch.dtype,
-    device: torch.device,
-    truth: dict[str, torch.Tensor],
+    folder: Path, cases: list[Case], dtype: torch.dtype, device: torch.device, truth: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """Both engines in one dtype; fills `truth` with the float32 oracle's logits."""
     name = str(dtype).removeprefix("torch.")
     kind = AutoModelForCausalLM if read_config(folder).vision is None else AutoModelForImageTextToText
     oracle, their_load = measured(
-        lambda: kind.from_pretrained(folder, dtype=dtype, device_map=device),
-        f"transformers {name}",
+        lambda: kind.from_pretrained(folder, dtype=dtype, device_map=device), f"transformers {name}"
     )
     logits, answers = {}, {}
     for case in cases:

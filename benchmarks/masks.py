@@ -124,10 +124,7 @@ def level(
 async def served(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second of each level, typed and free, of an engine in a process of its own."""
     choice = EngineChoice(
-        options.model,
-        device=options.device,
-        concurrency=options.concurrency,
-        step_graphs=options.step_graphs,
+        options.model, device=options.device, concurrency=options.concurrency, step_graphs=options.step_graphs
     )
     service = SupervisedEngine(choice)
     await service.start()
@@ -243,10 +240,7 @@ def main() -> None:
         return
     runner.LEAST_RUN = options.least_run or runner.LEAST_RUN
     model: Model = snugvl.load(
-        options.model,
-        device=options.device,
-        concurrency=options.concurrency,
-        step_graphs=options.step_graphs,
+        options.model, device=options.device, concurrency=options.concurrency, step_graphs=options.step_graphs
     )
     figures = {
         "model": options.model,

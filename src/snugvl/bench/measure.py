@@ -45,12 +45,7 @@ from snugvl.version import __version__
 POLL_S = 0.02
 DRAIN_S = 2
 PATIENCE_S = 20.0
-BY_EXIT_CODE: dict[int, type[SnugvlError]] = {
-    2: InputError,
-    3: InputError,
-    4: CheckpointError,
-    5: DoesNotFit,
-}
+BY_EXIT_CODE: dict[int, type[SnugvlError]] = {2: InputError, 3: InputError, 4: CheckpointError, 5: DoesNotFit}
 
 Tell = Callable[[str], None]
 

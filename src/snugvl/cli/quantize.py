@@ -63,10 +63,7 @@ def quantize(
     ] = None,
     weights: Annotated[
         FewBits | None,
-        typer.Option(
-            "--weights",
-            help="Instead of --bits: a copy of what this makes while loading.",
-        ),
+        typer.Option("--weights", help="Instead of --bits: a copy of what this makes while loading."),
     ] = None,
     group: Annotated[
         int | None,

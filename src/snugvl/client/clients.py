@@ -9,14 +9,7 @@ import openai
 
 from snugvl.client import answers, calls, connection
 from snugvl.client.answers import Memory, understood
-from snugvl.client.connection import (
-    DEFAULT_URL,
-    Address,
-    Sockets,
-    address_of,
-    answered,
-    sdk_options,
-)
+from snugvl.client.connection import DEFAULT_URL, Address, Sockets, address_of, answered, sdk_options
 from snugvl.core.messages import Delta
 from snugvl.core.service import Health
 from snugvl.tasks.conversation import AsyncConversation, Conversation

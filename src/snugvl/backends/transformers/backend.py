@@ -67,8 +67,7 @@ class Costs:
         )
         layers = sum("linear" not in kind and kind not in ("conv", "mamba") for kind in kinds)
         return cls(
-            2 * layers * kv_heads * head_dim * dtype.itemsize,
-            (6 * inner + 8 * hidden) * dtype.itemsize // 2,
+            2 * layers * kv_heads * head_dim * dtype.itemsize, (6 * inner + 8 * hidden) * dtype.itemsize // 2
         )
 
 

@@ -12,11 +12,7 @@ from starlette.responses import Response
 from snugvl.core.messages import Logprob, Request
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
-from snugvl.server.body import (
-    UploadRoute,
-    attachments_of,
-    multipart_document,
-)
+from snugvl.server.body import UploadRoute, attachments_of, multipart_document
 from snugvl.server.context import context_of
 from snugvl.server.fields import Part
 from snugvl.server.forms import MAX_TOOLS, TopLogprobs, either

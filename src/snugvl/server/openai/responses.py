@@ -165,11 +165,7 @@ class WrittenResponse:
     """
 
     def __init__(
-        self,
-        response: dict[str, Any],
-        answer: GeneratedAnswer,
-        names: Mapping[str, Called],
-        request_id: str,
+        self, response: dict[str, Any], answer: GeneratedAnswer, names: Mapping[str, Called], request_id: str
     ) -> None:
         """`response`: one that has only begun; `names`: how the client knows its tools."""
         self._request_id = request_id
