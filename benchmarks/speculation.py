@@ -1,4 +1,4 @@
-"""Guessed tokens: how fast answers come with speculation off, by n-grams and by its own choice.
+"""Drafted tokens: how fast answers come with speculation off, by n-grams and by its own choice.
 
     python benchmarks/speculation.py [MODEL] [--device cuda] [--out FILE]
     python benchmarks/speculation.py smollm2 --dtype bfloat16

@@ -87,7 +87,7 @@ def load(
             leaves it to the chat template, but for pictures where the vendor's scores speak against it.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
-        speculation: guess tokens from prompt and answer ("ngram"), or by the multi-token predictor that the
+        speculation: draft tokens from prompt and answer ("ngram"), or by the multi-token predictor that the
             checkpoint carries ("mtp": Qwen3.5), and compute several in a step (our own engine alone). The
             answers are the same. Auto does where it is seen to pay, by the predictor where there is one and
             a GPU has plenty of free memory for it.

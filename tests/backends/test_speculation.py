@@ -1,4 +1,4 @@
-"""Guessed tokens, from prompts with pictures to text: stop strings and usage."""
+"""Drafted tokens, from prompts with pictures to text: stop strings and usage."""
 
 from dataclasses import replace
 from pathlib import Path

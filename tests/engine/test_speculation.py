@@ -1,4 +1,4 @@
-"""Guessed tokens change no answer: whoever guesses, and whatever else happens meanwhile."""
+"""Drafted tokens change no answer: whatever drafts them, and whatever else happens meanwhile."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -34,7 +34,7 @@ class EngineConfig:
             stays free (`benchmarks/LOG.md#speed` says what they bring).
         skip_forced: whether tokens that a grammar forces are appended at once, without a step for each. The
             answers are the same; `benchmarks/masks.py` says what it brings.
-        speculation: whether tokens are guessed, from prompt and answer ("ngram") or by the model's own
+        speculation: whether tokens are drafted, from prompt and answer ("ngram") or by the model's own
             multi-token predictor ("mtp"), and computed beside the newest one (see `engine.speculation`);
             "auto": where it is seen to pay, by the predictor if that is loaded.
     """

@@ -88,7 +88,7 @@ class LoadOptions:
         thinking: whether the model thinks before it answers, where a request doesn't say; auto: as its chat
             template has it, but about pictures as its vendor's scores are (`checkpoint/catalogue.json`).
         step_graphs: CUDA graphs of prompts and small pictures, where GPU memory is plenty; None: yes.
-        speculation: guess tokens of an answer and compute several in a step (`engine.speculation`).
+        speculation: draft tokens of an answer and compute several in a step (`engine.speculation`).
         trust_remote_code: run Python files that the checkpoint brings (transformers and vLLM).
         max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
 
@@ -223,7 +223,7 @@ class LoadOptions:
         default="off",
         metadata=_row(
             "serve plan",
-            "Guess several tokens and check them in one step, which changes no answer. ngram: from what was "
+            "Draft several tokens and check them in one step, which changes no answer. ngram: from what was "
             "said before; mtp: by Qwen3.5's own predictor; auto: one of them, where it is faster.",
             special=("ngram", "mtp"),
         ),

@@ -1,5 +1,6 @@
 """The candidates of a plan without a model name: the models of the catalogue that have a rank."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -34,6 +35,7 @@ QUICK: Final = 20.0  # tokens/s, more than people read: not worth the installati
 LEAST_BESIDE: Final = 15.0  # tokens/s of a mixture with experts in host memory that anybody is led to
 ADEQUATE: Final = ("Q4_K_M", "Q3_K_M")  # editions of a mixture to lead to; the second where room is short
 WAIT_BESIDE_S: Final = 10.0  # for the first token, with experts that cross for every step of a prompt
+ANSWER_TOKENS: Final = 256  # of an answer, whose time decides where all waits are long
 MUCH: Final = 1.5  # times as fast, for a model in fewer bits and an engine to install
 
 
@@ -101,27 +103,29 @@ def _of_ggufs(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wi
 def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> Plan:
     """The plan, or that of a mixture with experts in host memory, if that is of higher rank and quick enough.
 
-    Of a named model its GGUF, where it doesn't run whole. Of each mixture the first adequate edition whose
-    download and host memory there is room for. Where nobody said how much host memory there is, nobody is
-    led into it; a quarter of what may be used of it stays with other programs. Of a named model any that
-    runs at all comes before none.
+    Of a named model its GGUF, where it doesn't run whole, or runs much slower on a processor. Of each mixture
+    the first adequate edition whose download and host memory there is room for. Where nobody said how much
+    host memory there is, nobody is led into it; beside a GPU a quarter of what may be used of it stays with
+    other programs. Of a named model any that runs at all comes before none.
     """
     mine = plan.choice
     many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
     unasked = named is None and (many or machine.ram_assumed)
     # A named model that runs whole, or of which llama.cpp's plan is already that of its file.
-    done = named and mine and (not mine.option.offload or mine.option.model.facts.gguf)
-    if unasked or done or not (machine.gpus or machine.others):
+    gpu = bool(machine.gpus or machine.others)
+    done = named and mine and (gpu or plan.quicker is None)
+    done = done and mine and (not mine.option.offload or mine.option.model.facts.gguf)
+    if unasked or done:
         return plan
     room = host_budget(machine).usable_bytes * 3 // 4
     short: list[Reason] = []
     slow: Plan | None = None
     for candidate in _mixtures(named, machine):
-        if named is None and mine is not None and candidate.quality <= mine.quality:
-            break  # best first
+        if named is None and mine is not None and candidate.quality <= mine.quality - bool(plan.quicker):
+            break  # best first; the model itself only where its GGUF is the quicker one
         other = _as_served(solve([candidate], machine, wishes), [candidate], machine)
         short += [each for each in other.refusals if each.remedy]
-        if other.choice is None or other.choice.budget.gpu is None:
+        if other.choice is None or (gpu and other.choice.budget.gpu is None):
             continue
         replaced = ("", mine.option.model.name if mine else "")
         others = tuple(
@@ -130,7 +134,8 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
             if each.model not in replaced and not _no_better(each.model, candidate.quality)
         )
         called = named.name if named else ""
-        found = replace(other, beside=mine, named=called, rejections=others, slower=plan.slower)
+        slower = tuple(each for each in plan.slower if each.quality > candidate.quality)
+        found = replace(other, beside=mine, named=called, rejections=others, slower=slower)
         if _quick_enough(other.choice, mine, wishes) and beside_gpu_bytes(other.choice) <= room:
             return found
         slow = slow or found
@@ -159,14 +164,24 @@ def _mixtures(named: ModelFacts | None, machine: Machine) -> Iterator[Candidate]
 
 
 def _quick_enough(choice: Choice, other: Choice | None, wishes: Wishes) -> bool:
-    """Whether a mixture reaches comfort, or as much as another choice, and answers soon enough."""
+    """Whether a mixture reaches comfort, or as much as another choice, and answers soon enough: without a GPU
+    an answer takes not much longer than the other choice's, which waits long for pictures as well."""
     rate, wait = choice.speed.decode_tokens_per_s, choice.speed.first_token_s
-    if choice.budget.gpu is None or choice.settings.offloaded or choice.settings.vision == "cpu":
+    if choice.settings.offloaded or choice.settings.vision == "cpu" or rate is None:
         return False
     reached, most = choice.score.comfort[:2], COMFORT[wishes.good_for][:2]
     if reached < most and (other is None or reached < other.score.comfort[:2]):
         return False
-    return rate is not None and rate >= LEAST_BESIDE and (wait or 0.0) <= WAIT_BESIDE_S
+    if choice.budget.gpu is None and other is not None:
+        least = other.speed.decode_tokens_per_s or 0.0
+        return rate >= min(least, LEAST_BESIDE) and _answer_s(choice) <= MUCH * _answer_s(other)
+    return rate >= LEAST_BESIDE and (wait or 0.0) <= WAIT_BESIDE_S
+
+
+def _answer_s(choice: Choice) -> float:
+    """Seconds to a whole answer, at least; without end where its speed isn't known."""
+    rate = choice.speed.decode_tokens_per_s
+    return (choice.speed.first_token_s or 0.0) + ANSWER_TOKENS / rate if rate else math.inf
 
 
 def _editions(named: ModelFacts | None) -> list[Candidate]:

@@ -41,10 +41,10 @@ ENGINE_COUNTERS = (
     ("snugvl_graph_captures", "CUDA graphs recorded since requests are taken.", "graph_captures"),
 )
 
-# The same by what guesses: "ngram", "mtp", or "off".
+# By what drafts them: "ngram", "mtp", or "off".
 DRAFT_COUNTERS = (
-    ("snugvl_drafted_tokens", "Tokens guessed and computed beside the newest one.", "drafted_tokens"),
-    ("snugvl_accepted_tokens", "Guessed tokens that were right.", "accepted_tokens"),
+    ("snugvl_drafted_tokens", "Tokens drafted and computed beside the newest one.", "drafted_tokens"),
+    ("snugvl_accepted_tokens", "Drafted tokens that were accepted.", "accepted_tokens"),
 )
 
 

@@ -5,6 +5,7 @@ echo        answers with "0 1 2 …", one word a millisecond, until max_tokens; 
 broken      reports a CheckpointError
 once PATH   loads if PATH doesn't exist, and creates it; then reports DoesNotFit
 slow        takes its time to load: all there is
+sees        counts tokens of pictures by their pixels
 cold        can't warm up
 start:…, again:…    see `faulty.py`
 
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +94,7 @@ class Backend:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.capabilities = replace(self.capabilities, counts_by_size=name != "sees")
         self.running = 0
         self.questions = self.waiting = self.forwarded = 0
         self.tired = self.stuck = False
@@ -150,6 +153,9 @@ class Backend:
         return {}
 
     def tokenize(self, prompt: Any, tools: Any = None, go_on: GoOn = going_on) -> Tokens:
+        """A conversation has one token: whether the pixels of its picture came with it."""
+        if not isinstance(prompt, str):
+            return Tokens((int(hasattr(prompt[0].content[0].image, "tobytes")),))
         return Tokens(tuple(map(ord, prompt)))
 
     def detokenize(self, ids: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from PIL import Image
 from snugvl.backends.preparers import LIGHT, LONG_TEXT
 from snugvl.backends.process.supervised import SupervisedEngine, Supervision
 from snugvl.backends.process.wire import Arena
-from snugvl.core.messages import Request, Text, user
+from snugvl.core.messages import Picture, Request, Text, user
 from snugvl.core.resources import Region
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import (
@@ -58,6 +58,19 @@ def test_loads_serves_and_leaves_no_process() -> None:
         await service.close()
         with pytest.raises(EngineUnavailable, match="shut down"):
             await service.submit(say("hello"))
+
+    run(test())
+
+
+@pytest.mark.parametrize(("model", "with_pixels"), [("echo", 0), ("sees", 1)])
+def test_pictures_that_are_counted_bring_their_pixels_where_the_engine_counts_by_them(
+    model: str, with_pixels: int
+) -> None:
+    async def test() -> None:
+        async with engine(model) as service:
+            await ready(service)
+            shown = (user(Picture(Image.new("RGB", (2, 2))), Text("hello")),)
+            assert (await service.tokenize(shown)).ids == (with_pixels,)
 
     run(test())
 

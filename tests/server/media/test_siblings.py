@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from snugvl.core.messages import Picture, Video
-from snugvl.errors import ImageError, ImageTooLarge, RequestError
+from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.fields import together
 from snugvl.server.media import loading as module
 from snugvl.server.media.budget import PIXEL_BYTES, PixelBudget
 from snugvl.server.media.decoders import Decoders
 from snugvl.server.media.loading import MediaRef
+from snugvl.server.metrics import RequestNotes
 from tests.server.media.pictures import png
 from tests.server.media.single import Loader
 from tests.server.media.test_budget import PIXELS
-from tests.server.media.web import FILES, LIMIT, Web, run, turns
+from tests.server.media.web import FILES, LIMIT, Web, name_of, run, turns
 
 WORD = "take more than"
 begin = asyncio.create_task
@@ -304,3 +305,58 @@ def test_true_decoders_are_given_no_picture_of_a_request_that_is_too_large(
 
     monkeypatch.setattr(Decoders, "picture", decode)
     asyncio.run(work(Loader()))
+
+
+def test_warnings_come_in_the_order_of_the_request_whichever_is_decoded_first() -> None:
+    class Late(Web):
+        """The first picture is decoded last."""
+
+        async def picture(self, data: bytes, *rest: object, **more: object) -> Picture:
+            name = name_of(data.decode())
+            for _ in range({"a": 20, "b": 10, "c": 0}[name]):
+                await asyncio.sleep(0)
+            note: Any = more["note"]
+            note(f"not all of {name} was looked at")
+            return await super().picture(data)
+
+    async def work(intake: Loader, web: Web) -> None:
+        notes, late = RequestNotes(), Late()
+        intake._pictures = late  # type: ignore[assignment]
+        refs = {name: MediaRef(f"http://{name}/3", name) for name in "abc"}
+        refs |= {"film": MediaRef(["http://b/3", "http://a/3"], "film", "video")}
+        await web.let("c", "b", "a")
+        await intake.load(refs, "1", notes)
+        assert late.decoded[0] == "c"
+        assert [note.split()[3] for note in notes.warnings] == ["a", "b", "c"]
+
+    run(work)
+
+
+def test_the_files_of_one_request_have_a_limit_and_who_asks_again_is_not_told_to() -> None:
+    """Files beyond it can't be had however often they are asked for: no "try again"."""
+
+    async def work(intake: Loader, web: Web) -> None:
+        names = [f"{index:03}" for index in range(40)]  # of 12 bytes each
+        await web.let(*names)
+        with pytest.raises(
+            ImageTooLarge, match=r"files of this request.* take more than 364 bytes; send fewer"
+        ):
+            await all_of(intake, *(f"{name}/0" for name in names))
+        half = all_of(intake, *(f"{name}/0" for name in names[:25]))
+        assert len(await half) == 25
+
+    run(work)
+
+
+def test_files_that_other_requests_hold_are_worth_another_try() -> None:
+    async def work(intake: Loader, web: Web) -> None:
+        names = [f"{index:03}" for index in range(60)]
+        waiting = begin(all_of(intake, *(f"{name}/0" for name in names[:29]), "late/0"))
+        await turns()
+        await web.let(*names)
+        with pytest.raises(QueueFull, match="try again shortly"):
+            await all_of(intake, *(f"{name}/0" for name in names[30:]), owner="2")
+        await web.let("late")
+        assert len(await waiting) == 30
+
+    run(work)

@@ -125,13 +125,13 @@ def test_the_ledger_moves(serve: Serve, open_page: OpenPage) -> None:
     before = shares(page, "process-bar")
     kv = replace(LEDGER.rows[1], used_bytes=768 * MIB)
     service.ledger = replace(LEDGER, rows=(LEDGER.rows[0], kv, *LEDGER.rows[2:]), free_bytes=512 * MIB)
-    expect(page.locator("#guesses")).to_be_hidden()
+    expect(page.locator("#drafts")).to_be_hidden()
     drafts = {"draft_method": "ngram", "drafted_tokens": 8, "accepted_tokens": 6}
     service.load = replace(LOAD, free_blocks=32, running=5, **drafts)
     expect(page.locator("#ledger")).to_contain_text("768 MiB")
     expect(page.locator("#kv-use")).to_have_text("75 %")
     expect(page.locator("#running")).to_have_text("5")
-    expect(page.locator("#guesses-right")).to_have_text("75 % (ngram)")
+    expect(page.locator("#drafts-accepted")).to_have_text("75 % (ngram)")
     assert shares(page, "process-bar")["kv"] == pytest.approx(3 * before["kv"], abs=0.01)
     assert shares(page, "device-bar")["others"] == pytest.approx(1.5 / 8, abs=0.01)
 

@@ -38,13 +38,10 @@ class EngineProcess(SpawnedProcess):
         popen: "subprocess.Popen[bytes]",
         arena: Arena | None,
         notice: Callable[[Notice], None],
-        *,
-        pixels: bool,
     ) -> None:
-        """`notice` is called with its messages about itself; `pixels`: whether it counts tokens from
-        pixels."""
+        """`notice` is called with its messages about itself."""
         super().__init__(popen, "the engine process", FORM)
-        self._counts_pixels = pixels
+        self._counts_by_size = False  # until it says so
         self._arena = arena
         self._notice = notice
         self._reader: asyncio.StreamReader
@@ -64,7 +61,7 @@ class EngineProcess(SpawnedProcess):
         with ExitStack() as undo:
             undo.callback(ours.close)
             arena = None if launched.region is None else Arena(launched.region)
-            process = cls(popen, arena, notice, pixels=start.choice.engine != "native")
+            process = cls(popen, arena, notice)
             undo.callback(process._abandon)
             ours.setblocking(False)
             process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
@@ -133,7 +130,7 @@ class EngineProcess(SpawnedProcess):
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None) -> Tokens:
         """See `EngineService`."""
-        message = wire.Tokenize(next(self._ids), prompt, tools, pixels=self._counts_pixels)
+        message = wire.Tokenize(next(self._ids), prompt, tools, pixels=not self._counts_by_size)
         result = await self._call(message, heavy=not isinstance(prompt, str))
         assert isinstance(result, Tokens)
         return result
@@ -259,6 +256,8 @@ class EngineProcess(SpawnedProcess):
             case wire.Note():
                 logger.info("%s", event.text)
             case wire.Loading() | wire.Ready() | wire.Failed() | wire.Pong() | Snapshot():
+                if isinstance(event, wire.Ready):
+                    self._counts_by_size = event.capabilities.counts_by_size
                 self._notice(event)
 
     def _heard(self, line: str) -> None:

@@ -15,8 +15,8 @@ the engine need not compute one to get the next (`choosing.forced_tokens`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
-Guessed tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
-has started with the drafts that the grammar takes; those behind right drafts aren't made again.
+Drafted tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
+has started with the drafts that the grammar takes; those behind accepted drafts aren't made again.
 """
 
 import logging

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from snugvl.checkpoint.catalogue import published_as
+from snugvl.checkpoint.catalogue import find, published_as
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import SYSTEMS, Machine
@@ -329,25 +329,36 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
 
 
 def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
-    """Sentences on experts in host memory: the bytes that they take, their worth, and WSL2's limit."""
-    taken, name = beside_gpu_bytes(choice), choice.option.model.name
-    if not taken or not _experts(choice):
-        return []
-    usable = format_size(host_budget(machine).usable_bytes)
-    notes = [
-        f"Host memory: {format_size(taken)} of {usable} that may be used. The experts are pages of the file, "
-        "not pinned: where other programs need that memory, they are read from the disk again, slowly."
-    ]
-    if plan.beside is not None:
-        other, facts = plan.beside, plan.beside.option.model.facts
-        sizes = (format_size(each.download_bytes) for each in (choice.option.model.facts, facts))
-        kind = "" if facts.gguf is not None else f" in {other.settings.weights_name}"
+    """Sentences on a mixture in host memory: the bytes that its experts take, and what else one could run."""
+    taken, notes = beside_gpu_bytes(choice), []
+    if taken and _experts(choice):
+        usable = format_size(host_budget(machine).usable_bytes)
         notes.append(
-            f"{name}{_paced(choice, ' gives about')} from {next(sizes)} of files, "
-            f"{facts.name}{kind}{_paced(other, _most(other))} from {next(sizes)}; the "
-            "first has the higher published scores (docs/plan.md)."
+            f"Host memory: {format_size(taken)} of {usable} that may be used. The experts are pages of the "
+            "file, not pinned: where other programs need that memory, they are read from the disk again, "
+            "slowly."
         )
+    alone = choice.budget.gpu is None and choice.option.model.mixed
+    if plan.beside is not None and (alone or notes):
+        notes.append(_weighed(plan.beside, choice))
     return notes
+
+
+def _weighed(other: Choice, choice: Choice) -> str:
+    """A sentence with speed and download of a mixture and of what would run without it, and which is better
+    by which scores."""
+    mine, facts = choice.option.model.facts, other.option.model.facts
+    sizes = (format_size(each.download_bytes) for each in (mine, facts))
+    kind = "" if facts.gguf is not None else f" in {other.settings.weights_name}"
+    said = (
+        f"{mine.name}{_paced(choice, ' gives about')} from {next(sizes)} of files, "
+        f"{facts.name}{kind}{_paced(other, _most(other))} from {next(sizes)}"
+    )
+    entry, known = published_as(mine.name), find(facts.name)
+    if entry is None or (known and known[0] == entry):  # the one that was named, in other weights
+        return f"{said}."
+    by = "has the higher published scores" if entry.above is None else "ranks higher by its vendor's tables"
+    return f"{said}; the first {by} (docs/plan.md)."
 
 
 def _much_quicker(other: Choice, choice: Choice, wishes: Wishes) -> str:

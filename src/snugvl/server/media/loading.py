@@ -113,13 +113,19 @@ class MediaRef:
 
 @dataclass(slots=True)
 class _File:
-    """A file from its fetching to its decoding. `pixels`: by its head; of a video, the most it may have."""
+    """A file from its fetching to its decoding.
+
+    Attributes:
+        pixels: by its head; of a video, the most it may have.
+        notes: what of it wasn't looked at.
+    """
 
     data: bytes
     name: str
     field: str
     pixels: int
     is_video: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -129,7 +135,7 @@ class _Batch:
     Attributes:
         owner: the request, as the budget knows it.
         pictures: bytes of all pictures, decoded; `video`: of the largest video beside them.
-        largest: bytes of the largest of these; `file`: of the largest file.
+        largest: bytes of the largest of these; `file`: of the largest file; `encoded`: of all files.
         one_video: held while one of its videos waits for memory and is decoded.
     """
 
@@ -139,6 +145,7 @@ class _Batch:
     video: int = 0
     largest: int = 0
     file: int = 0
+    encoded: int = 0
     one_video: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -217,9 +224,11 @@ class MediaLoader:
             largest = max((len(file.data) for file in batch.files if not file.is_video), default=0)
             async with self._live.reserve(batch.pictures, largest, owner) as share:
                 found = await together(
-                    self._decode(ref, each, batch, share, notes, sizes=sizes)
+                    self._decode(ref, each, batch, share, sizes=sizes)
                     for ref, each in zip(wanted.values(), files, strict=True)
                 )
+            for note in (note for each in files for file in each for note in file.notes):
+                notes.warn(note)  # in the request's order, whichever was decoded first
         finally:
             for file in batch.files:
                 self._let_go(file)
@@ -265,7 +274,7 @@ class MediaLoader:
 
     async def _sized(self, source: str | bytes, kind: Kind, place: str, batch: _Batch) -> _File:
         """One file, fetched, sized and added to its batch."""
-        self._check_encoded()
+        self._check_encoded(batch)
         settings, name = self._settings, _called("video" if kind == "video" else "image", place)
         with _blame(place):
             if isinstance(source, str):
@@ -276,7 +285,8 @@ class MediaLoader:
             if video and kind != "video":
                 name = "the video" if place == "image" else _called("video", place)
             _check_bytes(source, (settings.video if video else settings.image).max_bytes, name)
-            self._check_encoded()
+            batch.encoded += len(source)
+            self._check_encoded(batch)
             # How many frames of what size a video has is known when it is decoded: the most are counted.
             file = _File(source, name, place, settings.video.max_total_pixels, video)
             self._encoded += len(file.data)
@@ -304,9 +314,8 @@ class MediaLoader:
         self._live.check(batch.owner, total, batch.file, alone=total == batch.largest)
 
     async def _decode(
-        self, ref: MediaRef, files: list[_File], batch: _Batch, share: PixelShare, notes: RequestNotes,
-        *, sizes: bool,
-    ) -> Picture | Video:  # fmt: skip
+        self, ref: MediaRef, files: list[_File], batch: _Batch, share: PixelShare, *, sizes: bool
+    ) -> Picture | Video:
         """The second phase of one picture or video."""
         if not isinstance(ref.source, list):
             file = files[0]
@@ -315,8 +324,8 @@ class MediaLoader:
                     return await self._video(file, ref.fps, batch)
                 limits = (LOW_DETAIL_PIXELS if ref.detail == "low" else None, ref.max_pixels)
                 most = min((limit for limit in limits if limit is not None), default=None)
-                return replace(await self._picture(file, share, notes, sizes=sizes), max_pixels=most)
-        pictures = await together(self._picture(file, share, notes, sizes=sizes) for file in files)
+                return replace(await self._picture(file, share, sizes=sizes), max_pixels=most)
+        pictures = await together(self._picture(file, share, sizes=sizes) for file in files)
         rate = self._settings.video.fps if ref.fps is None else ref.fps
         return Video(
             tuple(picture.image for picture in pictures),
@@ -324,13 +333,18 @@ class MediaLoader:
             name=_called("video", ref.field),
         )
 
-    async def _picture(self, file: _File, share: PixelShare, notes: RequestNotes, *, sizes: bool) -> Picture:
+    async def _picture(self, file: _File, share: PixelShare, *, sizes: bool) -> Picture:
         settings = self._settings
         with _blame(file.field):
             async with self._at_work.reserve(file.pixels):
                 picture, digest = await asyncio.gather(
                     self._pictures.picture(
-                        file.data, settings.image, settings.decode_s, file.name, file.pixels, note=notes.warn
+                        file.data,
+                        settings.image,
+                        settings.decode_s,
+                        file.name,
+                        file.pixels,
+                        note=file.notes.append,
                     ),
                     asyncio.to_thread(_hash, file.data),
                 )
@@ -350,7 +364,13 @@ class MediaLoader:
         self._let_go(file)
         return Video(tuple(frames), tuple(times), name=file.name)
 
-    def _check_encoded(self) -> None:
+    def _check_encoded(self, batch: _Batch) -> None:
+        """Refuse a file for which there is no memory beside those of its request, or of all requests."""
+        if batch.encoded > (limit := self._settings.max_live_bytes):
+            raise ImageTooLarge(
+                f"the files of this request's pictures and videos take more than {limit:,} bytes; "
+                "send fewer, or save them smaller"
+            )
         if self._encoded >= self._settings.max_live_bytes:
             raise QueueFull(
                 f"files of pictures that wait to be decoded take {self._encoded:,} bytes; try again shortly"

@@ -189,8 +189,8 @@ def effort_of(effort: Effort | None) -> dict[str, Any]:
 
 
 def usage_of(usage: AnswerUsage) -> dict[str, Any]:
-    """Tokens of a request; `image_tokens` is our addition. What the answer's are stands there if some were
-    thought or guessed."""
+    """Tokens of a request; `image_tokens` is our addition. The details of the answer's tokens are
+    there if it has tokens of reasoning or drafted ones."""
     details = {
         "reasoning_tokens": usage.reasoning_tokens,
         "accepted_prediction_tokens": usage.accepted_tokens,

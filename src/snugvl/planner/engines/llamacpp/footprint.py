@@ -120,25 +120,40 @@ def snapshot_bytes(model: Inventory, settings: Settings) -> int:
     return windows + sum(layer.state_bytes for layer in layers)
 
 
-@lru_cache(maxsize=4096)
 def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
     """Bytes of the decoder's compute buffer."""
-    nbytes = compute_bytes(decoder_graph(model, settings, cells(settings), gpu=gpu))
+    # All that its graph depends on, so that hundreds of places of experts share one graph.
+    alike = Settings(
+        settings.engine, context=settings.context, chunk=settings.chunk, concurrency=settings.concurrency
+    )
+    nbytes = _graph_bytes(model, alike, gpu=gpu)
     if gpu and settings.kv == "fp8":
         widest = max(layer.token_values() for layer in model.facts.text.kv_layers)
         nbytes += HALF * widest * cells(settings)
     return nbytes + (_copied(model, settings) if gpu and settings.chunk >= COPIED_SINCE else 0)
 
 
+@lru_cache(maxsize=1024)
+def _graph_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
+    return compute_bytes(decoder_graph(model, settings, cells(settings), gpu=gpu))
+
+
 def _copied(model: Inventory, settings: Settings) -> int:
     """Bytes of the largest tensor of weights in host memory: they are copied to the GPU one at a time."""
-    products = (
-        tensor
-        for tensor in model.facts.tensors
-        if tensor.loaded and len(tensor.shape) > 1 and _part(tensor) in (DECODER, EXPERTS)
-    )
     most = {DECODER: settings.offloaded, EXPERTS: max(settings.offloaded, settings.host_experts)}
-    return max((each.nbytes for each in products if 0 <= _layer(each) < most[_part(each)]), default=0)
+    found = (nbytes for (part, layer), nbytes in _largest(model).items() if layer < most[part])
+    return max(found, default=0)
+
+
+@lru_cache(maxsize=128)
+def _largest(model: Inventory) -> dict[tuple[str, int], int]:
+    """Bytes of the largest matrix of each part of each layer."""
+    found: dict[tuple[str, int], int] = {}
+    for tensor in model.facts.tensors:
+        place = _part(tensor), _layer(tensor)
+        if tensor.loaded and len(tensor.shape) > 1 and place[0] in (DECODER, EXPERTS) and place[1] >= 0:
+            found[place] = max(found.get(place, 0), tensor.nbytes)
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ export function showMemory({ at, ledger, load }) {
   byId("running").textContent = load ? number(load.running) : "–";
   byId("waiting").textContent = load ? number(load.waiting) : "–";
   byId("kv-use").textContent = load ? kvUse(load) : "–";
-  showGuesses(load);
+  showDrafts(load);
   if (!ledger) return;
   byId("device").textContent = ledger.device;
   const parts = partsOf(ledger, load);
@@ -42,10 +42,10 @@ function showSpeed(at, tokens) {
   byId("sparkline").firstElementChild.setAttribute("points", points.join(" "));
 }
 
-function showGuesses(load) {
-  const guessed = load?.drafted_tokens ?? 0; // with --speculation alone
-  byId("guesses").hidden = !guessed;
-  if (guessed) byId("guesses-right").textContent = `${Math.round((100 * load.accepted_tokens) / guessed)} % (${load.draft_method})`;
+function showDrafts(load) {
+  const drafted = load?.drafted_tokens ?? 0; // with --speculation alone
+  byId("drafts").hidden = !drafted;
+  if (drafted) byId("drafts-accepted").textContent = `${Math.round((100 * load.accepted_tokens) / drafted)} % (${load.draft_method})`;
 }
 
 function kvUse({ free_blocks: free, num_blocks: all }) {
